@@ -73,8 +73,8 @@ def plan(
         with cuts of your own. To stay below it, values are computed again instead of
         kept. In this process two shards run at once if both fit; other processes, and
         threads of an executor, use as much each.
-      scratch: where runs store values of more than 1 MiB for later stages: a folder, or
-        a zarr group. Default: in memory.
+      scratch: the folder where runs store values of more than 1 MiB for later stages.
+        Default: in memory.
       **kwargs: keyword arguments of the function, which stay whole. Bind arguments that
         are not arrays with `functools.partial`, and those with the name of a parameter
         of ``plan`` or of `ShardPlan.run`.
@@ -299,7 +299,7 @@ class ShardPlan:
             process, as many threads read, which hides the latency of remote stores.
             Default: one thread reads up to two shards ahead, or one if it is larger
             than 32 MiB or ``memory`` has no room for two.
-          progress: whether to show a tqdm bar, or lines of text without tqdm.
+          progress: whether to show a bar, which needs tqdm.
           retries: how often to retry a shard that fails.
           checkpoint: a folder for the results of shards. A run that was stopped
             continues with those that are missing. The arguments must have the same
@@ -330,18 +330,20 @@ class ShardPlan:
         if executor is None and max_in_flight is None and self._memory is not None:
             if 2 * self.peak_bytes > self._memory:
                 max_in_flight = 1
-        made = run(
-            self._cut_program,
-            in_order(args, kwargs),
-            self._bare(out),
-            engine=engine_of(executor, max_in_flight or 1),
-            max_in_flight=max_in_flight,
-            progress=progress,
-            retries=retries,
-            checkpoint=checkpoint,
-            scratch=scratch,
-            task=task,
-            trims=self._memory is not None,
-        )
+        with engine_of(executor, max_in_flight or 1) as (engine, pool):
+            made = run(
+                self._cut_program,
+                in_order(args, kwargs),
+                self._bare(out),
+                engine=engine,
+                executor=pool,
+                max_in_flight=max_in_flight,
+                progress=progress,
+                retries=retries,
+                checkpoint=checkpoint,
+                scratch=scratch,
+                task=task,
+                trims=self._memory is not None,
+            )
         gives_result = task is None or task[0] == task[1] - 1
         return self._labelled(made) if gives_result else None

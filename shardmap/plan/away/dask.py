@@ -5,18 +5,12 @@ once and are made again where a worker is lost. Partial results are combined on 
 workers.
 """
 
-import importlib
-import itertools
-import secrets
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from shardmap.arrays.sources.registry import Away
-from shardmap.plan.away.cores import take_share_of_all, where
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
@@ -29,9 +23,6 @@ SMALL = 2**10
 
 INSIDE = 2**22
 """Up to how many bytes an array is part of a task, from where it can be had again."""
-
-NO_WORKERS = "distributed.scheduler.no-workers-timeout"
-"""Dask's setting for how long work waits for workers; without one 5 minutes."""
 
 
 def unchanged(thing: Any) -> Any:
@@ -77,7 +68,7 @@ class OnDask(Elsewhere):
             results = [self.results[need.name, k] for need, k in task.needs]
             places = [place for _, place in task.needs]
             told = task.combiner, task.start, places, results
-            made = self.call(task, fold_there, *told)
+            made = self.call(fold_there, *told)
         else:
             made = super().submit(task)
         for place, (_, combiner, _) in enumerate(task.writes):
@@ -92,49 +83,9 @@ class Dask(OnDask):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.client: Any = self.executor
-        self.name = f"shardmap-{secrets.token_hex(4)}"
-        self.numbers = itertools.count()
         self.shared: dict[Any, Any] = {}
         # Four shards for each thread of the cluster, as it is now.
-        self.ahead = 4 * max(self._threads(), 1)
-        self._share_cores()
-
-    def _threads(self) -> int:
-        return sum(self.client.nthreads().values())
-
-    def _share_cores(self) -> None:
-        """Gives workers of one machine that have not started JAX their cores each."""
-        machines: dict[str, list[str]] = {}
-        for worker, (machine, process) in self.client.run(where).items():
-            if (machine, process) != where():
-                machines.setdefault(machine, []).append(worker)
-        for workers in machines.values():
-            for index, worker in enumerate(workers):
-                if len(workers) > 1:
-                    share = take_share_of_all
-                    self.client.run(share, index, len(workers), workers=[worker])
-
-    def wait(self, future: Any) -> None:
-        """Waits until a future is done.
-
-        Raises:
-          BrokenExecutor: the cluster has had no worker for too long.
-        """
-        dask, distributed = map(importlib.import_module, ("dask", "distributed"))
-        longest = dask.config.get(NO_WORKERS, None) or "5 minutes"
-        seen = time.monotonic()
-        while not future.done():
-            try:
-                distributed.wait(future, timeout=1)
-            except TimeoutError:
-                now = time.monotonic()
-                if self._threads():
-                    seen = now
-                elif now - seen > dask.utils.parse_timedelta(longest):
-                    raise BrokenExecutor(
-                        f"its cluster has had no worker for {now - seen:.0f} s; Dask's "
-                        f"setting {NO_WORKERS} says how long to wait for one"
-                    ) from None
+        self.ahead = 4 * max(sum(self.client.nthreads().values()), 1)
 
     def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
         # What was kept here of earlier stages is not what it is now.
@@ -144,25 +95,14 @@ class Dask(OnDask):
             return super().tasks(stage, numbers)
         return all_tasks(self.cut_program, stage)
 
-    def submit_function(self, what: str, function: Any, *args: Any) -> Any:
-        key = f"{self.name}-{what}-{next(self.numbers)}"
-        return self.client.submit(function, *args, key=key, pure=False)
-
-    def call(self, task: Task, function: Any, *args: Any) -> Any:
-        what = "fold" if task.needs else f"stage-{task.stage.number}"
-        return self.submit_function(what, function, *args)
+    def call(self, function: Any, *args: Any) -> Any:
+        return self.client.submit(function, *args, pure=False)
 
     def function(self, shard: Shard) -> Any:
         key = shard.stage, shard.recipe.static
         if key not in self.shared:
             blob = self.functions.of(shard)
-            self.shared[key] = self.submit_function("function", unchanged, blob)
-        return self.shared[key]
-
-    def place(self, away: Away) -> Any:
-        key = id(away)  # Of those in ``travels``, which stay; two may be one file's.
-        if key not in self.shared:
-            self.shared[key] = self.submit_function("source", unchanged, away)
+            self.shared[key] = self.call(unchanged, blob)
         return self.shared[key]
 
     def arg(self, value: Value, box: Box) -> Any:
@@ -178,7 +118,7 @@ class Dask(OnDask):
             if array.nbytes > INSIDE:
                 found = self.client.scatter(array, hash=False)
             elif array.nbytes > SMALL:
-                found = self.submit_function("array", unchanged, array)
+                found = self.call(unchanged, array)
             if box != tuple((0, size) for size in value.shape):
                 return found
             self.shared[key] = found
@@ -197,13 +137,12 @@ class Dask(OnDask):
     def submit(self, task: Task) -> Any:
         made, coming = super().submit(task), self.coming(task)
         if 0 < len(coming) < len(task.writes):
-            return self.submit_function("rest", keep_only, coming, made)
+            return self.call(keep_only, coming, made)
         return made
 
     def result(self, task: Task, future: Any) -> Any:
         if isinstance(future, Future):  # It could not be submitted.
             return future.result()
-        self.wait(future)
         found = [None for _ in task.writes]
         if self.coming(task):
             found = future.result()

@@ -1,14 +1,20 @@
-"""The processes of one run: they start with it, and end with it."""
+"""The processes of one run: they start with it, and end with it.
+
+XLA sizes its pool of threads by the cores that a process may use when JAX starts, so
+that N processes with all cores each have N times as many threads as there are cores.
+Variables such as ``OMP_NUM_THREADS`` do not change that.
+"""
 
 import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import Any
 
-from shardmap.plan.away.cores import take_share
+USED = 0.9
+"""The part of a GPU's memory that all processes get together."""
 
 
 @contextlib.contextmanager
@@ -45,14 +51,30 @@ def _is_imported_by_worker() -> bool:
     return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
+def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
+    """The cores of one of several processes; at least one.
+
+    >>> share_of([0, 1, 2, 3, 8], 1, 2)
+    [3, 8]
+    >>> share_of([0, 1], 4, 5)
+    [0]
+    """
+    if count > len(cores):
+        return [cores[index % len(cores)]]
+    bounds = [-(-k * len(cores) // count) for k in (index, index + 1)]
+    return list(cores[slice(*bounds)])
+
+
 def _start(started: Any, count: int) -> None:
-    """Called in each process before its first shard."""
+    """Called in each process before its first shard, and before JAX starts."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with started.get_lock():
-        index = started.value
+        # One that takes the place of another has the share of some other one.
+        index = started.value % count
         started.value += 1
-    # One that takes the place of another has the share of some other one.
-    take_share(index % count, count)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, share_of(sorted(os.sched_getaffinity(0)), index, count))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{USED / count:.3f}")
 
 
 def _end_with_parent() -> None:

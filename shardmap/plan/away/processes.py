@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.arrays.sources.registry import Away
-from shardmap.plan.away.travels import Functions, Read, Travels, Write, run_task
+from shardmap.plan.away.travels import Functions, Travels, run_task
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.run.buffers import start_dtype
@@ -33,24 +32,17 @@ class Elsewhere(Workers):
         """The exported function of a shard, or what stands for it."""
         return self.functions.of(shard)
 
-    def place(self, away: Away) -> Any:
-        """The description of a file or store, or what stands for it."""
-        return away
-
     def arg(self, value: Value, box: Box) -> Any:
         """A box for a shard: where it is, or its array."""
-        read = self.travels.read(value, box)
-        if read is not None:
-            return Read(self.place(read.source), *read[1:])
-        return self.held(value, box)
+        return self.travels.read(value, box) or self.held(value, box)
 
     def held(self, value: Value, box: Box) -> np.ndarray:
         """A box that is read here and sent."""
         kept = self.acc.kept
         return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
 
-    def call(self, task: Task, function: Callable[..., Any], *args: Any) -> Any:
-        """Starts a function for a task, and gives its future."""
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Starts a function, and gives its future."""
         future: Future[Any] = self.executor.submit(function, *args)
         return future
 
@@ -59,11 +51,8 @@ class Elsewhere(Workers):
         starts = shard.recipe.starts
         args = [self.arg(value, box) for value, box in shard.recipe.reads]
         args.append(np.asarray(starts, start_dtype(starts)))
-        writes = [
-            write and Write(self.place(write.sink), write.box)
-            for write in (self.travels.write(*write) for write in task.writes)
-        ]
-        return self.call(task, run_task, self.function(shard), args, writes)
+        writes = [self.travels.write(*write) for write in task.writes]
+        return self.call(run_task, self.function(shard), args, writes)
 
 
 class RayExecutor(Executor):

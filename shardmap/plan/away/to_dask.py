@@ -15,7 +15,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Accumulator, Shard
-from shardmap.plan.run.tasks import Task, all_tasks
+from shardmap.plan.run.tasks import all_tasks
 
 
 def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
@@ -60,7 +60,7 @@ class _Graph(OnDask):
         ]
         return jax.tree.unflatten(self.cut_program.out_tree, found)
 
-    def call(self, task: Task, function: Any, *args: Any) -> Any:
+    def call(self, function: Any, *args: Any) -> Any:
         return self.dask.delayed(function, pure=False)(*args)
 
     def function(self, shard: Shard) -> Any:

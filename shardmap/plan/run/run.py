@@ -5,7 +5,10 @@ that the same plan gives the same bytes each time.
 """
 
 import contextlib
+import ctypes
+import importlib
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +22,11 @@ from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.scratch import checked, scratch_arrays
 from shardmap.plan.run.out import outputs
-from shardmap.plan.run.progress import bar
 from shardmap.plan.run.shards import Accumulator
-from shardmap.plan.run.trim import trimming
-from shardmap.plan.run.workers import Engine
+from shardmap.plan.run.workers import Workers
+
+SECONDS = 0.05
+"""The least time between two calls of glibc, which take a few milliseconds."""
 
 
 def run(
@@ -30,7 +34,8 @@ def run(
     args: tuple[PyTree, ...],
     out: PyTree,
     *,
-    engine: Engine,
+    engine: type[Workers],
+    executor: Any,
     max_in_flight: int | None,
     progress: bool,
     retries: int,
@@ -42,6 +47,8 @@ def run(
     """See `ShardPlan.run`.
 
     Args:
+      engine: the kind of workers.
+      executor: what they use.
       trims: whether to give back what the allocator keeps of freed memory.
     """
     own = None if task is None else place_in_job(task)
@@ -64,15 +71,15 @@ def run(
         kept_there = scratch_arrays(cut_program, None if job else scratch)
         arrays, remove = stack.enter_context(kept_there)
         acc = job or Accumulator(cut_program, {**given, **arrays})
-        work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
+        work = engine(executor, cut_program, leaves, acc, saved is not None)
         numbers = [
             job.numbers(stage) if job else range(stage.num_shards)
             for stage in cut_program.stages
         ]
         total = sum(map(len, numbers))
-        step = stack.enter_context(bar(cut_program, total, progress))
+        bar = stack.enter_context(_bar(total)) if progress else None
         ahead = max_in_flight or work.ahead
-        trim = stack.enter_context(trimming(trims))
+        trim, trimmed = _trim_of_glibc() if trims else None, time.monotonic()
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
                 remove(value)
@@ -80,16 +87,41 @@ def run(
                 acc.flush()
             tasks = work.tasks(stage, numbers[place])
             for done in work.run(tasks, ahead, retries, saved):
-                step(done)
-                trim()
+                if bar is not None and not done.needs:
+                    bar.update()
+                if trim and time.monotonic() - trimmed > SECONDS:
+                    trim(0)
+                    trimmed = time.monotonic()
             if job:
                 job.end_stage(stage)
+            if trim:
+                trim(0)
     if job:
         if not job.is_last:
             return None
         acc = Accumulator(cut_program, given)
         job.put_into(acc)
     return finished(cut_program, acc, places)
+
+
+def _bar(total: int) -> Any:
+    """A bar of tqdm."""
+    try:
+        tqdm = importlib.import_module("tqdm.auto").tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    return tqdm(total=total, unit="shard")
+
+
+def _trim_of_glibc() -> Any:
+    """The function of glibc that gives back freed memory, which it keeps; None if none.
+
+    That can be several times what a shard holds.
+    """
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, TypeError, OSError):
+        return None
 
 
 def finished(

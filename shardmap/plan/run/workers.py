@@ -6,8 +6,8 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future
-from typing import Any, TypeAlias
+from concurrent.futures import BrokenExecutor, Future
+from typing import Any
 
 import jax
 import numpy as np
@@ -64,7 +64,7 @@ class Workers:
 
     def __init__(
         self,
-        executor: Executor | Any,
+        executor: Any,
         cut_program: CutProgram,
         leaves: Sequence[Any],
         acc: Accumulator,
@@ -222,7 +222,3 @@ class InThreads(Workers):
         shard = self.shard(task)
         with self.settings():
             return [np.asarray(part) for part in shard.function(*self.read(shard))]
-
-
-Engine: TypeAlias = Callable[..., contextlib.AbstractContextManager[Workers]]
-"""Makes `Workers` from their arguments without the executor."""

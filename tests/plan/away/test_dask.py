@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import pytest
 
-import shardmap as sm
 from shardmap.plan.plan import plan
 from tests.plan.away.test_engines import mapped
 from tests.plan.plan_programs import reals
@@ -45,19 +44,3 @@ def test_map_reduce_sends_little(pieces, width, tmp_path, dask_client, counted):
     got = made.run(x, executor=dask_client)
     assert 0 < sum(counted) < x.nbytes / 100
     assert got.tobytes() == made.run(x).tobytes()
-
-
-def test_a_cluster_without_workers_is_not_waited_for_forever(tmp_path):
-    distributed = pytest.importorskip("distributed", reason="the engine under test")
-    dask = pytest.importorskip("dask", reason="its settings")
-    x = reals(64, 8)
-    made = sm.plan(lambda x: x + 1, x, in_slices={0: 4})
-    with (
-        distributed.Client(
-            n_workers=0, processes=False, dashboard_address=":0"
-        ) as client,
-        dask.config.set({"distributed.scheduler.no-workers-timeout": "100 ms"}),
-    ):
-        for checkpoint in (None, tmp_path):
-            with pytest.raises(RuntimeError, match=r"no worker for \d s; Dask's sett"):
-                made.run(x, executor=client, checkpoint=checkpoint)

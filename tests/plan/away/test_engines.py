@@ -369,4 +369,4 @@ def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_cl
 
 def test_what_runs_nothing_is_refused():
     with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
-        engine_of({})
+        engine_of({}).__enter__()

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
@@ -275,3 +276,30 @@ def test_tasks_that_are_killed_are_started_again(made, tmp_path):
     with np.load(tmp_path / "job.npz") as got:
         for a, b in zip(got.values(), made.run(X, W), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_tasks_with_other_arguments_that_begin_at_once(tmp_path, monkeypatch):
+    """Both find an empty folder; task 0 replaces the manifest of the other."""
+    made = plan(lambda x, w: x * w, X, np.float32(2), in_slices=({0: 2}, None))
+    looked, goes_on, fsync = threading.Event(), threading.Event(), os.fsync
+    first = threading.Thread(
+        target=made.run,
+        args=(X, np.float32(3)),
+        kwargs={"checkpoint": tmp_path, "task": (0, 2)},
+    )
+
+    def synced(file):
+        if threading.current_thread() is first:
+            looked.set()
+            goes_on.wait(10)
+        elif not looked.is_set():
+            first.start()
+            looked.wait(10)
+        else:
+            goes_on.set()
+            first.join()
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    with pytest.raises(ValueError, match=r"was made with other values of args\[1\]"):
+        made.run(X, np.float32(2), checkpoint=tmp_path, task=(1, 2))

@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -260,6 +261,15 @@ def test_within_memory_what_glibc_keeps_is_given_back(has_trim, memory, monkeypa
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     assert_same(made.run(X, W), columns(X, W))
     assert bool(calls) is (has_trim and memory is not None)
+
+
+def test_a_bar_counts_shards(made, capsys, monkeypatch):
+    pytest.importorskip("tqdm", reason="shows it")
+    made.run(X, W, progress=True)
+    assert "16/16" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match="progress=True needs tqdm: pip install"):
+        made.run(X, W, progress=True)
 
 
 def test_wrong_options_are_refused(tmp_path):

@@ -44,10 +44,10 @@ class Checkpoint:
         leaves: Sequence[Any],
     ) -> None:
         self.folder = Folder(folder, "checkpoint")
-        plan = fingerprint(cut_program)
+        self._names = cut_program.names
+        self._plan, self._arguments = fingerprint(cut_program), fingerprints(leaves)
         self.folder.make()
         self.folder.clear()
-        arguments = fingerprints(leaves)
         is_new = self.folder.is_empty()
         theirs = self._manifest()
         if theirs is None:
@@ -56,27 +56,28 @@ class Checkpoint:
                     f"the folder {self.folder.path} is not empty and no checkpoint of "
                     "a plan: give an empty folder"
                 )
-            mine = {"plan": plan, "arguments": arguments}
-            content = json.dumps({**mine, "sha256": _sum(mine)}).encode()
+            theirs = {"plan": self._plan, "arguments": self._arguments}
+            content = json.dumps({**theirs, "sha256": _sum(theirs)}).encode()
             self.folder.write(MANIFEST, content)
-            theirs = mine
-        if theirs["plan"] != plan:
+        self._refuse_other(theirs)
+        self._key = _sum(theirs)
+
+    def _refuse_other(self, theirs: Mapping[str, Any]) -> None:
+        """Raises an error if a manifest is that of another plan or other arguments."""
+        if theirs["plan"] != self._plan:
             raise ValueError(
                 f"the checkpoint folder {self.folder.path} belongs to another plan: "
-                "give an empty folder, or the function, shapes, cuts and chunks of out "
-                "that it was made with"
+                "give an empty folder, or the function, shapes and cuts that it was "
+                "made with"
             )
         for name, now, before in zip(
-            cut_program.names, arguments, theirs["arguments"], strict=True
+            self._names, self._arguments, theirs["arguments"], strict=True
         ):
             if now and before and now != before:
                 raise ValueError(
                     f"the checkpoint folder {self.folder.path} was made with other "
                     f"values of {name}: give the same, or an empty folder"
                 )
-        # Two runs that begin in one folder at once do not take each other's results,
-        # unless they agree in all of this.
-        self._key = _sum(theirs)
 
     def _manifest(self) -> dict[str, Any] | None:
         """What the folder says that it is for, None if it is new."""
@@ -127,7 +128,12 @@ class Checkpoint:
         for k in places:
             spans = (SUM * k, SUM), (offsets[k], lengths[k])
             content = self.folder.read(task.name, *spans)
-            if content is None or self._sum_of(task, k, content[SUM:]) != content[:SUM]:
+            if content is None:
+                return None
+            if self._sum_of(task, k, content[SUM:]) != content[:SUM]:
+                # Another run may have begun in the empty folder at the same time.
+                if theirs := self._manifest():
+                    self._refuse_other(theirs)
                 return None
             shape, dtype = specs[k]
             found.append(np.frombuffer(content[SUM:], dtype).reshape(shape))

@@ -6,10 +6,11 @@ Several processes may write to it: each writes a draft of its own, and renames i
 import contextlib
 import os
 import pathlib
+import re
+import secrets
+import socket
 import stat
 from typing import Any
-
-from shardmap.plan.run.disk.owned import is_left, own_name
 
 DRAFT = ".part"
 FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -124,3 +125,38 @@ def _write(path: pathlib.Path, content: bytes) -> None:
         except OSError:
             path.unlink()
             raise
+
+
+def own_name() -> str:
+    """A name for a temporary file, with the machine and the process that make it."""
+    return f"{_machine()}.{os.getpid()}.{secrets.token_hex(8)}"
+
+
+def is_left(name: str) -> bool:
+    """Whether the process that made a name with `own_name` in it has ended.
+
+    Of another machine nobody knows that here.
+    """
+    found = re.search(rf"{re.escape(_machine())}\.(\d+)\.[0-9a-f]{{16}}", name)
+    return found is not None and not _is_alive(int(found[1]))
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process of this machine runs. On Windows the answer is always yes."""
+    if os.name == "nt":  # Where signal 0 is not a question but Ctrl-C.
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _machine() -> str:
+    """This machine, or this container if it numbers its processes by itself."""
+    try:
+        return f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()

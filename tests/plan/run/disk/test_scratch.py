@@ -1,4 +1,4 @@
-"""What later stages need is kept in a folder or a store, and is gone in the end."""
+"""What later stages need is kept in a folder, and is gone in the end."""
 
 import errno
 import os
@@ -31,16 +31,13 @@ def _small_values_too(monkeypatch):
     monkeypatch.setattr(cut_program, "IN_MEMORY", 100)
 
 
-@pytest.fixture(params=["folder", "zarr"])
-def place(request, tmp_path):
-    if request.param == "folder":
-        return tmp_path / "below" / "scratch"
-    zarr = pytest.importorskip("zarr", reason="a store of zarr")
-    return zarr.open_group(tmp_path / "store", mode="w")
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "below" / "scratch"
 
 
 def content(place):
-    return sorted(place) if hasattr(place, "create_array") else os.listdir(place)
+    return sorted(os.listdir(place))
 
 
 class Watched(Recorded):
@@ -214,7 +211,7 @@ def test_a_full_disk_is_told_before_anything_is_read(tmp_path, monkeypatch):
 def test_a_place_that_is_none_is_refused(tmp_path):
     made = plan(spectrum, X, in_slices=({0: 4},))
     for call in (lambda: plan(spectrum, X, scratch=3), lambda: made.run(X, scratch=3)):
-        with pytest.raises(TypeError, match="a folder or a group of zarr, got 3 of"):
+        with pytest.raises(TypeError, match="the path of a folder, got 3 of"):
             call()
     path = tmp_path / "file"
     path.write_text("mine")
@@ -232,7 +229,4 @@ def test_traffic_knows_what_goes_through_scratch(place):
     assert here.here - there.here == there.there == 2 * KEPT
     own = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
     assert own.traffic(X) == there
-    if not hasattr(place, "create_array"):
-        assert not place.exists()
-    else:
-        assert content(place) == []
+    assert not place.exists()
