@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
@@ -75,21 +74,3 @@ def test_io_callbacks_have_the_effects_that_are_expected():
         call = functools.partial(io_callback, lambda: None, None, ordered=ordered)
         assert effects_of(call) <= effects.io_effects()
     assert len(effects.io_effects()) == 2
-
-
-def test_taps_are_ordered_and_allowed_wherever_debug_callbacks_are():
-    """JAX's own tables are asked: by a loop, by checkpoint and by a lowering."""
-    import shardmap as sm
-
-    seen = []
-
-    @jax.checkpoint
-    def body(x):
-        return jnp.sin(sm.tap(lambda v: seen.append(float(v)), x))
-
-    looped = jax.jit(lambda x: lax.fori_loop(0, 3, lambda k, x: body(x) + k, x))
-    looped(np.float32(0))
-    sm.taps_barrier()
-    assert seen[0] == 0
-    assert seen == [seen[0], *sorted(seen[1:])]
-    assert len(seen) == 3

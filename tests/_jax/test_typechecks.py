@@ -1,7 +1,6 @@
 """What JAX's type checker says about our equations, and about those we change."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -27,22 +26,6 @@ def center(v):
     return v - lax.pmean(v, "i")
 
 
-def scanned(v):
-    return lax.scan(lambda c, _: (c + lax.psum(v, "i"), None), v, None, length=3)[0]
-
-
-def looped(v):
-    return lax.while_loop(
-        lambda s: s[0] < 3,
-        lambda s: (s[0] + 1, s[1] + lax.psum(s[1], "i")),
-        (np.int32(0), v),
-    )[1]
-
-
-def branched(v):
-    return lax.cond(lax.psum(v, "i") > 0, center, lambda v: -v, v)
-
-
 @jax.custom_jvp
 def with_jvp(v):
     return v * lax.psum(v, "i")
@@ -63,74 +46,6 @@ with_vjp.defvjp(
     lambda v: (with_vjp(v), v),
     lambda v, ct: (ct * lax.psum(v, "i") + lax.psum(ct * v, "i"),),
 )
-
-
-def gathered(v):
-    return lax.all_gather(v, "i").sum() + lax.axis_index("i").astype(v.dtype)
-
-
-def tapped(v):
-    return sm.tap(lambda _: None, v) * lax.psum(v, "i")
-
-
-def tapped_in_scan(v):
-    return lax.scan(lambda c, _: (tapped(c) / 100, None), v, None, length=2)[0]
-
-
-def partitioned(v):
-    rows = sm.with_sharding_constraint(v * np.ones((4, 2), np.float32), (2, 1))
-    return rows.sum() + lax.psum(v, "i")
-
-
-def nested(v):
-    return sm.spmap(lambda w: w * lax.psum(w + v, ("i", "j")), "j")(
-        v * np.ones(3, np.float32)
-    ).sum()
-
-
-def nested_scan(v):
-    def step(c, _):
-        mapped = sm.spmap(lambda w: w + lax.psum(w, ("i", "j")), "j")
-        return mapped(c * np.ones(2, np.float32)).sum() / 100, None
-
-    return lax.scan(step, v, None, length=2)[0]
-
-
-ELEMENTS = [
-    *(center, scanned, looped, branched, with_jvp, with_vjp, gathered),
-    *(jax.jit(center), jax.checkpoint(scanned), tapped, tapped_in_scan),
-    *(partitioned, nested, nested_scan),
-]
-NAMES = [getattr(f, "__name__", "with_" + type(f).__name__) for f in ELEMENTS]
-
-
-TRANSFORMATIONS = {
-    "grad": lambda mapped: jax.grad(lambda x: mapped(x).sum()),
-    "vmap": lambda mapped: lambda x: jax.vmap(mapped, in_axes=1)(jnp.stack([x, x], 1)),
-}
-
-
-@pytest.mark.few(1)
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("size", [4, 11])
-@pytest.mark.parametrize(
-    ("fun", "transformation"),
-    [
-        pytest.param(fun, transformation, id=f"{name}-{transformation}")
-        for fun, name in zip(ELEMENTS, NAMES, strict=True)
-        for transformation in TRANSFORMATIONS
-        # JAX does not differentiate a while loop backwards.
-        if fun is not looped or transformation == "vmap"
-    ],
-)
-def test_programs_of_maps_are_well_typed(fun, transformation, size):
-    x = np.linspace(0.5, 1, size, dtype=np.float32)
-    manual, spmd = (
-        jax.jit(TRANSFORMATIONS[transformation](sm.spmap(fun, "i", lowering=lowering)))
-        for lowering in ("manual", "spmd")
-    )
-    check_jaxpr(jax.make_jaxpr(manual)(x).jaxpr)
-    np.testing.assert_allclose(manual(x), spmd(x), rtol=2e-5)
 
 
 # Planted faults

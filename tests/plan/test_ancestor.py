@@ -34,22 +34,6 @@ def test_transpose_squeeze_batched_dot():
         assert shard.in_slices == (whole, first)
 
 
-def test_add_a_value_to_itself():
-    t = iota(3, 3)
-    made = check(lambda x: x + x, t, in_slices=({0: EACH, 1: EACH},), shards=9)
-    for k, shard in enumerate(made.shards):
-        [read, _] = shard.args(t)
-        assert read.tolist() == [[k]]
-
-
-def test_cosine_of_rows():
-    made = check(jnp.cos, iota(3, 3), in_slices=({0: EACH},), shards=3)
-    assert [s.in_slices for s in made.shards] == [
-        (slices((k, k + 1), (0, 3)),) for k in range(3)
-    ]
-    assert made.run(iota(3, 3)).dtype == np.float32
-
-
 def test_dot_in_rows_and_columns():
     made = check(
         jnp.dot,
@@ -62,20 +46,6 @@ def test_dot_in_rows_and_columns():
     assert [s.out_slices for s in made.shards] == [
         slices((i, i + 1), (j, j + 1)) for i in range(3) for j in range(3)
     ]
-
-
-@pytest.mark.parametrize(
-    ("fun", "shape", "shards"),
-    [
-        (lambda x: x + 1, (4,), 4),
-        (lambda x: x + jnp.array([1]), (4,), 4),
-        (lambda x: x + jnp.array([1, 1, 1, 1]), (4,), 4),
-        (lambda x: jnp.squeeze(x, (0, 1)), (1, 1, 4), 4),
-        (lambda x: jnp.transpose(x, (2, 0, 1)), (2, 3, 4), 24),
-    ],
-)
-def test_each_element_alone(fun, shape, shards):
-    check(fun, iota(*shape), in_slices=EACH, shards=shards)
 
 
 def vectors(*values):
@@ -146,29 +116,6 @@ def test_not_of_a_sum():
 
     check(fun, a, b, in_slices=EACH, stages=2)
     check(inline, a, b, in_slices=EACH, stages=2)
-
-
-def test_ragged_pieces_of_one_operand():
-    a, b = iota(3, 1, dtype=np.float32), iota(1, 3, dtype=np.float32)
-    made = check(
-        lambda a, b: jnp.cos(a) + jnp.sin(b),
-        a,
-        b,
-        in_slices=(None, {1: [(0, 1), (1, 3)]}),
-        shards=2,
-    )
-    assert made.out_slices == {1: [(0, 1), (1, 3)]}
-
-
-def test_free_axes_of_a_batched_dot():
-    x, y = iota(2, 3, 4), iota(2, 4, 5)
-    made = check(jnp.matmul, x, y, in_slices=({0: EACH, 1: EACH}, {0: EACH}), shards=6)
-    assert made.shards[0].out_slices == slices((0, 1), (0, 1), (0, 5))
-
-
-def test_a_full_contraction_to_a_scalar():
-    made = check(jnp.vdot, iota(6), iota(6), in_slices=EACH, shards=6, want=55)
-    assert made.shards[3].out_slices == ()
 
 
 def test_a_value_and_its_transpose():

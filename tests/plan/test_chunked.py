@@ -117,14 +117,6 @@ def test_transformations(name, transformation):
     assert_close(result, change(fun)(X, W))
 
 
-@pytest.mark.deep
-def test_second_derivatives():
-    loss = squared(PROGRAMS["rows"])
-    assert_close(
-        jax.hessian(sm.chunked(loss, CUT), 1)(X, W), jax.hessian(loss, 1)(X, W)
-    )
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_inside_a_map_with_a_collective(lowering):

@@ -90,24 +90,6 @@ def test_what_is_only_read_has_no_place():
             make()
 
 
-@pytest.mark.parametrize(
-    ("memory", "error", "match"),
-    [
-        (0, ValueError, "memory must be at least one byte, got 0"),
-        ("lots", ValueError, "such as '2 GB', '1.5 GiB' or '900MB', got"),
-        (1.5, TypeError, "memory must be a number of bytes or a text"),
-    ],
-)
-def test_no_size(memory, error, match):
-    with pytest.raises(error, match=match):
-        sm.plan(score, X, W, memory=memory)
-
-
-def test_auto_needs_memory():
-    with pytest.raises(ValueError, match="plan: a cut that is AUTO needs memory="):
-        sm.plan(score, X, W, in_slices=ROWS)
-
-
 def test_what_no_shard_can_do_is_refused_as_without_memory():
     def noisy(x):
         jax.debug.print("{}", x[0])

@@ -148,6 +148,23 @@ def test_how_many_functions_all_stages_share_is_told():
     assert "all stages" not in str(plan(jnp.sin, X, in_slices={0: 4}).explain())
 
 
+def test_what_shards_compute_again_is_counted():
+    x, kernel = np.ones(64, np.float32), np.ones(3, np.float32)
+
+    def twice(x, kernel):
+        return jnp.convolve(jnp.convolve(x, kernel, "valid"), kernel, "valid")
+
+    # Each of four shards needs two more of the 62 results of the first: 68 in all.
+    [cost] = plan(twice, x, kernel, in_slices=({0: 4}, None)).stage_costs
+    assert cost.repeated == 6 * 3
+
+    def rows(x):
+        return lax.scan(lambda c, row: (c + row.sum(), row * 2), 0.0, x.T)[1]
+
+    costs = plan(rows, X, in_slices={0: 4}).stage_costs
+    assert costs[-1].repeated == 0
+
+
 def test_how_many_functions_are_compiled():
     def fun(x):
         return jnp.tanh(x - x.mean(0, keepdims=True)).sum(0)

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import (
     AbstractMesh,
     AxisType,
@@ -92,14 +91,6 @@ def test_named_sharding_has_a_mesh_axis_per_mesh_dimension():
     one = ShardingSpec((C(2),), (S(0),)).named_sharding(jax.devices()[:2], "data")
     assert one.mesh.axis_names == ("data",)
     assert one.spec == P("data")
-
-
-def test_named_sharding_takes_devices_flat_or_as_an_array():
-    spec = ShardingSpec((C(4),), (S(0), R(2)))
-    flat = spec.named_sharding(jax.devices())
-    for shape in [(8,), (4, 2), (2, 4)]:
-        devices = np.array(jax.devices()).reshape(shape)
-        assert spec.named_sharding(devices) == flat
 
 
 def test_named_sharding_of_one_device_and_no_mesh_dimension_works():
@@ -347,31 +338,6 @@ def test_hlo_sharding_in_text():
     assert text((), (R(3),)) == "{replicated}"
 
 
-def test_fully_replicated_is_of_type_replicated():
-    for spec in (
-        ShardingSpec((), ()),
-        ShardingSpec((None, None), (R(2), R(3))),
-        ShardingSpec((C(1), None), (R(4), S(0))),
-    ):
-        proto = spec.hlo_sharding().to_proto()
-        assert isinstance(proto, OpSharding)
-        assert proto.type == Type.REPLICATED
-        assert not proto.tile_assignment_dimensions
-
-
-def test_the_compact_form_has_the_copies_last():
-    spec = ShardingSpec((C(2), None, C(4)), (R(3), S(1), S(0)))
-    proto = spec.hlo_sharding().to_proto()
-    assert proto.type == Type.OTHER
-    assert proto.tile_assignment_dimensions == [2, 1, 4, 3]
-    assert proto.replicate_on_last_tile_dim
-    assert proto.iota_reshape_dims == [3, 4, 2]
-    assert proto.iota_transpose_perm == [2, 1, 0]
-    whole = ShardingSpec((C(2), None), (S(0), R(1))).hlo_sharding().to_proto()
-    assert not whole.replicate_on_last_tile_dim
-    assert whole.tile_assignment_dimensions == [2, 1]
-
-
 @pytest.mark.parametrize("factor", [1, 2**4, 2**10])
 def test_proto_does_not_grow_with_the_number_of_devices(factor):
     spec = ShardingSpec(
@@ -391,28 +357,6 @@ def test_from_proto_gives_back_an_equal_layout(spec):
         assert back.num_shards == spec.num_shards
         assert same_layout(back, spec)
         assert back.hlo_sharding() == spec.hlo_sharding()
-
-
-@given(specs(unstacked=False, max_devices=24), st.randoms(use_true_random=False))
-def test_from_proto_reads_device_lists_with_copies_in_any_order(spec, random):
-    hlo_sharding = spec.hlo_sharding()
-    if hlo_sharding.is_replicated():
-        return
-    copies = spec.num_shards // math.prod(spec.tile_counts)
-    devices = list(hlo_sharding.tile_assignment_devices())
-    shuffled = []
-    for start in range(0, len(devices), copies):
-        group = devices[start : start + copies]
-        random.shuffle(group)
-        shuffled += group
-    proto = make_proto(
-        type=Type.OTHER,
-        tile_assignment_dimensions=[*spec.tile_counts, copies],
-        tile_assignment_devices=shuffled,
-        replicate_on_last_tile_dim=True,
-    )
-    back = ShardingSpec.from_proto(proto, len(spec.sharding), spec.num_shards)
-    assert same_layout(back, spec)
 
 
 def brute_force_specs(num_devices):

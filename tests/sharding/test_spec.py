@@ -19,7 +19,7 @@ from shardmap import (
     mesh_sharding_spec,
     spec_to_indices,
 )
-from tests.reference import loop_indices, same_layout
+from tests.reference import loop_indices
 from tests.strategies import specs, specs_and_shapes
 
 C, U, S, R = Chunked, Unstacked, ShardedAxis, Replicated
@@ -356,29 +356,6 @@ def test_indices_agree_with_the_loop(spec_and_shape):
     assert spec.num_shards == len(expected)
 
 
-@given(specs_and_shapes())
-def test_every_element_is_in_as_many_shards_as_there_are_replicas(spec_and_shape):
-    spec, shape = spec_and_shape
-    counts = np.zeros(shape, dtype=int)
-    for index in spec_to_indices(shape, spec):
-        counts[index] += 1
-        assert counts[index].shape == spec.shard_shape(shape)
-    replicas = [a.replicas for a in spec.mesh_mapping if isinstance(a, Replicated)]
-    assert (counts == np.prod(replicas, dtype=int)).all()
-
-
-def test_one_piece_is_a_slice_with_numbers_and_an_uncut_dimension_is_not():
-    spec = ShardingSpec((C(1), N), (S(0),))
-    assert spec_to_indices((4, 8), spec) == ((slice(0, 4), slice(None)),)
-
-
-def test_indices_may_be_written_to_without_changing_others():
-    spec = ShardingSpec((C(2),), (S(0), R(2)))
-    indices = spec.indices((4,))
-    indices[0, 0] = None
-    assert indices[0, 1] == (slice(0, 2),)
-
-
 EVERY_USE_OF_A_SHAPE = [
     lambda spec, shape: spec.indices(shape),
     lambda spec, shape: spec.shard_shape(shape),
@@ -427,26 +404,6 @@ def test_refuses_a_shape_that_does_not_fit(use, shape, error, text):
 
 
 # The proto, and which device holds which tile
-
-
-@given(specs(unstacked=False))
-def test_the_proto_lists_the_devices_of_the_tiles(spec):
-    proto = spec.sharding_proto()
-    tiles = spec.tile_assignment()
-    assert sorted(tiles.flat) == list(range(spec.num_shards))
-    assert tiles.shape[: len(spec.sharding)] == spec.tile_counts
-    if any(isinstance(assignment, S) for assignment in spec.mesh_mapping):
-        assert proto.type == Type.OTHER
-        assert proto.tile_assignment_dimensions == list(tiles.shape)
-        assert proto.tile_assignment_devices == tiles.reshape(-1).tolist()
-    else:
-        assert proto.type == Type.REPLICATED
-        assert not proto.tile_assignment_devices
-    back = ShardingSpec.from_proto(proto, len(spec.sharding), spec.num_shards)
-    assert same_layout(back, spec)
-    assert HloSharding.from_proto(proto).is_replicated() == (
-        spec.hlo_sharding().is_replicated()
-    )
 
 
 # As JAX's ShardingSpec made them while protos listed devices.

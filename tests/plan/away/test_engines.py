@@ -257,7 +257,7 @@ def eight():
 
 @pytest.mark.few(2)
 def test_storage_that_fails_once_is_tried_again(engine, eight, scripted):
-    x = scripted("16-once", "40-once")
+    x = scripted("16-once", "40-memory")
     want = eight.run(X, W)
     assert_bytes(eight.run(x, W, executor=engine.executor, retries=1), want)
     assert not list(x.folder.iterdir())
@@ -268,16 +268,6 @@ def test_storage_that_fails_is_told(engine, eight, scripted):
     with pytest.raises(ShardError, match=r"shard 3 of stage 0 .*the disk is gone"):
         eight.run(x, W, executor=engine.executor, retries=1)
     assert_bytes(eight.run(X, W, executor=engine.executor), eight.run(X, W))
-
-
-def test_memory_that_is_short_once_is_asked_for_again(engine, eight, scripted):
-    x = scripted("8-memory", "56-memory")
-    want = eight.run(X, W)
-    assert_bytes(eight.run(x, W, executor=engine.executor, retries=1), want)
-    x = scripted("24-memory")
-    with pytest.raises(ShardError, match=r"shard 3 of stage 0 .*: no room for a shard"):
-        eight.run(x, W, executor=engine.executor)
-    assert_bytes(eight.run(x, W, executor=engine.executor), want)
 
 
 @pytest.mark.few(2)
@@ -312,6 +302,7 @@ def test_workers_try_a_full_disk_again(engine, eight, scripted, full):
     assert_bytes(got, eight.run(X, W))
 
 
+@pytest.mark.few(1)
 def test_a_slow_worker_changes_no_byte(engine, eight, scripted):
     x = scripted("0-slow", "32-slow")
     assert_bytes(eight.run(x, W, executor=engine.executor), eight.run(X, W))
@@ -342,6 +333,7 @@ def test_a_dask_array_is_read_where_it_is(engine, made, want):
     assert_bytes(made.run(x, W, executor=engine.executor), want)
 
 
+@pytest.mark.few(2)
 def test_views_of_one_file(engine, tmp_path):
     x = mapped(tmp_path)
     made = plan(lambda a, b: a - b, x[:32], x[32:], in_slices=({0: 4}, {0: 4}))

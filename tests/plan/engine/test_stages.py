@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,24 +25,11 @@ def test_a_box_is_what_the_whole_result_has_there(data):
     assert_same(made.run(X), jax.jit(several)(X), 1e-4)
 
 
-def test_one_axis_twice_in_a_result_gives_two_loops():
-    made = check_cut(lambda x: x + x.T, X, in_slices=({0: 3, 1: 3},))
-    assert made.num_shards == 9
-
-
 def test_results_with_different_loops_do_not_multiply():
     made = check_cut(
         lambda x, y: (jnp.sin(x), jnp.sin(y)), X, Y, in_slices=({0: 6}, {0: 4})
     )
     assert (made.num_shards, len(made.stages)) == (10, 1)
-
-
-def test_far_boxes_of_one_argument_are_read_apart():
-    made = plan(lambda x: x + x.T, X, in_slices=({0: 3, 1: 3},))
-    [shard] = [s for s in made.shards if s.out_slices == (slice(0, 2), slice(4, 6))]
-    *reads, _ = shard.args(X)
-    assert [read.shape for read in reads] == [(2, 2), (2, 2)]
-    np.testing.assert_array_equal(reads[0], X[0:2, 4:6])
 
 
 def test_two_plans_of_one_function_are_the_same():

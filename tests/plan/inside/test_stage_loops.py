@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.cutting import cut_function
-from shardmap.plan.inside.stage_loops import with_same_steps
 from tests.plan.checks import assert_same
 from tests.plan.memory.test_liveness import COUNTED
 
@@ -67,21 +65,3 @@ def test_there_is_one_loop_however_many_pieces():
     for pieces in (4, 32):
         lowered = jax.jit(sm.chunked(rows, ({0: pieces}, None))).lower(x, w)
         assert lowered.as_text().count("stablehlo.while") == 1
-
-
-def test_shards_of_other_sizes_and_those_at_the_border_are_apart():
-    x = np.zeros((20, 3), np.float32)
-
-    def numbers(fun, pieces):
-        [stage] = cut_function(fun, (x,), ({0: pieces},)).stages
-        groups = with_same_steps(stage)
-        return [sorted(k for m in g.members for k in m.numbers) for g in groups]
-
-    assert numbers(jnp.sin, 5) == [[0, 1, 2, 3, 4]]
-    assert numbers(jnp.sin, (6, 6, 6, 2)) == [[0, 1, 2], [3]]
-    # The first one and the last one have a neighbour on one side only.
-    assert numbers(lambda x: jnp.diff(jnp.pad(x, ((1, 1), (0, 0))), axis=0), 5) == [
-        [0],
-        [1, 2, 3],
-        [4],
-    ]

@@ -42,13 +42,6 @@ def test_a_core_axis_is_whole_and_says_why():
     assert_same(made.run(SYMMETRIC), jax.jit(jnp.linalg.cholesky)(SYMMETRIC))
 
 
-def test_the_axes_before_those_of_a_transform_are_cut():
-    def fun(x):
-        return jnp.abs(jnp.fft.fft2(x))
-
-    assert check_cut(fun, SQUARES, in_slices=({0: 4, 1: 5},)).num_shards == 4
-
-
 def test_a_sort_and_its_places_are_cut_beside_it():
     def fun(x):
         return jnp.argsort(x, 1), jnp.sort(x, 1)
@@ -60,18 +53,6 @@ def test_a_sort_along_the_axis_that_is_cut_is_whole():
     with pytest.warns(UserWarning, match="runs as a whole"):
         made = plan(lambda x: jnp.sort(x, 0), X, in_slices=({0: 4},))
     assert "may move an element anywhere (cut another axis)" in str(made.explain())
-
-
-@pytest.mark.parametrize("k", [1, 3, 6])
-def test_the_largest_of_each_row(k):
-    check_cut(lambda x: lax.top_k(x, k), X, in_slices=({0: 4},))
-
-
-def test_several_arrays_are_sorted_together():
-    def fun(x, y):
-        return lax.sort((x, y), dimension=0)
-
-    check_cut(fun, np.round(X), X, in_slices=({1: 2}, {1: 3}))
 
 
 # Linear solves

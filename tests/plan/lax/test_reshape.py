@@ -7,59 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmap.plan.engine.slices import slices
-from shardmap.plan.lax.reshape import AxisGroup, around, flat, groups, widen
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, check_cut
 from tests.plan.plan_programs import reals
-
-shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "found"),
-    [
-        ((4, 6, 5), (24, 5), [AxisGroup((0, 1), (0,)), AxisGroup((2,), (1,))]),
-        ((8, 6), (6, 8), [AxisGroup((0, 1), (0, 1))]),
-        ((2, 1, 3), (1, 2, 3), [AxisGroup((0,), (1,)), AxisGroup((2,), (2,))]),
-        ((1, 1), (1,), []),
-        ((2, 0), (0, 5), [AxisGroup((0, 1), (0, 1))]),
-    ],
-)
-def test_groups(before, after, found):
-    assert groups(before, after) == found
-
-
-@st.composite
-def boxes(draw):
-    sizes = draw(shapes)
-    box = []
-    for size in sizes:
-        start = draw(st.integers(0, size - 1))
-        box.append((start, draw(st.integers(start + 1, size))))
-    return sizes, box
-
-
-@given(boxes())
-def test_a_wide_box_is_a_run_of_memory(drawn):
-    sizes, box = drawn
-    memory = np.arange(np.prod(sizes)).reshape(sizes)
-    wide = widen(box, sizes)
-    assert set(memory[slices(box)].flat) <= set(memory[slices(wide)].flat)
-    start, stop = flat(wide, sizes)
-    assert memory[slices(wide)].ravel().tolist() == list(range(start, stop))
-
-
-@given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.data())
-def test_a_run_of_memory_lies_in_the_box_around_it(sizes, data):
-    count = int(np.prod(sizes))
-    start = data.draw(st.integers(0, count - 1))
-    stop = data.draw(st.integers(start + 1, count))
-    memory = np.arange(count).reshape(sizes)
-    found = memory[slices(around((start, stop), sizes))].ravel().tolist()
-    assert found == list(range(found[0], found[-1] + 1))
-    assert found[0] <= start
-    assert stop <= found[-1] + 1
 
 
 @pytest.mark.parametrize(

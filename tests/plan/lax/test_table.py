@@ -3,11 +3,7 @@
 import pathlib
 import re
 
-import pytest
-
 from shardmap.plan.lax.table import TABLE, by_kind
-from shardmap.plan.notation import rules_of
-from tests.plan.plan_programs import SINGLE
 
 RULES = by_kind()  # Before any test registers a collective.
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan.md"
@@ -18,20 +14,10 @@ def listed():
     return {kind: set(re.findall(r"`([^`]*)`", names)) for kind, names in rows}
 
 
-@pytest.mark.parametrize("kind", RULES)
-def test_the_page_lists_the_rules_of_a_kind(kind):
-    mine, told = set(RULES[kind]), listed()[kind]
-    assert mine <= told
-    # What is told besides is of another JAX, and has no rule of another kind here.
-    assert not (told - mine) & {str(q) for q in TABLE.makers}
-
-
-def test_the_page_has_no_other_kinds():
-    assert listed().keys() == RULES.keys()
-
-
-@pytest.mark.parametrize("name", SINGLE)
-def test_the_rules_of_every_program_can_be_printed(name):
-    program = SINGLE[name]
-    for line in rules_of(program.fun, *program.args).splitlines():
-        assert re.fullmatch(r"[\w\- ]+: (\(\w+\)|.* -> .*)", line), line
+def test_the_page_lists_the_rules_of_each_kind():
+    page = listed()
+    assert page.keys() == RULES.keys()
+    for kind, mine in RULES.items():
+        assert not set(mine) - page[kind], kind
+        # What is told besides is of another JAX, and has no rule of another kind here.
+        assert not (page[kind] - set(mine)) & {str(q) for q in TABLE.makers}

@@ -13,7 +13,7 @@ ROWS, COLUMNS = 1000, 64
 X = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
 
 
-@pytest.mark.parametrize("memory", [10_000, 77_777, 600_000])
+@pytest.mark.parametrize("memory", [10_000, 600_000])
 @pytest.mark.parametrize(
     "fun", [jnp.sin, lambda x: (jnp.sin(x) + x.sum(0, keepdims=True)).sum(1)]
 )

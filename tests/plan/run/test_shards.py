@@ -12,24 +12,6 @@ from tests.plan.plan_programs import X, Y
 from tests.plan.run import checks
 
 
-def test_two_workers():
-    a, b = iota(2, 3) + 1, iota(3, 2) + 1
-    made = check(
-        lambda a, b: (a + 1) * jnp.transpose(b - 2),
-        a,
-        b,
-        in_slices=({0: EACH, 1: (3,)}, {0: (3,)}),
-        shards=2,
-    )
-    first, second = (np.asarray(s.function(*s.args(a, b))[0]) for s in made.shards)
-    np.testing.assert_array_equal(first, [[-2, 3, 12]])
-    np.testing.assert_array_equal(second, [[0, 12, 28]])
-    assert [s.out_slices for s in made.shards] == [
-        slices((0, 1), (0, 3)),
-        slices((1, 2), (0, 3)),
-    ]
-
-
 def test_neighbours_are_read_once():
     made = check(lambda x: x[1:] - x[:-1], iota(9), in_slices=({0: 3},), shards=3)
     assert [s.in_slices[0] for s in made.shards] == [

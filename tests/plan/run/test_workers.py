@@ -5,7 +5,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,19 +13,6 @@ from shardmap.plan.run.shards import Accumulator
 from shardmap.plan.run.tasks import shard_tasks
 from shardmap.plan.run.workers import Here, InThreads, ShardError
 from tests.plan.run.checks import Recorded, W, X
-
-
-@pytest.mark.parametrize("kind", [Here, InThreads])
-def test_threads_give_what_the_function_gives(kind):
-    def fun(x):
-        return jnp.sin(x) + jnp.arange(64.0)[:, None]
-
-    cut = cut_function(fun, (X,), ({0: 4},))
-    acc = Accumulator(cut)
-    with ThreadPoolExecutor(2) as pool:
-        work = kind(pool, cut, [X], acc)
-        assert len(list(work.run(shard_tasks(cut.stages[0]), 2, 0, None))) == 4
-    np.testing.assert_allclose(acc.result(), jax.jit(fun)(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Here, InThreads])
@@ -107,11 +93,3 @@ def test_the_error_of_the_first_shard_that_fails_is_told(made):
     with pytest.raises(ShardError, match="shard 0 of stage 0 failed 1 times"):
         made.run(x, W, max_in_flight=4)
     assert x.reading == 0
-
-
-def test_reads_that_fail_are_tried_again(made):
-    x = Remote(X, failures=[(8, 1), (32, 2)])
-    got = made.run(x, W, retries=1, max_in_flight=4)
-    assert len(x.reads) == 16 + 2
-    for a, b in zip(got, made.run(X, W), strict=True):
-        assert a.tobytes() == b.tobytes()

@@ -21,38 +21,6 @@ def test_a_half_written_shard_is_not_done(made, tmp_path):
         assert a.tobytes() == b.tobytes()
 
 
-def _flipped(folder):
-    path = folder / "0-3.bin"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def _zeros(folder):
-    path = folder / "0-3.bin"
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def _swapped(folder):
-    one, other = folder / "0-3.bin", folder / "0-4.bin"
-    one.rename(folder / "third")
-    other.rename(one)
-    (folder / "third").rename(other)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reads"), [(_flipped, 1), (_zeros, 1), (_swapped, 2)]
-)
-def test_a_damaged_shard_is_computed_again(damage, reads, made, tmp_path):
-    want = made.run(X, W, checkpoint=tmp_path)
-    damage(tmp_path)
-    x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
-    assert len(x.reads) == reads
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
 def test_a_file_is_no_folder(made, tmp_path):
     path = tmp_path / "file"
     path.write_text("mine")
