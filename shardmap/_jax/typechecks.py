@@ -17,7 +17,6 @@ from shardmap._jax.types import Param, Primitive, Value
 try:
     from jax._src.core import (
         JaxprTypeError,
-        check_eqn,
         check_jaxpr,
         custom_typechecks,
         extend_axis_env_nd,
@@ -27,7 +26,7 @@ except ImportError as error:
         f"shardmap tells JAX's type checker about its primitives, but {error}"
     ) from error
 
-__all__ = ["bound_axis", "check_jaxpr", "register_typecheck", "type_equation"]
+__all__ = ["bound_axis", "check_jaxpr", "register_typecheck"]
 
 Typed = tuple[Sequence[Any], Any]
 """The avals of an equation's results, and its effects."""
@@ -52,19 +51,6 @@ def register_typecheck(primitive: Primitive, check: Callable[..., Typed]) -> Non
             raise JaxprTypeError(str(error)) from error
 
     custom_typechecks[primitive] = typecheck
-
-
-def type_equation(
-    primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]
-) -> Typed:
-    """Checks an equation that is not in a jaxpr.
-
-    Returns:
-      The avals of its results, and its effects.
-    """
-    if primitive in custom_typechecks:
-        return custom_typechecks[primitive](None, *operands, **params)
-    return check_eqn(primitive, [operand.aval for operand in operands], params)
 
 
 def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:

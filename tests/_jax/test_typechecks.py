@@ -8,7 +8,7 @@ from jax import lax
 import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
 from shardmap.map.collectives.names import rename_axis
-from shardmap.map.collectives.split import split_collectives, vectorizable
+from shardmap.map.collectives.split import split_collectives
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.primitives.axis import AxisLayout
 
@@ -174,10 +174,6 @@ def spoiled(jaxpr):
     return jaxpr.replace(eqns=[first.replace(outvars=outvars, effects=set()), *rest])
 
 
-def grouped(v):
-    return lax.all_to_all(v, "k", 0, 0, axis_index_groups=[[0, 1], [2, 3]], tiled=True)
-
-
 def numbered(v):
     return lax.axis_index("i") + v.astype(np.int32)
 
@@ -193,10 +189,9 @@ def split(jaxpr):
         (lambda v: lax.psum(v, "i"), split),
         (lambda v: lax.pmax(v, ("k", "i")), split),
         (lambda v: numbered(v).astype(v.dtype), split),
-        (grouped, lambda jaxpr: vectorizable(jaxpr, "i", 8)),
         (lambda v: sm.tap(lambda _: None, v), lambda j: call_for_each(j, AXIS)),
     ],
-    ids=["psum", "pmax", "axis_index", "grouped", "tap"],
+    ids=["psum", "pmax", "axis_index", "tap"],
 )
 def test_what_stands_in_for_equations_is_checked(fun, change, scans):
     v = np.zeros(8, np.float32)

@@ -11,14 +11,13 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax.extend.core.primitives import all_to_all_p, closed_call_p
 
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK, SHARD_MAP
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
-from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value, aval_of
+from shardmap._jax.typechecks import bound_axis
+from shardmap._jax.types import Aval, Equation, Jaxpr, Primitive
 from shardmap._jax.walk import (
     equations,
     equations_for,
@@ -114,42 +113,32 @@ def _batching_rule(
     return results, [0 if differ else None] * len(results)
 
 
-def _typecheck(
-    *operands: Value, axis: AxisLayout, collective: Primitive, params: tuple[Any, ...]
-) -> tuple[Any, Any]:
+def _abstract_eval(
+    *avals: Aval, axis: AxisLayout, collective: Primitive, params: tuple[Any, ...]
+) -> tuple[list[Any], Any]:
     with bound_axis(axis.name, axis.size):
-        avals, effects = type_equation(collective, operands, dict(params))
-    return avals, without_axis(effects, axis.name)
+        results, effects = collective.abstract_eval(*avals, **dict(params))
+    results = results if collective.multiple_results else [results]
+    return list(results), without_axis(effects, axis.name)
 
 
+split_p.def_effectful_abstract_eval(_abstract_eval)
 def_batching(split_p, _batching_rule)
 
 
-register_typecheck(split_p, _typecheck)
-
-
 # What `jax.vmap` takes
-
-grouped_p = jex_core.Primitive("grouped_all_to_all")
 
 
 def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     """``jaxpr`` for `jax.vmap` along an axis ``name``, perhaps None, of ``size``.
 
-    JAX's batching rules of collectives know no groups, mostly only one axis, and number
-    the elements of a permutation over several axes wrongly.
+    JAX's batching rules of collectives over the axis know no groups, mostly only one
+    axis, and number the elements of a permutation over several axes wrongly.
     """
     if name is not None and uses_axis(jaxpr, name):
         axis = AxisLayout(name, size, vectorized_name=name)
         jaxpr = split_collectives(jaxpr, axis)
-
-    def change(equation: Equation) -> Any:
-        primitive, params = equation.primitive, equation.params
-        if primitive is all_to_all_p and params["axis_index_groups"] is not None:
-            return equation.replace(primitive=grouped_p)
-        return _with_batching_rule(equation)
-
-    return rewrite_jaxpr(jaxpr, change, _is_no_map)
+    return with_batching_rules(jaxpr)
 
 
 def with_batching_rules(jaxpr: Jaxpr) -> Any:
@@ -163,8 +152,6 @@ def with_batching_rules(jaxpr: Jaxpr) -> Any:
 
 def _with_batching_rule(equation: Equation) -> Any:
     primitive, params = equation.primitive, equation.params
-    if primitive is closed_call_p:
-        return _as_jit(equation)
     if primitive is PURE_CALLBACK and params["vmap_method"] is None:
         return equation.replace(params=params | {"vmap_method": "sequential"})
     if primitive is CUSTOM_PARTITIONING:
@@ -177,41 +164,3 @@ def _with_batching_rule(equation: Equation) -> Any:
 def _is_no_map(equation: Equation) -> bool:
     """Maps inside are made ready when they are vectorised."""
     return equation.primitive is not spmap_p
-
-
-def _as_jit(equation: Equation) -> Any:
-    """A call as `jax.jit` makes it.
-
-    JAX names other calls when it vectorises them, which its type checker refuses.
-    """
-    results = [(a.shape, a.dtype) for a in map(aval_of, equation.outvars)]
-    like = jax.jit(lambda *_: [jax.lax.empty(*result) for result in results])
-    [call] = equations_for(like, equation.invars, equation.outvars, equation)
-    params = call.params | {"jaxpr": equation.params["call_jaxpr"]}
-    return equation.replace(primitive=call.primitive, params=params)
-
-
-def _grouped_batching_rule(
-    _: object,
-    args: Sequence[Any],
-    dims: Sequence[int | None],
-    *,
-    split_axis: int,
-    concat_axis: int,
-    **params: Param,
-) -> tuple[Any, int | None]:
-    """An all_to_all with groups over other axes."""
-    (x,), (dim,) = args, dims
-    if dim is not None:
-        x = jnp.moveaxis(x, dim, 0)
-        split_axis, concat_axis = split_axis + 1, concat_axis + 1
-    axes = {"split_axis": split_axis, "concat_axis": concat_axis}
-    return all_to_all_p.bind(x, **axes, **params), None if dim is None else 0
-
-
-def _grouped_typecheck(*operands: Value, **params: Param) -> tuple[Any, Any]:
-    return type_equation(all_to_all_p, operands, params)
-
-
-def_batching(grouped_p, _grouped_batching_rule)
-register_typecheck(grouped_p, _grouped_typecheck)

@@ -18,7 +18,6 @@ from jax.extend.core.primitives import cond_p, while_p
 from shardmap._jax.effects import DEBUG_EFFECT, happens_outside, io_effects
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
 from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
 from shardmap.map.collectives.split import is_collective
@@ -175,15 +174,5 @@ def _batching_rule(
     return results, [0] * len(results)
 
 
-def _typecheck(
-    *operands: Value,
-    axis: AxisLayout,
-    what: Primitive,
-    params: tuple[tuple[str, Any], ...],
-) -> tuple[Any, Any]:
-    return type_equation(what, operands, dict(params))
-
-
 each_p.def_effectful_abstract_eval(_abstract_eval)
 def_batching(each_p, _batching_rule)
-register_typecheck(each_p, _typecheck)

@@ -13,12 +13,12 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core.primitives import axis_index_p
+from jax.extend.core.primitives import axis_index_p, psum_p
 
-from shardmap._jax.collectives import axis_names
-from shardmap._jax.effects import NO_AXIS, axis_of
-from shardmap._jax.types import Atom, Equation, Jaxpr, Value
-from shardmap._jax.walk import inline_calls
+from shardmap._jax.collectives import axis_names, with_axis_names
+from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
+from shardmap._jax.types import Atom, Equation, Jaxpr, Value, aval_of
+from shardmap._jax.walk import equations_for, inline_calls
 from shardmap.map.collectives.split import collectives_of, is_collective, vectorizable
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.effects import has_effect, if_present
@@ -73,10 +73,16 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Part
     reductions: list[Any] = []
     late: list[Any] = []
     made_late: set[Any] = set()
+    differ = {v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is not None}
     for equation in jaxpr.eqns:
         found = collectives_of(equation, axis.name)
         is_direct = is_collective(equation, axis.name)
-        if _variables(equation.invars) & made_late:
+        if found or _variables(equation.invars) & differ or has_effect(equation):
+            differ.update(equation.outvars)
+        if is_direct and _is_sum(equation) and not _variables(equation.invars) & differ:
+            early += _sum_of_shared(equation, axis)
+            differ -= {*equation.outvars}
+        elif _variables(equation.invars) & made_late:
             if found or has_effect(equation):
                 refuse_collective(reductions[-1], "in the middle of")
             late.append(equation)
@@ -131,6 +137,30 @@ def _is_plain_reduction(equation: Equation) -> bool:
         and equation.params.get("axis_index_groups") is None
         and not any(isinstance(axis, int) for axis in axis_names(equation.params))
     )
+
+
+def _is_sum(equation: Equation) -> bool:
+    return equation.primitive is psum_p and _is_plain_reduction(equation)
+
+
+def _sum_of_shared(equation: Equation, axis: AxisLayout) -> list[Any]:
+    """The equations of a sum over the axis, of a value that all elements share.
+
+    The transpose of a sum with an unmapped result is such a sum of its cotangent.
+    """
+    (result,) = equation.outvars
+    product = jex_core.Var(aval_of(result))
+    others = tuple(n for n in axis_names(equation.params) if n != axis.name)
+    summed = equation.replace(
+        invars=[product],
+        params=with_axis_names(equation.params, others),
+        effects=without_axis(equation.effects, axis.name),
+    )
+    outvars = [product if others else result]
+    multiplied = equations_for(
+        lambda x: x * axis.size, equation.invars, outvars, equation
+    )
+    return [*multiplied, summed] if others else multiplied
 
 
 def _needed(equations: Sequence[Any], by: Sequence[Any]) -> list[Any]:

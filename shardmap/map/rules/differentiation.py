@@ -23,7 +23,6 @@ from shardmap._jax.types import (
     without_sharding,
 )
 from shardmap._jax.walk import equations
-from shardmap.map.collectives.rewrites import merge_sums, without_sums_of_shared
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.map.primitives.tap import without_taps_in_loops
@@ -245,7 +244,6 @@ def _transpose(
     out_axes: tuple[int | None, ...],
     axis_name: Hashable,
     axis_size: int,
-    is_looped: bool,
 ) -> Body:
     """The map from residuals and cotangents of results to cotangents of operands.
 
@@ -254,13 +252,10 @@ def _transpose(
       linear: which operands are to have a cotangent.
       nonzero: which results have a cotangent.
       in_axes, out_axes, axis_name, axis_size: of the map.
-      is_looped: whether it loops over elements, which allows no sum over its axis in a
-        map inside.
     """
     avals = list(map(aval_of, jaxpr.invars))
     is_residual = [not is_linear for is_linear in linear]
     residual_avals = list(compress(avals, is_residual))
-    residual_axes = list(compress(in_axes, is_residual))
     linear_avals = list(compress(avals, linear))
     linear_axes = list(compress(in_axes, linear))
     cotangent_avals = list(compress(map(aval_of, jaxpr.outvars), nonzero))
@@ -297,10 +292,7 @@ def _transpose(
         body = trace_body(as_one, avals, axis_name, axis_size)
         if not uses_axis(body.jaxpr, axis_name):
             return body
-    body = trace_body(transposed, avals, axis_name, axis_size)
-    operand_axes = [*(None for _ in body.constants), *residual_axes, *cotangent_axes]
-    jaxpr = without_sums_of_shared(body.jaxpr, axis_name, axis_size, operand_axes)
-    return body._replace(jaxpr=jaxpr if is_looped else merge_sums(jaxpr, axis_name))
+    return trace_body(transposed, avals, axis_name, axis_size)
 
 
 def _transpose_rule(
@@ -327,7 +319,6 @@ def _transpose_rule(
         out_axes,
         params["axis_name"],
         params["axis_size"],
-        params.get("batch_size") is not None,
     )
     is_residual = [not is_linear for is_linear in linear]
     results = bind_map(
