@@ -81,7 +81,7 @@ class Explanation(Report):
     def _document(self) -> Document:
         if self.title is None:
             return sections.of_report(self)
-        return sections.of_plan(self.title, self.pieces, self.stages)
+        return sections.of_plan(self.title, self.pieces)
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Measurement:
         """Runs the function a few times: time and memory beside what was predicted.

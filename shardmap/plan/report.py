@@ -1,8 +1,9 @@
 """What a plan tells about itself, as text."""
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -112,14 +113,16 @@ def summary(cut_program: CutProgram) -> str:
         )
     lines += [f"  {line}" for line in narrowed(cut_program)]
     lines += [f"  {line}" for line in _scratch(cut_program)]
-    for place, stage in enumerate(cut_program.stages):
-        if stages > 1:
-            lines.append(
-                f"  stage {stage.number}: {stage.num_shards:,} shards"
-                + _costs(cut_program, place)
-            )
-        lines += [f"  {line}" for line in _choices(cut_program, stage)]
-        lines += [f"  {line}" for line in _lengths(stage)]
+    blocks = [
+        [
+            *[f"{stage.num_shards:,} shards{_costs(cut_program, k)}"] * (stages > 1),
+            *_choices(cut_program, stage),
+            *_lengths(stage),
+        ]
+        for k, stage in enumerate(cut_program.stages)
+    ]
+    by_stage = _by_stage(blocks) if stages > 1 else itertools.chain(*blocks)
+    lines += [f"  {line}" for line in by_stage]
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -138,13 +141,28 @@ def explain(cut_program: CutProgram) -> str:
             lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
     lines += narrowed(cut_program)
     lines += _scratch(cut_program)
-    for place, stage in enumerate(cut_program.stages):
-        lines.append(_stage(cut_program, stage) + _costs(cut_program, place))
-        lines += _choices(cut_program, stage)
-        lines += _lengths(stage)
-        lines += _drawn_whole(cut_program, stage)
+    lines += _by_stage(
+        [
+            _stage(cut_program, stage) + _costs(cut_program, place),
+            *_choices(cut_program, stage),
+            *_lengths(stage),
+            *_drawn_whole(cut_program, stage),
+        ]
+        for place, stage in enumerate(cut_program.stages)
+    )
     lines += _shared(cut_program)
     return "\n".join(lines)
+
+
+def _by_stage(blocks: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of each stage under its number; equal stages once."""
+    numbers: dict[tuple[str, ...], list[int]] = {}
+    for number, lines in enumerate(blocks):
+        numbers.setdefault(tuple(lines), []).append(number)
+    for (first, *others), those in numbers.items():
+        listed = [*map(str, those[:8]), *["..."] * (len(those) > 8)]
+        yield f"stage{'s' * (len(those) > 1)} {', '.join(listed)}: {first}"
+        yield from others
 
 
 def runs_whole(cut_program: CutProgram) -> bool:
@@ -404,7 +422,7 @@ def _costs(cut_program: CutProgram, place: int) -> str:
 def _stage(cut_program: CutProgram, stage: Stage) -> str:
     values = (result.value for result in stage.results)
     made = ", ".join(_grouped(_names(cut_program, values)))
-    return f"stage {stage.number}: {stage.num_shards:,} shards make {made}"
+    return f"{stage.num_shards:,} shards make {made}"
 
 
 def _names(cut_program: CutProgram, values: Iterable[Value]) -> list[str]:

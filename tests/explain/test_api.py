@@ -224,5 +224,5 @@ def test_the_pieces_are_steps_of_a_loop(inside):
     text = jax.jit(fun).lower(*args).compile().as_text()
     trips = re.findall(r'known_trip_count":\{"n":"(\d+)"', text)
     assert sorted(found) == sorted(map(int, trips))
-    assert "8 pieces, one after another: stage" in report.axes[-1].running
+    assert "8 pieces, one after another" in report.axes[-1].running
     assert bool(report.pieces) != inside

@@ -187,3 +187,19 @@ def test_how_many_functions_are_compiled():
         in_slices={0: 1000},
     )
     assert "about 3 functions compiled" in str(halo.explain())
+
+
+def test_equal_stages_are_told_once():
+    def powers(x):
+        def step(w, _):
+            return w - x.T @ (x @ w), None
+
+        return lax.scan(step, jnp.ones(8), None, length=12)[0]
+
+    made = plan(powers, np.ones((64, 8), np.float32), in_slices={0: 4})
+    assert len(made.stages) > 10
+    for lines in (str(made), str(made.explain())):
+        lines = [line.split(":")[0].strip() for line in lines.splitlines()]
+        found = [line for line in lines if line.startswith("stage")]
+        assert len(found) <= 6
+        assert any(line.startswith("stages ") for line in found)

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardmap.explain.draw.document import (
     Block,
@@ -72,40 +72,15 @@ def of_report(report: Report) -> Document:
     )
 
 
-def of_plan(title: str, lines: Sequence[str], stages: Sequence[Any]) -> Document:
+def of_plan(title: str, lines: Sequence[str]) -> Document:
     """The document of a plan.
 
     Args:
       title: shards and bytes, in a line.
       lines: each axis of each argument, then each stage.
-      stages: what each makes, reads and keeps.
     """
-    rows = tuple(
-        Row(
-            (
-                f"Stage {stage.number}",
-                f"{stage.shards:,}",
-                size(stage.shard_bytes),
-                size(stage.kept_bytes),
-            ),
-            (
-                *([paragraph(f"Reads {stage.reads}.")] if stage.reads else []),
-                paragraph(f"Makes {'; '.join(stage.makes)}."),
-            ),
-        )
-        for stage in stages
-    )
-    table = Table(("Stage", "Shards", "In one shard", "Kept in memory"), rows)
     name, _, lead = title.partition(": ")
-    return Document(
-        name,
-        lead,
-        (),
-        (
-            Section("Stages", (table,) if rows else ()),
-            Section("Cuts", _lines(lines)),
-        ),
-    )
+    return Document(name, lead, (), (Section("Cuts and stages", _lines(lines)),))
 
 
 def of_array(array: ArrayLayout) -> Document:

@@ -1,5 +1,6 @@
 """One pass over a jaxpr: its axes and layout constraints."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -236,20 +237,21 @@ class _Visitor:
             self.visit(inner, inside)
 
     def _chunked(self, equation: Equation, around: Scope) -> None:
-        """Adds the loop of each stage of a function in pieces."""
+        """Adds the loops over the pieces of a function, those of equal length once."""
         # What cuts functions is much to load, and only here it is needed.
         from shardmap.plan.inside.primitive import computed, cut
 
         params = equation.params
         whole, _ = computed(params["jaxpr"])
-        for stage in cut(whole, params["asked"], params["options"]).stages:
-            count = stage.num_shards
-            if count > 1:
-                running = f"{count:,} pieces, one after another: stage {stage.number}"
-                layout = (count, 1, 1, count)
-                self._add(
-                    around, "loop", None, layout, equation, running, _CHANGE_PIECES
-                )
+        stages = cut(whole, params["asked"], params["options"]).stages
+        counts = collections.Counter(stage.num_shards for stage in stages)
+        counts.pop(1, None)
+        for count, times in counts.items():
+            running = f"{count:,} pieces, one after another"
+            if times > 1:
+                running += f", in each of {times:,} stages"
+            layout = (count, 1, 1, count)
+            self._add(around, "loop", None, layout, equation, running, _CHANGE_PIECES)
         self.visit(params["jaxpr"].jaxpr, around)
 
     def _spmap(self, equation: Equation, around: Scope) -> None:

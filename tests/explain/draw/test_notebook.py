@@ -87,13 +87,12 @@ def test_a_plan_shows_each_stage_with_its_numbers(shown):
     assert len(plan.stage_costs) == len(plan.stages) == 4
     for cost, stage in zip(plan.stage_costs, plan.stages, strict=True):
         assert cost.shards == stage.num_shards
-        assert f"Stage {cost.number}<" in text
+        assert f"stage {cost.number}: {cost.shards} shards make" in text
     assert sum(cost.shards for cost in plan.stage_costs) == plan.num_shards
     assert max(cost.shard_bytes + cost.kept_bytes for cost in plan.stage_costs) == (
         plan.peak_bytes
     )
-    assert '<td data-label="Shards"><span>12</span>' in text
-    assert "Reads args[0] once, args[1] 12 times." in text
+    assert "reads args[0] once, args[1] 12 times" in text
     assert "axis 0: asked to be cut into 12 pieces of 8" in text
     assert text == shown["explained plan"]._repr_html_()
 
