@@ -26,21 +26,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 # and for a quick run.
 FEW = [
     "check_rows_in_rows_out",
-    "check_index_and_size_are_global",
     "check_collectives",
     "check_soft_and_ragged_rows",
     "check_global_in_global_out",
     "check_grad_outside",
-    "check_nested_maps",
-    "check_mesh_map",
-    "check_many_queued_calls",
-]
-FEW_PROGRAMS = [
     "check_mesh_maps_are_told_apart",
-    "check_maps_in_a_jit_are_told_apart",
-    "check_partitions_are_told_apart",
     "check_parts_of_global_arrays",
-    "check_a_traced_map_is_evaluated",
     "check_callbacks_of_this_process",
 ]
 
@@ -107,7 +98,7 @@ def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
 
 
 def test_a_description_has_nothing_of_this_process_in_it():
-    described_elsewhere = """
+    described = """
 import jax, numpy as np, shardmap as sm
 from shardmap.map import agreement
 
@@ -119,14 +110,14 @@ def body(x):
 
 name = Name()
 jaxpr = jax.make_jaxpr(sm.spmap(body, name))(np.ones(8))
-print(agreement.description(jaxpr.eqns[0].params))
+text = agreement.description(jaxpr.eqns[0].params)
+print(text)
 """
-    texts = {
-        python("-c", described_elsewhere, without=(), PYTHONHASHSEED=seed).stdout
-        for seed in ("1", "2")
-    }
-    (text,) = texts
-    assert text.startswith("body, an axis of 8")
+    here = {}
+    exec(described, here)
+    there = python("-c", described, without=(), PYTHONHASHSEED="1").stdout
+    assert there == f"{here['text']}\n"
+    assert there.startswith("body, an axis of 8")
 
 
 def test_the_time_limit(monkeypatch):
@@ -165,12 +156,12 @@ HALVES = [ALL[::2], ALL[1::2]]
 @pytest.mark.parametrize(
     ("count", "devices", "wanted"),
     [
-        pytest.param(2, 2, [*FEW, *FEW_PROGRAMS], id="2-2"),
+        pytest.param(2, 2, FEW, id="2-2"),
         *(
             pytest.param(2, 2, half, id=f"2-2-{k}", marks=pytest.mark.deep)
             for k, half in enumerate(HALVES)
         ),
-        pytest.param(4, 1, [*FEW, *FEW_PROGRAMS], id="4-1", marks=pytest.mark.deep),
+        pytest.param(4, 1, FEW, id="4-1", marks=pytest.mark.deep),
     ],
 )
 def test_what_holds_in_every_process(count, devices, wanted):

@@ -4,7 +4,9 @@ Each of tests/compat/programs uses several devices, and names that JAX has no mo
 it saves is compared with what one device computes here, in today's JAX.
 """
 
+import os
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +14,36 @@ import numpy as np
 import pytest
 from jax.example_libraries import optimizers, stax
 
+from shardmap import compat
 from shardmap.commands import old
-from tests.command_line import call, shardmap
+from tests.command_line import call
+
+# The programs write `with Mesh(...)`, of which JAX warns.
+pytestmark = pytest.mark.filterwarnings("ignore:`with mesh.*:DeprecationWarning")
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
-ENVIRONMENT = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-    "JAX_LEGACY_PRNG_KEY": "allow",
-}
+
+
+@pytest.fixture(autouse=True)
+def _as_users(monkeypatch):
+    """The settings that users have, and what a program changes is put back."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("NPROC", os.environ.get("NPROC", "64"))
+    with (
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.legacy_prng_key("allow"),
+    ):
+        yield
+    compat.uninstall()
 
 
 def saved(name, folder):
     """What a program saves, and what the command says of it."""
     file = folder / "saved.npz"
-    result = shardmap("old", str(PROGRAMS / name), str(file), **ENVIRONMENT)
+    result = call(old.main, str(PROGRAMS / name), str(file))
     assert result.returncode == 0, result.stderr
     return dict(np.load(file)), result
 
@@ -45,18 +62,8 @@ def places(result):
     ]
 
 
-@pytest.fixture
-def as_users():
-    with (
-        jax.numpy_rank_promotion("allow"),
-        jax.numpy_dtype_promotion("standard"),
-        jax.legacy_prng_key("allow"),
-    ):
-        yield
-
-
 @pytest.mark.deep
-def test_data_parallel_training(tmp_path, as_users):
+def test_data_parallel_training(tmp_path):
     found, result = saved("data_parallel.py", tmp_path)
     assert result.stdout == "8\n"
     assert (
@@ -87,7 +94,7 @@ def test_data_parallel_training(tmp_path, as_users):
     assert found["loss"] < loss(first)
 
 
-def test_nested_pmap(tmp_path, as_users):
+def test_nested_pmap(tmp_path):
     found, result = saved("nested_pmap.py", tmp_path)
     assert len(places(result)) == 3
     data = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -101,7 +108,7 @@ def test_nested_pmap(tmp_path, as_users):
     assert_close(found, expected)
 
 
-def test_soft_pmap(tmp_path, as_users):
+def test_soft_pmap(tmp_path):
     found, _ = saved("soft_pmap.py", tmp_path)
     x = (jnp.arange(32) / 32).at[:2].set(0)
     expected = {

@@ -4,13 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.map.layout import devices_for, inner_maps
 from shardmap.map.shardings import map_shardings
 
 
@@ -40,15 +37,6 @@ def nest(*names, **options):
 
 
 # Devices
-
-
-@given(st.integers(1, 200), st.integers(1, 64))
-def test_blocks_hold_the_axis_and_none_is_empty(axis_size, available):
-    devices = devices_for(axis_size, available)
-    block = -(-axis_size // devices)
-    assert devices <= available
-    assert devices * block >= axis_size > (devices - 1) * block
-    assert block == -(-axis_size // available)
 
 
 # Mesh axes
@@ -100,18 +88,6 @@ def test_maps_in_other_equations_count_too():
         return lax.scan(step, 0.0, x)[1]
 
     assert mesh_of(sm.spmap(fun, "i"), (4, 3, 2)) == {"i": 4, "j": 2}
-
-
-def test_a_map_that_is_called_often_is_found_once():
-    inner = jax.jit(sm.spmap(jnp.sin, "j"))
-
-    def fun(x):
-        for _ in range(5):
-            x = inner(x)
-        return x
-
-    jaxpr = equation_of(sm.spmap(fun, "i"), (2, 2)).params["call_jaxpr"]
-    assert len(inner_maps(jaxpr)) == 1
 
 
 # How arrays are sharded

@@ -18,7 +18,7 @@ from tests.explain import explanations
 from tests.explain.draw.browser import looked_at, needs_browser
 from tests.explain.layouts import layouts
 
-WIDTHS = (360, 768, 1280)
+WIDTHS = (360, 1280)
 VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 
 

@@ -58,12 +58,6 @@ def test_gradients(size, lowering):
         assert_close(results[name], wanted[name], name)
 
 
-def test_tangents_through_a_while_loop():
-    mapped, expected = both("in a while", 17)
-    x = array(17, 3)
-    assert_close(jax.jvp(mapped, (x,), (x + 1,)), jax.jvp(expected, (x,), (x + 1,)))
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices"),

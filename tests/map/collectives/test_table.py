@@ -1,16 +1,11 @@
 """The table of collectives says of each what JAX says, and all rooms read it."""
 
-import dataclasses
-import re
-
 import jax
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core.primitives import psum_p
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-import shardmap as sm
 from shardmap.map.collectives.table import COLLECTIVES
 
 X = np.zeros((8, 8), np.float32)
@@ -69,54 +64,3 @@ def test_what_a_shard_map_binds_is_known_too(name):
     (equation,) = jax.make_jaxpr(mapped)(np.zeros((8, 8, 8), np.float32)).jaxpr.eqns
     inside = [inner.primitive for inner in equation.params["jaxpr"].eqns]
     assert name in [COLLECTIVES[q].name for q in inside if q in COLLECTIVES]
-
-
-# XLA's CPU compiler has no ragged_all_to_all, JAX no pbroadcast for it.
-COMPILED = [
-    each
-    for each in OF_JAX.values()
-    if each.kind is not None
-    and each.name != "ragged_all_to_all"
-    and each.lowers_per_device(jax.typeof(X), "cpu")
-]
-
-
-@pytest.mark.parametrize("each", COMPILED, ids=lambda each: each.name)
-def test_the_kind_is_what_xla_calls_it(each):
-    mesh = sm.make_mesh({"i": 8})
-    spec = PartitionSpec("i")
-    mapped = jax.shard_map(
-        lambda x: USES[each.name](x[0])[None],
-        mesh=mesh,
-        in_specs=spec,
-        out_specs=spec,
-        check_vma=False,
-    )
-    text = jax.jit(mapped).lower(np.zeros((8, 8, 8), np.float32)).compile().as_text()
-    assert re.search(rf" {each.kind}(-start)?\(", text)
-
-
-@pytest.mark.parametrize("name", ["psum_scatter", "all_gather", "all_to_all", "psum"])
-def test_groups_that_differ_in_size_are_refused_where_the_entry_says_so(name):
-    function = getattr(lax, name)
-    entry = OF_JAX[name]
-    given = {"split_axis": 0, "concat_axis": 0} if name == "all_to_all" else {}
-    groups = [[0, 1, 2], [3]]
-    mapped = sm.spmap(
-        lambda x: function(x, "i", axis_index_groups=groups, **given), "i"
-    )
-    try:
-        mapped(np.ones((4, 3), np.float32))
-    except ValueError:
-        refused = True
-    else:
-        refused = False
-    assert refused == entry.of_equal_groups
-
-
-def test_what_explains_reads_the_table(monkeypatch):
-    """A changed entry changes what is said: nothing has the names twice."""
-    changed = dataclasses.replace(COLLECTIVES[psum_p], name="renamed")
-    monkeypatch.setitem(COLLECTIVES, psum_p, changed)
-    report = sm.explain(sm.spmap(USES["psum"], "i"))(X)
-    assert [sent.operation for sent in report.collectives] == ["renamed"]

@@ -8,9 +8,7 @@ from jax.sharding import Mesh
 
 import shardmap as sm
 from shardmap.map.layout import MeshPlacement
-from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import OUTERMOST, Decision, decide
-from shardmap.map.primitives.axis import AxisLayout
+from shardmap.map.lowering.decision import OUTERMOST, decide
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
 
@@ -34,34 +32,6 @@ def decided(
 
 def fun(x):
     return x - lax.pmean(x, "i")
-
-
-def lowered_text(mapped, x):
-    return mapped.lower(x).as_text()
-
-
-def test_lowering_and_what_explains_do_what_is_decided(monkeypatch):
-    """Nobody else decides: with another decision both do, and say, something else."""
-    x = jax.ShapeDtypeStruct((8, 3), np.float32)
-    mapped = sm.spmap(fun, "i")
-    report = sm.explain(mapped)(x)
-    assert report.axes[0].layout == "8 devices x 1 vectorised x 1 step"
-    assert [each.operation for each in report.collectives] == ["psum"]
-    assert "all_reduce" in lowered_text(mapped, x)
-
-    def whole(params, *_):
-        return Decision(AxisLayout("i", params["axis_size"]), "unsharded")
-
-    monkeypatch.setattr(decision, "decide", whole)
-    # The same function would find what was lowered before.
-    again = sm.spmap(lambda x: fun(x), "i")
-    report = sm.explain(again)(x)
-    assert report.axes[0].layout == "1 device x 8 vectorised x 1 step"
-    assert report.axes[0].running.startswith("on one device")
-    # Its operands are still cut, by nobody's decision but the map's mesh.
-    assert all(each.added_by_partitioner for each in report.collectives)
-    assert "all_reduce" not in lowered_text(again, x)
-    np.testing.assert_allclose(again(np.arange(8.0)), np.arange(8.0) - 3.5)
 
 
 def test_an_inner_map_that_gathers_is_explained_so():

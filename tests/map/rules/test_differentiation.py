@@ -14,7 +14,6 @@ from tests.map_programs import (
     assert_same,
     both_lowerings,
     maps_in,
-    mixed,
     same_under_vmap,
     spread,
 )
@@ -122,27 +121,6 @@ def test_integers_make_no_tangents(spmap):
 def test_nothing_active_makes_no_tangent_map(spmap):
     fun = spmap(lambda x, w: x)
     assert len(maps_in(jax.grad(lambda w: (fun(X, X) + w).sum()), 1.0)) == 1
-
-
-@both_lowerings
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda fun: fun,
-        lambda fun: jax.grad(lambda x: fun(x).sum()),
-        lambda fun: jax.vmap(fun, in_axes=1),
-        lambda fun: jax.jacfwd(fun),
-    ],
-    ids=["call", "grad", "vmap", "jacfwd"],
-)
-def test_jax_accepts_the_jaxprs(spmap, transform):
-    fun = transform(spmap(lambda x: mixed(x, lax.psum(x, "i")), "i"))
-    jaxpr = jax.make_jaxpr(fun)(spread((4, 4)))
-    # The checker looks into the map without binding its axis.
-    checked = jax.make_jaxpr(
-        lambda: jex_core.check_jaxpr(jaxpr.jaxpr), axis_env=[("i", 4)]
-    )
-    checked()
 
 
 @pytest.mark.few(1)

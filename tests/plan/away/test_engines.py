@@ -99,7 +99,7 @@ def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
     assert_bytes(made.run(x, W, executor=engine.executor), want)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_to_files_and_stores(engine, made, want, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")
     x = mapped(tmp_path)
