@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 import jax
 import numpy as np
@@ -189,7 +189,7 @@ def auto_mesh(mesh: OneMesh) -> OneMesh:
         AxisType.Auto if axis_type == AxisType.Explicit else axis_type
         for axis_type in mesh.axis_types
     )
-    return _with_axis_types(mesh, types)
+    return mesh.update(axis_types=types)
 
 
 def with_manual_axes(mesh: OneMesh, names: Collection[str]) -> OneMesh:
@@ -202,13 +202,7 @@ def with_manual_axes(mesh: OneMesh, names: Collection[str]) -> OneMesh:
         AxisType.Manual if name in names else axis_type
         for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
     )
-    return _with_axis_types(mesh, types)
-
-
-def _with_axis_types(mesh: Any, types: tuple[AxisType, ...]) -> Any:
-    if isinstance(mesh, AbstractMesh):
-        return mesh.update(axis_types=types)
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+    return mesh.update(axis_types=types)
 
 
 def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
@@ -269,6 +263,8 @@ def _check_mesh(mesh: Mesh, caller: str) -> None:
 def local_mesh(mesh: Mesh) -> Mesh:
     """Returns the part of `mesh` that belongs to this process.
 
+    As `Mesh.local_mesh`, with the types of the axes.
+
     Raises:
       ValueError: the mesh has no device of this process, or they are not a contiguous
         range along every axis.
@@ -277,33 +273,9 @@ def local_mesh(mesh: Mesh) -> Mesh:
     {'data': 1}
     """
     _check_mesh(mesh, "local_mesh")
-    process = jax.process_index()
-    is_local = np.vectorize(lambda d: d.process_index == process, otypes=[bool])
-    box = local_box(is_local(mesh.devices))
-    devices = np.asarray(mesh.devices[box], dtype=object)
-    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
-
-
-def local_box(is_local: np.ndarray) -> tuple[slice, ...]:
-    """The box of the True entries; ValueError if they are not a box.
-
-    >>> local_box(np.array([[False, True], [False, True]]))
-    (slice(0, 2, None), slice(1, 2, None))
-    """
-    positions = np.argwhere(is_local)
-    if not len(positions):
+    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    if not own:
         raise ValueError(
-            f"none of the {is_local.size} devices of the mesh is on this process"
+            f"none of the {mesh.size} devices of the mesh is on this process"
         )
-    box = tuple(
-        slice(int(low), int(high) + 1)
-        for low, high in zip(positions.min(0), positions.max(0), strict=True)
-    )
-    if not is_local[box].all():
-        raise ValueError(
-            f"the {len(positions)} devices of this process form no box in the mesh of "
-            f"shape {is_local.shape}: the smallest box around them has "
-            f"{is_local[box].size} devices. Order the mesh so that each process has a "
-            "range along every axis"
-        )
-    return box
+    return mesh.local_mesh.update(axis_types=mesh.axis_types)

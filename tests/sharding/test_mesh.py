@@ -169,13 +169,9 @@ def test_local_mesh_is_the_box_of_this_process(processes, rows, columns):
     assert part.devices.tolist() == mesh.devices[np.ix_(rows, columns)].tolist()
 
 
-@pytest.mark.parametrize(
-    ("processes", "local", "box"),
-    [([[0, 1], [1, 0]], 2, 4), ([[0, 0], [0, 1]], 3, 4), ([[0, 1, 0]], 2, 3)],
-)
-def test_local_mesh_refuses_devices_that_form_no_box(processes, local, box):
-    text = f"the {local} devices of this process form no box .* them has {box} devices"
-    with pytest.raises(ValueError, match=text):
+@pytest.mark.parametrize("processes", [[[0, 1], [1, 0]], [[0, 0], [0, 1]], [[0, 1, 0]]])
+def test_local_mesh_refuses_devices_that_form_no_box(processes):
+    with pytest.raises(ValueError, match="must form a contiguous subcube of the globa"):
         local_mesh(fake_mesh(processes, ("x", "y")))
 
 
