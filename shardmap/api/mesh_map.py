@@ -33,7 +33,6 @@ from shardmap._jax.types import (
     with_shape,
     without_sharding,
 )
-from shardmap._jax.walk import jaxprs
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
@@ -91,24 +90,26 @@ def _check_names(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
             )
 
 
-def _cuts(axes: Axes, ndim: int) -> list[tuple[str, ...]]:
+def _cuts(axes: Axes) -> dict[int, tuple[str, ...]]:
     """The mesh axes that cut each dimension, major to minor."""
-    return [
-        tuple(name for name, where in axes.items() if where == dimension)
-        for dimension in range(ndim)
-    ]
+    cuts: dict[int, tuple[str, ...]] = {}
+    for name, dimension in axes.items():
+        cuts[dimension] = (*cuts.get(dimension, ()), name)
+    return cuts
 
 
 def _partition_spec(axes: Axes) -> PartitionSpec:
-    ndim = max(axes.values(), default=-1) + 1
-    return cut_spec({k: names for k, names in enumerate(_cuts(axes, ndim)) if names})
+    return cut_spec(_cuts(axes))
 
 
-def _counts(mesh: AnyMesh, axes: Axes, ndim: int) -> list[int]:
-    """The number of blocks along each dimension."""
-    return [
-        math.prod(mesh.shape[name] for name in names) for names in _cuts(axes, ndim)
-    ]
+def _rescaled(
+    mesh: AnyMesh, aval: Aval, axes: Axes, scale: Callable[[int, int], int]
+) -> Aval:
+    """The aval whose sizes are scaled by the number of blocks along each dimension."""
+    shape = list(aval.shape)
+    for name, dimension in axes.items():
+        shape[dimension] = scale(shape[dimension], mesh.shape[name])
+    return with_shape(aval, shape)
 
 
 # Calls
@@ -198,9 +199,10 @@ class MeshPrograms(Programs[MeshCall]):
         around = self._axes_around()
         own = tuple(name for name in mesh.axis_names if name not in around)
         block = self.flat_function(arguments)
+        rescaled = functools.partial(_rescaled, mesh)
         blocks = [
-            with_shape(aval, map(operator.floordiv, aval.shape, counts))
-            for aval, counts in self._with_counts(avals, in_axes)
+            rescaled(aval, axes, operator.floordiv)
+            for aval, axes in zip(avals, in_axes, strict=True)
         ]
         jaxpr, out_tree = self._traced(block, blocks, own)
         if not around and not tracing.inside_map():
@@ -213,8 +215,8 @@ class MeshPrograms(Programs[MeshCall]):
         own = tuple(name for name in own if name not in inside)
         self._check_results(jaxpr, in_axes, out_axes, out_tree, own)
         out_avals = [
-            with_shape(block, map(operator.mul, block.shape, counts))
-            for block, counts in self._with_counts(out_blocks, out_axes)
+            rescaled(block, axes, operator.mul)
+            for block, axes in zip(out_blocks, out_axes, strict=True)
         ]
         return MeshCall(
             arguments,
@@ -228,16 +230,6 @@ class MeshPrograms(Programs[MeshCall]):
             out_axes,
             own,
         )
-
-    def _with_counts(
-        self, avals: Sequence[Aval], axes: Sequence[Axes]
-    ) -> list[tuple[Aval, list[int]]]:
-        """Each aval, with the number of blocks along each dimension."""
-        mesh = self.options.mesh
-        return [
-            (aval, _counts(mesh, each, aval.ndim))
-            for aval, each in zip(avals, axes, strict=True)
-        ]
 
     def _axes_around(self) -> set[str]:
         """The mesh axes that a map or `jax.shard_map` around is over.
@@ -328,14 +320,8 @@ class MeshPrograms(Programs[MeshCall]):
             traced: Any = jax.make_jaxpr(block, return_shape=True)(*structs)
             closed, out = traced
             tracing.check_constants(closed.consts)
-            count = len(closed.consts)
-            if not count:
-                return closed.jaxpr, out.tree
-
-            def run(*args: Value) -> list[Any]:
-                return jax.core.eval_jaxpr(closed.jaxpr, args[:count], *args[count:])
-
-            return jax.make_jaxpr(run)(*closed.consts, *structs).jaxpr, out.tree
+            jaxpr = tracing.without_constants(closed) if closed.consts else closed.jaxpr
+            return jaxpr, out.tree
 
     def _mesh_inside(self, axes: Sequence[str]) -> Any:
         """The mesh that a block sees inside a `jax.shard_map` over these axes."""
@@ -353,15 +339,12 @@ class MeshPrograms(Programs[MeshCall]):
     ) -> None:
         """Checks that results do not differ along mesh axes that they do not name."""
         mesh = self.options.mesh
-        used = {name for each in jaxprs(jaxpr) for name in axes_used(each.effects)}
         jaxpr = tile_collectives(jaxpr)
         constants = (None,) * (len(jaxpr.invars) - len(in_axes))
         for name in own:
-            dims = tuple(0 if name in axes else None for axes in in_axes)
-            if all(name in axes for axes in out_axes) or not (
-                name in used or 0 in dims
-            ):
+            if all(name in axes for axes in out_axes):
                 continue
+            dims = tuple(0 if name in axes else None for axes in in_axes)
             with bound_axes(_sizes(mesh, own)):
                 differs = tracing.batched_results(
                     jaxpr, tracing.Batch(name, mesh.shape[name]), constants + dims
@@ -424,30 +407,29 @@ class MeshPrograms(Programs[MeshCall]):
         self, in_axes: Sequence[Axes], avals: Sequence[Aval], arguments: Arguments
     ) -> None:
         """Checks that each argument has the dimensions that are cut, which divide."""
+        mesh = self.options.mesh
         problems = []
         for k, (aval, axes) in enumerate(zip(avals, in_axes, strict=True)):
-            counts = _counts(self.options.mesh, axes, aval.ndim)
-            for dimension, mesh_axes in enumerate(_cuts(axes, aval.ndim)):
-                if aval.shape[dimension] % counts[dimension]:
+            for dimension, names in _cuts(axes).items():
+                count = math.prod(mesh.shape[name] for name in names)
+                if dimension >= aval.ndim:
+                    what = f"it has no dimension {dimension}, which {axes} names"
+                elif aval.shape[dimension] % count:
                     what = (
                         f"dimension {dimension} of size {aval.shape[dimension]} does "
-                        f"not divide among the {counts[dimension]} devices along "
-                        f"{mesh_axes}"
+                        f"not divide among the {count} devices along {names}"
                     )
-                    problems.append((k, aval, what))
-            if (highest := max(axes.values(), default=-1)) >= aval.ndim:
-                what = f"it has no dimension {highest}, which {axes} names"
-                problems.append((k, aval, what))
+                else:
+                    continue
+                problems.append((k, f"{aval.str_short()}: {what}"))
         if problems:
-            names = self.leaf_names(arguments)
-            lines = [
-                f"{names[k]} is {a.str_short()}: {what}" for k, a, what in problems
-            ]
+            paths = self.leaf_names(arguments)
+            listed = trees.bullets([f"{paths[k]} is {text}" for k, text in problems])
             given = arguments.with_leaves(arguments.leaves)
             raise ValueError(
-                "mesh_map cannot cut these arguments over the mesh:"
-                f"{trees.bullets(lines)}\nCut other dimensions, or pad them to a "
-                "multiple." + trees.advice_on_lists(names, given)
+                f"mesh_map cannot cut these arguments over the mesh:{listed}\n"
+                "Cut other dimensions, or pad them to a multiple."
+                + trees.advice_on_lists(paths, given)
             )
 
 
@@ -534,9 +516,9 @@ def _tiles(mesh: AnyMesh, shape: Sequence[int], axes: Axes) -> list[int]:
 
     They stand in front of the dimension that they cut.
     """
-    tiles: list[int] = []
-    for size, names in zip(shape, _cuts(axes, len(shape)), strict=True):
-        counts = [mesh.shape[name] for name in names]
+    cuts, tiles = _cuts(axes), []
+    for dimension, size in enumerate(shape):
+        counts = [mesh.shape[name] for name in cuts.get(dimension, ())]
         tiles += [*counts, size // math.prod(counts)]
     return tiles
 
@@ -549,9 +531,9 @@ def _place(axes: Axes, names: Sequence[str]) -> int | None:
     name = names[0]
     if name not in axes:
         return None
-    ndim = max(axes.values()) + 1
-    order = [each for cut in _cuts(axes, ndim) for each in (*cut, None)]
-    return [each for each in order if each is None or each in names].index(name)
+    order = sorted(axes, key=axes.__getitem__)
+    before = order[: order.index(name)]
+    return axes[name] + sum(each in names for each in before)
 
 
 # The public function

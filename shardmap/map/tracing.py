@@ -156,7 +156,7 @@ def trace_body(
         jaxpr = closed.jaxpr
         if closed.consts:
             check_constants(closed.consts)
-            jaxpr = _without_constants(closed)
+            jaxpr = without_constants(closed)
         jaxpr = _checked(jaxpr, axis_name, axis_size)
     out_tree = (
         out_shape.tree
@@ -203,7 +203,7 @@ _checked = per_jaxpr(checked_collectives)
 
 
 @per_jaxpr
-def _without_constants(closed: ClosedJaxpr) -> Any:
+def without_constants(closed: ClosedJaxpr) -> Any:
     """The jaxpr with its constants as its first inputs, where its axes are bound."""
     count = len(closed.consts)
     jaxpr = closed.jaxpr
