@@ -108,16 +108,6 @@ class Arguments(NamedTuple):
         args, kwargs = jax.tree.unflatten(self.in_tree, leaves)
         return args, kwargs
 
-    def without_statics(self) -> "Arguments":
-        """The arguments that are not static, as compiled functions take them."""
-        positional, by_name = self.in_tree.children()
-        trees = [
-            t for k, t in enumerate(positional.children()) if k not in self.statics
-        ]
-        positional = jax.tree_util.treedef_tuple(trees)
-        in_tree = jax.tree_util.treedef_tuple((positional, by_name))
-        return Arguments(self.leaves, in_tree, {})
-
     def prefix(self, entries: PyTree) -> PyTree:
         """A pytree prefix of the positional arguments, static ones included.
 

@@ -30,14 +30,13 @@ from shardmap.arrays.process_local import (
     shardings_along,
     which_are_global,
 )
-from shardmap.map import agreement, contexts, tracing
+from shardmap.map import contexts, tracing
 from shardmap.map.layout import (
     MeshPlacement,
     map_mesh,
 )
 from shardmap.map.lowering import spmap_p
 from shardmap.map.mesh_compatibility import check_inside
-from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import remove_axis
 from shardmap.map.shardings import MapShardings, map_shardings
 from shardmap.units import Auto
@@ -72,20 +71,6 @@ class ElementCall(Call):
             return None
         operands, results = self._map_shardings
         return MapShardings(operands[len(self.body.constants) :], results)
-
-    def __str__(self) -> str:
-        params = self.params
-        where = (
-            [device.id for device in self.devices] if params["mesh"] else "around it"
-        )
-        elements = [var.aval.str_short() for var in params["call_jaxpr"].invars]
-        return (
-            f"{axis_text(params['axis_name'])} of {params['axis_size']} elements on "
-            f"devices {where}, elements {elements}"
-        )
-
-    def text_to_compare(self, name: str) -> str:
-        return agreement.description(self.params)
 
     @property
     def global_avals(self) -> Sequence[Aval]:
@@ -182,6 +167,7 @@ class ElementPrograms(Programs[ElementCall]):
             body.out_tree,
             out_avals,
             params["mesh"],
+            body.jaxpr,
             body,
             params,
             are_global is not None,

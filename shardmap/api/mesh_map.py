@@ -45,7 +45,7 @@ from shardmap.api.programs import (
     devices_of,
 )
 from shardmap.arrays import placement, trees
-from shardmap.map import agreement, contexts, tracing
+from shardmap.map import contexts, tracing
 from shardmap.map.collectives.names import in_mesh_order
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.mesh_compatibility import axes_used_inside
@@ -143,14 +143,12 @@ class MeshCall(Call):
 
     Attributes:
       block: the function of the leaves' blocks, with flat results.
-      jaxpr: what it computes.
       in_axes, out_axes: those of each leaf and of each result.
       own_axes: the mesh axes that it maps over.
     """
 
     mesh: AnyMesh
     block: Callable[..., tracing.Flattened]
-    jaxpr: Jaxpr
     in_axes: Sequence[Axes]
     out_axes: Sequence[Axes]
     own_axes: tuple[str, ...]
@@ -161,21 +159,6 @@ class MeshCall(Call):
         return MapShardings(
             tuple(map(sharding, map(_partition_spec, self.in_axes), self.in_avals)),
             tuple(map(sharding, map(_partition_spec, self.out_axes), self.out_avals)),
-        )
-
-    def __str__(self) -> str:
-        devices = [device.id for device in self.devices]
-        return (
-            f"blocks on mesh {dict(self.mesh.shape)}, devices {devices}, arguments "
-            f"{self.in_types}"
-        )
-
-    def text_to_compare(self, name: str) -> str:
-        return (
-            f"{name}, mesh {dict(self.mesh.shape)}, "
-            f"arguments ({', '.join(self.in_types)}), in_axes "
-            f"{self.in_axes}, out_axes {self.out_axes}, operations "
-            f"{agreement.operations(self.jaxpr)}"
         )
 
 
@@ -224,8 +207,8 @@ class MeshPrograms(Programs[MeshCall]):
             out_tree,
             out_avals,
             mesh,
-            block,
             jaxpr,
+            block,
             in_axes,
             out_axes,
             own,

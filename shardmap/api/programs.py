@@ -16,10 +16,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
-from shardmap._jax.context import config_value, configuration, without_mesh
+from shardmap._jax.context import configuration, without_mesh
 from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
-from shardmap._jax.types import AnyMesh, Aval, PyTree, TreeDef, Value
-from shardmap._lazy import logging
+from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments, Static
 from shardmap.arrays import array_likes, placement, processes, running, trees
@@ -45,6 +44,7 @@ class Call(abc.ABC):
       out_tree: the structure of the result.
       out_avals: the avals of the results, as global arrays.
       mesh: where it runs; None inside another map.
+      jaxpr: what the function computes.
     """
 
     arguments: Arguments
@@ -52,28 +52,12 @@ class Call(abc.ABC):
     out_tree: TreeDef
     out_avals: Sequence[Aval]
     mesh: AnyMesh | None
+    jaxpr: Jaxpr
 
     @property
     @abc.abstractmethod
     def shardings(self) -> MapShardings | None:
         """The shardings of leaves and results; None inside another map."""
-
-    @abc.abstractmethod
-    def __str__(self) -> str:
-        """The description of the program in the log."""
-
-    @abc.abstractmethod
-    def text_to_compare(self, name: str) -> str:
-        """A text that is equal in all processes that make this call.
-
-        Args:
-          name: of the function.
-        """
-
-    @property
-    def in_types(self) -> list[str]:
-        """The types of the leaves, as JAX prints them."""
-        return [aval.str_short() for aval in self.in_avals]
 
     @property
     def global_avals(self) -> Sequence[Aval]:
@@ -200,9 +184,19 @@ class Programs(abc.ABC, Generic[C]):
 
     def agree(self, call: C) -> None:
         """Checks that all processes make this call, before it is lowered."""
-        agreement.agree(
-            call.mesh, self._named(), lambda: call.text_to_compare(self.name)
-        )
+
+        def text() -> str:
+            """Equal in all processes that make this call."""
+            assert call.mesh is not None
+            assert call.shardings is not None
+            types = ", ".join(aval.str_short() for aval in call.global_avals)
+            specs = [[str(s.spec) for s in each] for each in call.shardings]
+            return (
+                f"{self.name}, mesh {dict(call.mesh.shape)}, arguments ({types}), "
+                f"specs {specs}, operations {agreement.operations(call.jaxpr)}"
+            )
+
+        agreement.agree(call.mesh, self._named(), text)
 
     def run(self, args: Args, kwargs: Kwargs) -> tuple[PyTree, CompiledEntry | None]:
         """Runs a call on arguments with any shardings.
@@ -361,26 +355,18 @@ class Programs(abc.ABC, Generic[C]):
             program, shardings, self._donated(arguments), arguments.statics
         )
 
-    def jitted(self, call: C, dropped: Collection[int] = ()) -> jax.stages.Wrapped:
-        """A call as `jax.jit`, to be traced for the call's `structs`.
-
-        Args:
-          call: the call.
-          dropped: the positions of static arguments that are not passed.
-        """
+    def jitted(
+        self, call: C, static_argnums: Collection[int] = ()
+    ) -> jax.stages.Wrapped:
+        """A call as `jax.jit`, to be traced for the call's `structs`."""
 
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
             return self.bind_call(call, jax.tree.leaves((args, kwargs)))
 
-        described_like(run, self.fun(), self.name, dropped)
-        argnums = [k for k in range(call.arguments.num_positional) if k not in dropped]
         return jax.jit(
-            run,
-            donate_argnums=[
-                k
-                for k, argnum in enumerate(argnums)
-                if argnum in self.options.donate_argnums
-            ],
+            described_like(run, self.fun(), self.name),
+            static_argnums=tuple(static_argnums),
+            donate_argnums=self.options.donate_argnums,
             donate_argnames=self.donate_argnames,
             **self._jit_options(call, call.out_tree),
         )
@@ -408,26 +394,16 @@ class Programs(abc.ABC, Generic[C]):
                 f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
                 "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
             )
-        level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
-        logging.log(level, "shardmap: compiling %s: %s", self.name, call)
         return {
             "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
             "compiler_options": running.compiler_options(call.devices),
         }
 
 
-def described_like(
-    run: Any, fun: Callable[..., Any], name: str, dropped: Collection[int] = ()
-) -> Any:
+def described_like(run: Any, fun: Callable[..., Any], name: str) -> Any:
     """``run``, with the name and signature of ``fun``, which JAX prints.
 
     Defaults, which may hold ``fun``, are replaced by None.
-
-    Args:
-      run: the function to describe.
-      fun: the user's.
-      name: of ``fun``.
-      dropped: the positions of its arguments that ``run`` does not take.
     """
     run.__name__ = run.__qualname__ = name
     try:
@@ -438,8 +414,7 @@ def described_like(
     run.__signature__ = inspect.Signature(
         [
             p.replace(annotation=empty, default=empty if p.default is empty else None)
-            for k, p in enumerate(signature.parameters.values())
-            if k not in dropped or p.kind is p.VAR_POSITIONAL
+            for p in signature.parameters.values()
         ]
     )
     return run

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol, overload
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value, without_sharding
+from shardmap._jax.types import Aval, PyTree, Value, without_sharding
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
 from shardmap.api.programs import Args, Call, Kwargs, Programs
 from shardmap.arrays import array_likes, placement, trees
-from shardmap.map import agreement, contexts
+from shardmap.map import contexts
 from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
@@ -191,28 +191,13 @@ class PartitionCall(Call):
     Attributes:
       in_parts, out_parts: how each leaf and each result is cut.
       total: the number of partitions; None if nothing determines it.
-      jaxpr: what the function computes.
+      constants: those of the jaxpr.
     """
 
     in_parts: Sequence[Counts]
     out_parts: Sequence[Counts]
     total: int | None
-    jaxpr: ClosedJaxpr
-
-    def __str__(self) -> str:
-        devices = [device.id for device in self.devices]
-        return (
-            f"{self.total or 1} partitions on devices {devices}, arguments "
-            f"{self.in_types}"
-        )
-
-    def text_to_compare(self, name: str) -> str:
-        return (
-            f"{name}, {self.total or 1} partitions, "
-            f"arguments ({', '.join(self.in_types)}), in_parts "
-            f"{self.in_parts}, out_parts {self.out_parts}, operations "
-            f"{agreement.operations(self.jaxpr.jaxpr)}"
-        )
+    constants: Sequence[Value]
 
     @functools.cached_property
     def shardings(self) -> MapShardings:
@@ -241,13 +226,14 @@ class PartitionPrograms(Programs[PartitionCall]):
         _check_shapes(what, names, avals, in_parts)
         flat = jax.jit(self.flat_function(arguments))
         traced = flat.trace(*map(without_sharding, avals))
-        jaxpr, out_tree = traced.jaxpr, traced.out_info.tree
+        jaxpr, out_tree = traced.jaxpr.jaxpr, traced.out_info.tree
+        out_avals = traced.jaxpr.out_avals
         out_names = trees.result_names(out_tree)
         out_parts = _broadcast(
             what, "out_parts", self.options.out_parts, out_tree, "the result"
         )
-        _check_shapes(what, out_names, jaxpr.out_avals, out_parts)
-        constraints = constraints_in(jaxpr.jaxpr)
+        _check_shapes(what, out_names, out_avals, out_parts)
+        constraints = constraints_in(jaxpr)
         total = _agreed_total(
             what,
             [
@@ -258,17 +244,18 @@ class PartitionPrograms(Programs[PartitionCall]):
             ],
         )
         if alone and constraints:
-            jaxpr = jaxpr.replace(jaxpr=on_its_own_devices(jaxpr.jaxpr))
+            jaxpr = on_its_own_devices(jaxpr)
         return PartitionCall(
             arguments,
             avals,
             out_tree,
-            jaxpr.out_avals,
+            out_avals,
             partition_mesh((), total or 1, "sharded_jit") if alone else None,
+            jaxpr,
             in_parts,
             out_parts,
             total,
-            jaxpr,
+            traced.jaxpr.consts,
         )
 
     def _in_parts(self, arguments: Arguments) -> list[Counts]:
@@ -290,8 +277,7 @@ class PartitionPrograms(Programs[PartitionCall]):
     def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
         if call.mesh is not None:
             # The shardings of arguments and results are those of the `jax.jit`.
-            closed = call.jaxpr
-            results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
+            results = jax.core.eval_jaxpr(call.jaxpr, call.constants, *leaves)
             return jax.tree.unflatten(call.out_tree, results)
 
         def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:

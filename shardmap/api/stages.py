@@ -94,9 +94,9 @@ def trace(programs: Programs[Any], args: Args, kwargs: Kwargs) -> jax.stages.Tra
 
 
 def _traced(programs: Programs[Any], call: Call) -> jax.stages.Traced:
-    """The program without the static arguments, as compiled functions are called."""
+    """The program, whose static arguments compiled functions do not take."""
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
-    args, kwargs = call.arguments.without_statics().with_leaves(leaves)
-    program = programs.jitted(call, dropped=call.arguments.statics.keys())
+    args, kwargs = call.arguments.with_leaves(leaves)
+    program = programs.jitted(call, call.arguments.statics.keys())
     return program.trace(*args, **kwargs)

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import gc
 import inspect
-import logging
 import pickle
 import traceback
 import weakref
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import logging as absl_logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -285,29 +283,6 @@ def test_what_jax_is_told_anew_is_traced_anew(kind):
     with jax.enable_x64(True):
         assert f(np.arange(8)).dtype == np.int64
     assert f(np.arange(8)).dtype == np.int32
-
-
-COMPILING = {
-    "spmap": "axis 'i' of 8 elements on devices [0, 1, 2, 3, 4, 5, 6, 7], elements "
-    "['float32[]']",
-    "mesh_map": "blocks on mesh {'i': 8}, devices [0, 1, 2, 3, 4, 5, 6, 7], arguments "
-    "['float32[8]']",
-    "sharded_jit": "8 partitions on devices [0, 1, 2, 3, 4, 5, 6, 7], arguments "
-    "['float32[8]']",
-}
-
-
-@every_kind
-def test_one_line_for_each_compile(kind, caplog):
-    absl_logging.get_absl_logger().propagate = True
-    f = mapped(kind, lambda x: x + 1)
-    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
-        for _ in range(2):
-            f(X)
-            f(np.ones(16, np.float32))
-    lines = [m for m in caplog.messages if "shardmap: compiling" in m]
-    assert len(lines) == 2
-    assert lines[0] == f"shardmap: compiling <lambda>: {COMPILING[kind]}"
 
 
 # Refusals

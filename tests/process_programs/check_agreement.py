@@ -74,8 +74,8 @@ def check_partitions_are_told_apart():
     functions = [lambda x: x * x.sum(), lambda x: x + x.max()]
     refused(
         RuntimeError,
-        f"sharded_jit of <lambda>: {DIFFERENT}  * process 0: <lambda>, {DEVICES} "
-        f"partitions, arguments (float32[{DEVICES},3]), in_parts [({DEVICES}, 1)]",
+        f"sharded_jit of <lambda>: {DIFFERENT}  * process 0: <lambda>, mesh "
+        f"{{'_partitions0': {DEVICES}}}, arguments (float32[{DEVICES},3]), specs",
         parts(functions[PROCESS % 2]),
         ones(3),
     )
