@@ -79,9 +79,9 @@ def _on_devices_of_operands(
     if not fewer:
         return params
     keys = ("axis_name", "axis_size", "call_jaxpr")
-    made: list[Any] = [*(params[key] for key in keys), list(mesh.devices.flat)]
-    alone, placement = map_mesh(*made, False)
-    if set(alone.devices.flat) in fewer and map_mesh(*made, True)[0] == mesh:
+    made = {key: params[key] for key in keys} | {"devices": list(mesh.devices.flat)}
+    alone, placement = map_mesh(**made, shared=False)
+    if set(alone.devices.flat) in fewer and map_mesh(**made, shared=True)[0] == mesh:
         return params | {"mesh": alone} | placement._asdict()
     return params
 
