@@ -101,8 +101,7 @@ class Dask(OnDask):
     def function(self, shard: Shard) -> Any:
         key = shard.stage, shard.recipe.static
         if key not in self.shared:
-            blob = self.functions.of(shard)
-            self.shared[key] = self.call(unchanged, blob)
+            self.shared[key] = self.call(unchanged, super().function(shard))
         return self.shared[key]
 
     def arg(self, value: Value, box: Box) -> Any:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
+import jax
 import numpy as np
 
-from shardmap.plan.away.travels import Functions, Travels, run_task
+from shardmap.plan.away.travels import Travels, exported, run_task
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.run.buffers import start_dtype
@@ -23,14 +24,16 @@ class Elsewhere(Workers):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.functions = Functions()
+        self.blobs: dict[jax.stages.Wrapped, bytes] = {}
         self.travels = Travels.of(
             self.cut_program, self.leaves, self.acc.given, self.keeps
         )
 
     def function(self, shard: Shard) -> Any:
         """The exported function of a shard, or what stands for it."""
-        return self.functions.of(shard)
+        if shard.function not in self.blobs:
+            self.blobs[shard.function] = exported(shard)
+        return self.blobs[shard.function]
 
     def arg(self, value: Value, box: Box) -> Any:
         """A box for a shard: where it is, or its array."""

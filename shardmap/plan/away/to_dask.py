@@ -40,7 +40,7 @@ class _Graph(OnDask):
         super().__init__(None, cut_program, leaves, Accumulator(cut_program))
         self.dask: Any = importlib.import_module("dask")
         self.da: Any = importlib.import_module("dask.array")
-        self.blobs: dict[bytes, Any] = {}
+        self.functions: dict[bytes, Any] = {}
         self.made: dict[Value, Any] = {}
 
     def outputs(self) -> PyTree:
@@ -65,9 +65,9 @@ class _Graph(OnDask):
 
     def function(self, shard: Shard) -> Any:
         blob = super().function(shard)
-        if blob not in self.blobs:
-            self.blobs[blob] = self.dask.delayed(blob)
-        return self.blobs[blob]
+        if blob not in self.functions:
+            self.functions[blob] = self.dask.delayed(blob)
+        return self.functions[blob]
 
     def arg(self, value: Value, box: Box) -> Any:
         if value.producer is not None:

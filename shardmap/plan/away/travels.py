@@ -1,14 +1,17 @@
 """The task of one shard in another process: read, run, write.
 
 It gets an exported function and, for each box that it reads or writes, either where the
-value lies or the bytes themselves. What it cannot write comes back.
+value lies or the bytes themselves. What it cannot write comes back. No object of JAX is
+pickled. A worker keeps the functions that it has seen.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+from jax import export
 
 # These register themselves.
 from shardmap.arrays.sources import files, labelled, stores  # noqa: F401
@@ -18,7 +21,6 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.run.buffers import read_box
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.remote import arg_avals, exported, run_exported
 from shardmap.plan.run.shards import Shard
 
 
@@ -52,12 +54,33 @@ class Write(NamedTuple):
 Arg: TypeAlias = Read | np.ndarray
 
 
+def exported(shard: Shard) -> bytes:
+    """The function of a shard as bytes.
+
+    Raises:
+      ImportError: the package that writes them is not installed.
+    """
+    try:
+        return bytes(shard.export().serialize())
+    except ImportError as error:
+        raise ImportError(
+            "shards travel to other processes as jax.export bytes, which need the "
+            "package flatbuffers: pip install flatbuffers"
+        ) from error
+
+
+@functools.lru_cache(maxsize=256)
+def _imported(blob: bytes) -> Callable[..., Any]:
+    return jax.jit(export.deserialize(bytearray(blob)).call)
+
+
 def run_task(
     blob: bytes, args: Sequence[Arg], writes: Sequence[Write | None]
 ) -> list[np.ndarray | None]:
     """Runs one shard, and gives those of its results that it has not written."""
     arrays = [arg.array() if isinstance(arg, Read) else arg for arg in args]
-    results: list[np.ndarray | None] = [*run_exported(blob, arrays)]
+    with jax.enable_x64(True):  # The types are those of the function, whatever is set.
+        results: list[np.ndarray | None] = [*map(np.asarray, _imported(blob)(*arrays))]
     for k, write in enumerate(writes):
         part = results[k]
         if write is not None and part is not None:
@@ -129,16 +152,3 @@ def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
         start % cell == 0 and (stop % cell == 0 or stop == size)
         for (start, stop), cell, size in zip(box, grain, shape, strict=True)
     )
-
-
-class Functions:
-    """The exported functions of a plan's shards, each made once."""
-
-    def __init__(self) -> None:
-        self._blobs: dict[jax.stages.Wrapped, bytes] = {}
-
-    def of(self, shard: Shard) -> bytes:
-        function = shard.function
-        if function not in self._blobs:
-            self._blobs[function] = exported(function, arg_avals(shard.recipe))
-        return self._blobs[function]

@@ -13,8 +13,7 @@ from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.memory.liveness import Peak, peak
 from shardmap.plan.run.buffers import depth
-from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.remote import arg_avals
+from shardmap.plan.run.cut_program import CutProgram, arg_avals
 
 COUNTERS = 2**10
 """Bytes that compilers take for counters and the like, which are not counted."""

@@ -1,7 +1,7 @@
 """Buffers of results, the tree of partial results, and reads of boxes."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -80,24 +80,34 @@ class Fold:
         at_once: int = 2,
     ) -> None:
         self.left = count
-        combine = functools.partial(combine, combiner)
-        self._levels = [_Level(combine, at_once) for _ in range(depth(count))]
+        self._combine, self._at_once = functools.partial(combine, combiner), at_once
+        # Per level, the unfinished node in parts, and how many are in it.
+        self._nodes: list[list[Any]] = [[] for _ in range(depth(count))]
+        self._counts = [0] * depth(count)
 
     def add(self, part: Any) -> Any:
         """Takes the next one, and gives what is to be put into the buffer, if any."""
         self.left -= 1
-        node = part
-        for level in self._levels:
-            node = level.add(node, self.left == 0)
-            if node is None:
-                break
-        return node
+        return self._add(part, self.left == 0)
 
     def rest(self) -> Any:
         """Combines what is not in the buffer yet, and gives it."""
-        node = None
-        for level in self._levels:
-            node = level.add(node, True)
+        return self._add(None, True)
+
+    def _add(self, node: Any, last: bool) -> Any:
+        for level, nodes in enumerate(self._nodes):
+            if node is not None:
+                nodes.append(node)
+                self._counts[level] += 1
+            whole = last or self._counts[level] == FOLDED
+            if len(nodes) == self._at_once or (whole and len(nodes) > 1):
+                # The first one is somebody else's, if it was not made here.
+                own = self._counts[level] > len(nodes)
+                nodes[:] = [self._combine(nodes.copy(), own)]
+            if not whole:
+                return None
+            node = nodes.pop() if nodes else None
+            self._counts[level] = 0
         return node
 
 
@@ -111,55 +121,6 @@ def depth(count: int) -> int:
     while count > FOLDED:
         count, found = -(-count // FOLDED), found + 1
     return found
-
-
-class _Level:
-    """The unfinished node on one level of a tree."""
-
-    def __init__(self, combine: Callable[[list[Any], bool], Any], at_once: int) -> None:
-        self._combine, self._at_once = combine, at_once
-        self._nodes: list[Any] = []
-        self._count = 0
-
-    def add(self, part: Any, last: bool) -> Any:
-        """Takes one more, and gives the node when it is whole."""
-        if part is not None:
-            self._nodes.append(part)
-            self._count += 1
-        whole = last or self._count == FOLDED
-        if len(self._nodes) == self._at_once or (whole and len(self._nodes) > 1):
-            # The first one is somebody else's, if it was not made here.
-            own = self._count > len(self._nodes)
-            self._nodes = [self._combine(self._nodes, own)]
-        if not whole or not self._nodes:
-            return None
-        [node] = self._nodes
-        self._nodes, self._count = [], 0
-        return node
-
-
-class Folds:
-    """The trees of several boxes."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Fold] = {}
-
-    def add(
-        self, key: Any, combiner: str, count: int, part: ArrayLike
-    ) -> np.ndarray | None:
-        """As `Fold.add`, of the tree of a key, which is forgotten when it is made."""
-        fold = self._known.setdefault(key, Fold(combiner, count))
-        made: np.ndarray | None = fold.add(np.asarray(part))
-        if not fold.left:
-            del self._known[key]
-        return made
-
-    def rest(self) -> Iterator[tuple[Any, np.ndarray]]:
-        """Per key, what is not in the buffer yet. The caller puts it there."""
-        for key, fold in self._known.items():
-            node = fold.rest()
-            if node is not None:
-                yield key, node
 
 
 def start_dtype(starts: Sequence[int]) -> Any:

@@ -13,16 +13,15 @@ from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.emitting.equal import likeness
-from shardmap.plan.engine.keys import is_key, key_impl, nbytes
+from shardmap.plan.engine.keys import data_aval, is_key, key_impl, nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, StaticRecipe
 from shardmap.plan.engine.rules import Cut
-from shardmap.plan.engine.slices import Box
+from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.engine.stages import Stage, stages_of
 from shardmap.plan.lax.row_sums import by_rows
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
-from shardmap.plan.run.remote import arg_avals
 
 IN_MEMORY = 2**20
 """Up to how many bytes a value is kept in memory, even where there is `scratch`."""
@@ -33,6 +32,17 @@ def in_order(
 ) -> tuple[PyTree, ...]:
     """Arguments of a function, positional and by name, as those of its graph."""
     return (*args, dict(kwargs)) if kwargs else args
+
+
+def arg_avals(recipe: Recipe) -> list[jax.ShapeDtypeStruct]:
+    """What a shard's function takes: boxes as they are stored, and starts."""
+    found = []
+    for value, box in recipe.reads:
+        aval = data_aval(value.aval)
+        shape = shape_of(box) + tuple(aval.shape[len(box) :])
+        found.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+    starts = recipe.starts
+    return [*found, jax.ShapeDtypeStruct((len(starts),), start_dtype(starts))]
 
 
 class CutProgram:

@@ -5,6 +5,7 @@ from typing import Any, SupportsIndex, overload
 
 import jax
 import numpy as np
+from jax import export
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import PyTree
@@ -12,12 +13,11 @@ from shardmap.arrays import combining
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
-from shardmap.plan.engine.slices import slices
+from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
-from shardmap.plan.run.cut_program import CutProgram, in_order
+from shardmap.plan.run.cut_program import CutProgram, arg_avals, in_order
 from shardmap.plan.run.out import misfits
-from shardmap.plan.run.remote import arg_avals
 from shardmap.plan.run.tasks import Target
 from shardmap.units import integer_of
 
@@ -153,7 +153,7 @@ class Shard:
                 buffers.put(places[value], box, combiner, part)
         return acc
 
-    def export(self) -> jax.export.Exported:
+    def export(self) -> export.Exported:
         """Exports `function`, which takes what `args` returns.
 
         Example:
@@ -164,7 +164,7 @@ class Shard:
           >>> jax.export.deserialize(blob).call(*made.shards[1].args(x))
           (Array([2., 2.], dtype=float32),)
         """
-        return jax.export.export(self.function)(*arg_avals(self.recipe))
+        return export.export(self.function)(*arg_avals(self.recipe))
 
     def _refuse_stranger(self, name: str, acc: Any) -> None:
         """Refuses an accumulator that results cannot be put into.
@@ -279,8 +279,8 @@ class Accumulator:
             for result in stage.results
         }
         self.kept: dict[Value, Any] = {}
-        self._done: dict[int, np.ndarray] = {}
-        self._folds = buffers.Folds()
+        self._done: dict[int, set[int]] = {}
+        self._folds: dict[tuple[Value, Box], buffers.Fold] = {}
 
     def buffer(self, value: Value) -> Any:
         """The buffer of a value, made when it is first used."""
@@ -303,17 +303,15 @@ class Accumulator:
             if combiner == "insert":
                 buffers.put(buffer, box, combiner, part)
                 continue
-            count = self.cut_program.parts[value]
-            made = self._folds.add((value, box), combiner, count, part)
+            if (value, box) not in self._folds:
+                count = self.cut_program.parts[value]
+                self._folds[value, box] = buffers.Fold(combiner, count)
+            fold = self._folds[value, box]
+            made = fold.add(np.asarray(part))
             if made is not None:
                 buffers.put(buffer, box, combiner, made)
-
-    def _done_of(self, stage: int) -> np.ndarray:
-        """Which shards of a stage have been put together."""
-        if stage not in self._done:
-            stages = {each.number: each for each in self.cut_program.stages}
-            self._done[stage] = np.zeros(stages[stage].num_shards, bool)
-        return self._done[stage]
+            if not fold.left:
+                del self._folds[value, box]
 
     def mark(self, shard: Shard) -> None:
         """Notes that a shard has been reduced.
@@ -321,13 +319,13 @@ class Accumulator:
         Raises:
           ValueError: it has been reduced before.
         """
-        done = self._done_of(shard.stage)
-        if done[shard.number]:
+        done = self._done.setdefault(shard.stage, set())
+        if shard.number in done:
             raise ValueError(
                 f"shard {shard.number} of stage {shard.stage} has been reduced into "
                 "acc already: reduce each shard once, or begin anew with None"
             )
-        done[shard.number] = True
+        done.add(shard.number)
 
     def refuse_unfinished(self, shard: Shard) -> None:
         """Refuses a shard that needs values of shards that have not been reduced.
@@ -339,13 +337,13 @@ class Accumulator:
         for stage in self.cut_program.stages:
             if stage.number >= shard.stage:
                 return
-            done = self._done_of(stage.number)
+            done = len(self._done.get(stage.number, ()))
             makes = any(result.value in needed for result in stage.results)
-            if makes and not done.all():
+            if makes and done < stage.num_shards:
                 raise ValueError(
                     f"shard {shard.number} of stage {shard.stage} needs what stage "
-                    f"{stage.number} makes, of whose {len(done):,} shards "
-                    f"{int(done.sum()):,} have been reduced into values: reduce all of "
+                    f"{stage.number} makes, of whose {stage.num_shards:,} "
+                    f"shards {done:,} have been reduced into values: reduce all of "
                     "them first"
                 )
 
@@ -373,8 +371,9 @@ class Accumulator:
     def outputs(self, raw: bool = False) -> list[Any]:
         """As `result`, flat."""
         # Somebody may look before all shards are done.
-        for (value, box), part in self._folds.rest():
-            buffers.put(self.buffer(value), box, self._combiners[value], part)
+        for (value, box), fold in self._folds.items():
+            if (part := fold.rest()) is not None:
+                buffers.put(self.buffer(value), box, self._combiners[value], part)
         outputs: list[Any] = []
         for operand in self.cut_program.graph.outputs:
             if isinstance(operand, Scalar):

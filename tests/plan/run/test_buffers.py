@@ -11,7 +11,6 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.buffers import (
     FOLDED,
     Fold,
-    Folds,
     holds,
     put,
     read_box,
@@ -61,11 +60,11 @@ def test_partial_results_are_put_together_as_a_tree(count, shape):
 
 
 def test_what_is_put_together_so_far_is_not_lost():
-    buffer, folds = np.zeros((), np.int32), Folds()
+    buffer, fold = np.zeros((), np.int32), Fold("add", 300)
     for number in range(300):
-        made = [folds.add("key", "add", 300, np.int32(number))]
+        made = [fold.add(np.asarray(number, np.int32))]
         if number % 50 == 20:
-            made += [node for _, node in folds.rest()]
+            made.append(fold.rest())
         for node in made:
             if node is not None:
                 put(buffer, (), "add", node)

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,111 +55,90 @@ def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
         if not small or leaf.size * leaf.dtype.itemsize > COMPARED:
             found.append(None)
             continue
-        digest = Digest()
-        digest.add(leaf)
-        found.append(digest.text())
+        found.append(_digest(leaf))
     return found
 
 
 class Digest:
-    """A digest of values of Python, JAX and NumPy.
+    """A digest of values of Python, JAX and NumPy."""
 
-    Args:
-      inside: the ids of what it is a part of, where something may hold itself.
-    """
-
-    def __init__(self, inside: set[int] | None = None) -> None:
+    def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._inside: set[int] = set() if inside is None else inside
 
     def text(self) -> str:
         return self._hash.hexdigest()
 
-    def add(self, thing: Any, called: bool = False) -> None:
-        """Adds a value.
-
-        Args:
-          thing: the value.
-          called: whether it is, or is held by, a function that shards call.
-        """
-        if id(thing) in self._inside:
-            return
-        self._inside.add(id(thing))
-        try:
-            self._add(thing, functools.partial(self.add, called=called), called)
-        finally:
-            self._inside.discard(id(thing))
-
-    def _say(self, *words: object) -> None:
-        # Functions among the parameters print their addresses, which differ.
-        text = re.sub(r"0x[0-9a-f]+", "", repr(words))
-        self._hash.update(text.encode())
-
-    def _add(self, thing: Any, add: Callable[[Any], None], called: bool) -> None:
+    def add(self, thing: Any) -> None:
         kind = type(thing).__qualname__
         if isinstance(thing, jex_core.Jaxpr | jex_core.ClosedJaxpr):
-            self._say(description(thing, self._part))
-        elif isinstance(thing, jax.Array) or hasattr(thing, "__array__"):
-            self._array(thing)
+            self._say(description(thing, _digest))
+        elif isinstance(thing, jax.Array) and is_key(thing.aval):
+            self._say(thing.dtype)
+            self.add(jax.random.key_data(thing))
+        elif hasattr(thing, "__array__"):
+            array = np.asarray(thing)
+            self._say(array.dtype, array.shape)
+            self._hash.update(np.ascontiguousarray(array).tobytes())
         elif isinstance(thing, tuple | list):
             self._say(kind, len(thing))
             for each in thing:
-                add(each)
+                self.add(each)
         elif isinstance(thing, Mapping):
             self._say(kind, len(thing))
             for key in sorted(thing, key=repr):
-                add(key)
-                self.add(thing[key], called or key == CALLED)
+                self.add(key)
+                self.add(thing[key])
+                if key == CALLED:
+                    self._add_called(thing[key])
         elif isinstance(thing, set | frozenset):
             self._say(kind, sorted(map(repr, thing)))
-        elif isinstance(thing, types.CodeType):
-            self._say(kind, thing.co_code, thing.co_names)
-            add(thing.co_consts)
-        elif isinstance(thing, types.FunctionType):
-            self._function(thing, add, called)
-        elif isinstance(thing, types.MethodType):
-            add((thing.__func__, thing.__self__))
-        elif isinstance(thing, functools.partial):
-            add((thing.func, thing.args, thing.keywords))
-        elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-            self._say(kind)
-            for field in dataclasses.fields(thing):
-                add(getattr(thing, field.name, None))
-        elif called and not isinstance(thing, type | types.ModuleType):
-            self._say(kind, thing if not hasattr(thing, "__dict__") else None)
-            add(vars(type(thing)).get("__call__"))
-            add(getattr(thing, "__dict__", None))
         else:
             self._say(kind, thing)
 
-    def _part(self, thing: Any) -> str:
-        digest = Digest(self._inside)
-        digest.add(thing)
-        return digest.text()
+    def _say(self, *words: object) -> None:
+        # Functions print their addresses, which differ.
+        text = re.sub(r"0x[0-9a-f]+", "", repr(words))
+        self._hash.update(text.encode())
 
-    def _array(self, array: Any) -> None:
-        if isinstance(array, jax.Array) and is_key(array.aval):
-            self._say(array.dtype)
-            array = jax.random.key_data(array)
-        array = np.asarray(array)
-        self._say(array.dtype, array.shape)
-        self._hash.update(np.ascontiguousarray(array).tobytes())
+    def _add_called(self, thing: Any, inside: frozenset[int] = frozenset()) -> None:
+        """Adds a function that shards call: its code, and what it closes over.
 
-    def _function(
-        self, function: types.FunctionType, add: Callable[[Any], None], called: bool
-    ) -> None:
-        self._say(function.__module__, function.__qualname__)
-        add(function.__code__)
-        if not called:
+        Args:
+          thing: the function, or a part of it.
+          inside: the ids of what it is a part of, as a function may hold itself.
+        """
+        if id(thing) in inside:
             return
-        add((function.__defaults__, function.__kwdefaults__))
-        for cell in function.__closure__ or ():
-            try:
-                add(cell.cell_contents)
-            except ValueError:  # Not set yet.
-                self._say("empty")
-        for name in function.__code__.co_names:
-            held = function.__globals__.get(name)
-            own = getattr(held, "__module__", None) == function.__module__
-            if own or isinstance(held, np.ndarray | jax.Array | int | float | str):
-                add(held)
+        parts: tuple[Any, ...] = ()
+        if isinstance(thing, types.FunctionType):
+            cells = [each.cell_contents for each in thing.__closure__ or ()]
+            defaults = thing.__defaults__, thing.__kwdefaults__
+            parts = thing.__code__, *defaults, *cells
+        elif isinstance(thing, types.CodeType):
+            self._say(thing.co_code, thing.co_names)
+            parts = thing.co_consts
+        elif isinstance(thing, types.MethodType):
+            parts = thing.__func__, thing.__self__
+        elif isinstance(thing, functools.partial):
+            parts = thing.func, *thing.args, *thing.keywords.values()
+        elif isinstance(thing, tuple | list):
+            parts = tuple(thing)
+        elif isinstance(thing, Mapping):
+            parts = *thing.keys(), *thing.values()
+        elif isinstance(thing, type | types.ModuleType | np.ndarray | jax.Array):
+            self.add(thing)
+        elif dataclasses.is_dataclass(thing):
+            fields = dataclasses.fields(thing)
+            parts = tuple(getattr(thing, field.name) for field in fields)
+        elif hasattr(thing, "__dict__"):
+            parts = type(thing), *vars(thing).values()
+        else:
+            self.add(thing)
+        for part in parts:
+            self._add_called(part, inside | {id(thing)})
+
+
+def _digest(thing: Any) -> str:
+    digest = Digest()
+    digest.add(thing)
+    return digest.text()

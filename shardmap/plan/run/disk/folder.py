@@ -9,11 +9,9 @@ import pathlib
 import re
 import secrets
 import socket
-import stat
 from typing import Any
 
 DRAFT = ".part"
-FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def path_of(what: str, value: Any) -> pathlib.Path:
@@ -76,30 +74,25 @@ class Folder:
           name: its name.
           *spans: (offset, length) of what is read of it; default: all.
         """
-        path = self.path / name
         try:
-            with open(os.open(path, os.O_RDONLY | FLAGS), "rb") as file:
-                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    found = []
-                    for offset, length in spans or [(0, -1)]:
-                        file.seek(offset)
-                        found.append(file.read(length))
-                    return b"".join(found)
+            with open(self.path / name, "rb") as file:
+                found = []
+                for offset, length in spans or [(0, -1)]:
+                    file.seek(offset)
+                    found.append(file.read(length))
+                return b"".join(found)
         except FileNotFoundError:
             return None
-        except OSError:
-            if not (path.is_symlink() or path.is_dir()):
-                raise
-        raise ValueError(
-            f"{path} is no plain file, and links are not followed: give an empty folder"
-        )
 
     def write(self, name: str, content: bytes) -> None:
         """Makes a file, or replaces it, at once."""
         path = self.path / name
         draft = self.path / f"{name}.{own_name()}{DRAFT}"
         try:
-            _write(draft, content)
+            with open(draft, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             draft.replace(path)
         except OSError as error:
             raise OSError(
@@ -112,19 +105,6 @@ class Folder:
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file that is not there yet, onto the disk."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS
-    with open(os.open(path, flags, 0o666), "wb") as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            path.unlink()
-            raise
 
 
 def own_name() -> str:
