@@ -408,11 +408,10 @@ class MeshPrograms(Programs[MeshCall]):
         if problems:
             paths = self.leaf_names(arguments)
             listed = trees.bullets([f"{paths[k]} is {text}" for k, text in problems])
-            given = arguments.with_leaves(arguments.leaves)
             raise ValueError(
                 f"mesh_map cannot cut these arguments over the mesh:{listed}\n"
-                "Cut other dimensions, or pad them to a multiple."
-                + trees.advice_on_lists(paths, given)
+                "Cut other dimensions, or pad them to a multiple. A list of numbers is "
+                "a pytree: pass numpy.asarray of it."
             )
 
 
@@ -548,16 +547,7 @@ def mesh_map(
 
 
 @overload
-def mesh_map(
-    fun: None = None,
-    *,
-    mesh: Mesh,
-    in_axes: PyTree,
-    out_axes: PyTree,
-    lowering: Lowering = "manual",
-    donate_argnums: int | Iterable[int] = (),
-    static_argnums: int | Iterable[int] = (),
-) -> Decorator: ...
+def mesh_map(fun: None = None, **options: Any) -> Decorator: ...
 
 
 @decorator_with_options

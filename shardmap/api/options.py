@@ -1,12 +1,10 @@
 """Checks of the options of mapped functions."""
 
 import inspect
-import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax.types import AnyMesh, PyTree, TreeDef
@@ -268,29 +266,3 @@ def backend(name: str | None) -> str | None:
             f"{shown(name)}. Give devices as devices=."
         )
     return name
-
-
-def axis_size(size: int | None) -> int | None:
-    """Checks the size of an axis, and returns an int."""
-    if size is None:
-        return None
-    number = None if isinstance(size, bool) else _index(size)
-    if number is None or number < 0:
-        raise (TypeError if number is None else ValueError)(
-            f"spmap axis_size must be an int from 0 on or None, but got {shown(size)}."
-        )
-    return number
-
-
-def _index(value: Any) -> int | None:
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-def flag(name: str, value: bool) -> bool:
-    """Checks a boolean option."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"spmap {name} must be True or False, but got {shown(value)}.")
-    return bool(value)

@@ -15,7 +15,12 @@ from shardmap.api.function import Mapped, P, R
 from shardmap.api.options import Lowering, SpmapOptions
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh, check_devices, too_few_devices
-from shardmap.units import Auto, decorator_with_options
+from shardmap.units import (
+    Auto,
+    decorator_with_options,
+    integer_of,
+    refuse_no_bool,
+)
 
 
 class MappedFunction(Mapped[P, R]):
@@ -71,22 +76,7 @@ def spmap(
 
 @overload
 def spmap(
-    fun: None = None,
-    axis_name: Hashable = None,
-    *,
-    in_axes: PyTree = 0,
-    out_axes: PyTree = 0,
-    static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
-    backend: str | None = None,
-    axis_size: int | None = None,
-    donate_argnums: int | Iterable[int] = (),
-    mesh: Mesh | None = None,
-    mesh_axes: str | Sequence[str] | None = None,
-    batch_size: int | Auto | None = None,
-    memory: int | str | None = None,
-    lowering: Lowering = "manual",
-    check_replicas: bool = False,
+    fun: None = None, axis_name: Hashable = None, **options: Any
 ) -> Decorator: ...
 
 
@@ -190,6 +180,9 @@ def spmap(
                 "'devices' argument to spmap must be non-empty, or None."
                 f"{too_few_devices(2)}"
             )
+    refuse_no_bool("spmap check_replicas", check_replicas)
+    if axis_size is not None:
+        axis_size = integer_of("spmap axis_size", axis_size, least=0)
     given_static = "static_broadcasted_argnums", static_broadcasted_argnums
     static, donated = options.positions("spmap", fun, given_static, donate_argnums)
     if isinstance(in_axes, list):
@@ -202,14 +195,14 @@ def spmap(
         static_argnums=static,
         devices=devices,
         backend=options.backend(backend),
-        axis_size=options.axis_size(axis_size),
+        axis_size=axis_size,
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),
         mesh_axes=options.mesh_axes(mesh, mesh_axes, devices, backend),
         batch_size=batch,
         memory=allowed,
         lowering=options.lowering(lowering, batch_size),
-        check_replicas=options.flag("check_replicas", check_replicas),
+        check_replicas=check_replicas,
     )
     return MappedFunction(fun, chosen)
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from shardmap._jax.types import PyTree, TreeDef, Value
 
@@ -121,37 +120,6 @@ def leaf_names(
             for path, _ in jax.tree_util.tree_leaves_with_path(kwargs[key])
         ]
     return names
-
-
-def advice_on_lists(names: Sequence[str], args: PyTree) -> str:
-    """Advice about lists of numbers, which are pytrees for JAX.
-
-    Args:
-      names: those of the leaves, as `leaf_names` gives them.
-      args: the pytree of these leaves.
-    """
-
-    def is_list(value: object) -> bool:
-        return isinstance(value, list) and all(
-            isinstance(leaf, bool | int | float | complex | np.generic)
-            for leaf in jax.tree.leaves(value)
-        )
-
-    at = 0
-    for part in jax.tree.leaves(args, is_leaf=is_list):
-        count = len(jax.tree.leaves(part))
-        if isinstance(part, list) and count:
-            path = names[at].rsplit("[", _depth(part))[0]
-            return (
-                f" {path} is a list, which JAX takes for {count} numbers: pass one "
-                f"array, numpy.asarray({path})."
-            )
-        at += count
-    return ""
-
-
-def _depth(value: object) -> int:
-    return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
 
 
 MOST_LINES = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeGuard, TypeVar
 
@@ -12,27 +11,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap._jax.types import Value
-from shardmap.units import shown
+from shardmap.units import integer_of, shown
 
 _MOST_VIRTUAL_DEVICES = 1024
 """More are no help on one CPU."""
 
 
-def integer(value: Value, what: str) -> int:
-    """Returns `value` as an int; TypeError if it is a bool, a float or no number."""
-    if not isinstance(value, bool | np.bool_):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TypeError(
-        f"{what} must be an integer, got {value!r} of type {type(value).__name__}"
-    )
-
-
 def positive(value: Value, what: str, why: str = "") -> int:
-    """As `integer`; ValueError, which ends with `why`, if it is below 1."""
-    number = integer(value, what)
+    """Returns `value` as an int; raises ValueError, ending with `why`, below 1."""
+    number = integer_of(what, value)
     if number < 1:
         raise ValueError(f"{what} must be at least 1, got {number}{why}")
     return number

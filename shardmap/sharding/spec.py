@@ -52,7 +52,8 @@ from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Aval, Value
 from shardmap._lazy import ask
 from shardmap.sharding import conversions
-from shardmap.sharding.mesh import integer, positive
+from shardmap.sharding.mesh import positive
+from shardmap.units import integer_of
 
 Index: TypeAlias = tuple[int | slice, ...]
 
@@ -158,7 +159,7 @@ class ShardedAxis:
     axis: int
 
     def __post_init__(self) -> None:
-        _set(self, "axis", integer(self.axis, "the axis in ShardedAxis"))
+        _set(self, "axis", integer_of("the axis in ShardedAxis", self.axis))
         if self.axis < 0:
             raise ValueError(
                 f"the axis in ShardedAxis must be at least 0, got {self.axis}: sharded "
@@ -361,7 +362,7 @@ class ShardingSpec:
 
     def _piece_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The size of a shard in each dimension; ValueError if `shape` does not fit."""
-        shape = tuple(integer(size, "a dimension of the shape") for size in shape)
+        shape = tuple(integer_of("a dimension of the shape", size) for size in shape)
         if len(shape) != len(self.sharding):
             raise ValueError(
                 f"shape {shape} has {len(shape)} dimensions, but {self!r} has "

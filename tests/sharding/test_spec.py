@@ -84,7 +84,7 @@ def test_numpy_integers_are_stored_as_ints(kind):
 @each_kind
 @pytest.mark.parametrize("value", [True, np.True_, 2.0, np.float32(2), None, "2"])
 def test_refuses_what_is_no_integer(kind, field, what, value):
-    with pytest.raises(TypeError, match=f"{what} must be an integer, got .* of type"):
+    with pytest.raises(TypeError, match=f"{what} must be an integer, got "):
         kind(value)
 
 

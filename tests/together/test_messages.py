@@ -182,11 +182,11 @@ CASES = {
         f"axis_size={size!r}": (
             lambda size=size: sm.spmap(add, axis_size=size),
             error,
-            rf"spmap axis_size must be an int from 0 on or None, but got {size!r}",
+            rf"spmap axis_size must be {error_text}, got {size!r}",
         )
-        for size, error in (
-            (-1, ValueError),
-            *((2.5, TypeError), (True, TypeError), ("8", TypeError)),
+        for size, error, error_text in (
+            (-1, ValueError, "at least 0"),
+            *((size, TypeError, "an integer") for size in (2.5, True, "8")),
         )
     },
     "a mesh that is none": (
@@ -217,7 +217,7 @@ CASES = {
     "check_replicas is text": (
         lambda: sm.spmap(add, check_replicas="no"),
         TypeError,
-        r"spmap check_replicas must be True or False, but got 'no'",
+        r"spmap check_replicas must be True or False, got 'no'",
     ),
     "a rule for a name": (
         lambda: sm.register_rule("add", "a, a -> a"),

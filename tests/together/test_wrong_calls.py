@@ -133,19 +133,19 @@ CASES = {
     "a list of numbers": (
         lambda: sm.spmap(double)([1.0, 2.0, 3.0, 4.0]),
         ValueError,
-        r"x\[0\] is float32\[\] \(rank 0\), in_axes asks for axis 0\n(?s:.*)x is a "
-        r"list, which JAX takes for 4 numbers: pass one array, numpy.asarray\(x\)",
+        r"x\[0\] is float32\[\] \(rank 0\), in_axes asks for axis 0\n(?s:.*)A "
+        r"list of numbers is a pytree: pass numpy.asarray of it\.$",
     ),
     "a long list": (
         lambda: sm.spmap(double)([1.0] * 100),
         ValueError,
-        r"\* x\[7\] is .*\n  \* and 92 more\nGive None(?s:.*)takes for 100 numbers",
+        r"\* x\[7\] is .*\n  \* and 92 more\nGive None(?s:.*)list of numbers",
     ),
     "a list of numbers for blocks": (
         lambda: sm.mesh_map(double, MESH, {"data": 0}, {"data": 0})([1.0] * 4),
         ValueError,
         r"x\[0\] is float32\[\]: it has no dimension 0, which \{'data': 0\} names\n"
-        r"(?s:.*)x is a list, which JAX takes for 4 numbers: pass one array",
+        r"(?s:.*)A list of numbers is a pytree: pass numpy.asarray of it",
     ),
     "an array of objects": (
         lambda: sm.spmap(double)(np.array([1, None], object)),
