@@ -7,7 +7,6 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 import dataclasses
 from typing import Any, Literal
 
-from shardmap._lazy import ask
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
@@ -124,9 +123,6 @@ class ArrayLayout:
     shard_bytes: int | None
     layout: str
     devices: tuple[int, ...] = ()
-
-    def _repr_html_(self) -> str:
-        return ask("html_of")(self)
 
     @property
     def num_devices(self) -> int | None:

@@ -5,11 +5,11 @@ know about indentation, tags and escapes.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 from shardmap.explain.draw.grids import Grids, grids_of
-from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
+from shardmap.sharding.spec import ShardingSpec
 
 Style = Literal["", "quiet", "warning"]
 
@@ -60,14 +60,13 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """The shards of an array, or the devices of a mesh.
+    """The shards of an array.
 
     Attributes:
       spec: how the array is cut.
       shape: the array's shape.
       devices: the numbers of the devices, in the order of the spec's mesh; () stands
         for 0, 1, 2 and so on.
-      names: of the dimensions; () for numbers.
       max_pieces: how many shards of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
     """
@@ -75,7 +74,6 @@ class Drawing:
     spec: ShardingSpec
     shape: tuple[int, ...]
     devices: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
     max_pieces: int = 8
     max_grids: int = 4
 
@@ -90,23 +88,6 @@ class Drawing:
         )
 
 
-def mesh_drawing(
-    axes: Sequence[tuple[str, int]], devices: Sequence[int] = ()
-) -> Drawing:
-    """The devices of a mesh, each in its place.
-
-    Args:
-      axes: the names and sizes of the axes, major to minor.
-      devices: their numbers, in that order; () stands for 0, 1, 2 and so on.
-
-    >>> mesh_drawing([("data", 4), ("model", 2)]).grids().ways(("data", "model"))
-    'data down, model across'
-    """
-    sizes = tuple(size for _, size in axes)
-    spec = ShardingSpec(map(Unstacked, sizes), map(ShardedAxis, range(len(sizes))))
-    return Drawing(spec, sizes, tuple(devices), tuple(name for name, _ in axes))
-
-
 @dataclasses.dataclass(frozen=True)
 class Card:
     """A block with a title, such as an axis or an array."""
@@ -117,13 +98,6 @@ class Card:
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
-    """Cards, side by side where there is room."""
-
-    cards: tuple[Card, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Details:
     """Blocks that a page folds; text shows the title alone."""
 
@@ -131,7 +105,7 @@ class Details:
     blocks: tuple["Block", ...]
 
 
-Block = Paragraph | Preformatted | Table | Drawing | Card | Columns | Details
+Block = Paragraph | Preformatted | Table | Drawing | Card | Details
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,18 +69,15 @@ class Grids(NamedTuple):
         """Whether nothing is cut: every device holds the whole array."""
         return self.down is None and self.across is None
 
-    def ways(self, names: Sequence[str] = ()) -> str:
-        """Which dimension goes which way, such as ``dimension 0 down, 1 across``.
-
-        Args:
-          names: of the dimensions, to be used instead of their numbers.
-        """
+    @property
+    def ways(self) -> str:
+        """Which dimension goes which way, such as ``dimension 0 down, 1 across``."""
         parts = [
-            f"{names[dim] if names else dim} {way}"
+            f"{dim} {way}"
             for dim, way in ((self.down, "down"), (self.across, "across"))
             if dim is not None
         ]
-        return "dimension " * (bool(parts) and not names) + ", ".join(parts)
+        return "dimension " * bool(parts) + ", ".join(parts)
 
 
 def grids_of(
@@ -107,7 +104,7 @@ def grids_of(
     >>> from shardmap.sharding.spec import Chunked, Replicated
     >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
     >>> found = grids_of(spec, (6,))
-    >>> found.header, found.ways()
+    >>> found.header, found.ways
     ('(6,) on 8 devices, (3,) on each', 'dimension 0 across')
     >>> found.grids[0].columns, [cell.holders for cell in found.grids[0].cells[0]]
     (['0:3', '3:6'], ['0-3', '4-7'])

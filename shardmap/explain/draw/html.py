@@ -13,7 +13,6 @@ from shardmap.explain.draw.document import (
     Block,
     Card,
     Code,
-    Columns,
     Details,
     Document,
     Drawing,
@@ -26,7 +25,6 @@ from shardmap.explain.draw.document import (
 )
 from shardmap.explain.draw.grids import GAP, Grid, Grids
 from shardmap.explain.draw.style import CLASS, COLOURS, CSS
-from shardmap.explain.report import ArrayLayout
 from shardmap.sharding.spec import ShardingSpec
 
 # Says to the browser what is true anyway: nothing is fetched, and there is no script.
@@ -71,11 +69,9 @@ def element(document: Document) -> str:
 
 
 def html_of(value: Any) -> str:
-    """A spec, a picture, the layout of an array, or a plan, as one element."""
+    """A spec, a picture or a plan, as one element."""
     if isinstance(value, ShardingSpec):
         return element(sections.of_spec(value))
-    if isinstance(value, ArrayLayout):
-        return element(sections.of_array(value))
     if isinstance(value, Drawing):
         return element(Document("", "", (paragraph(value.grids().header), value)))
     text: str = value.explain()._repr_html_()
@@ -118,8 +114,6 @@ def _block(block: Block) -> str:
             indent = f' style="margin-left:{min(depth, 5)}em"' if depth else ""
             heading = f"<h3>{_inline(title)}</h3>"
             return f'<div class="card"{indent}>{heading}{_blocks(blocks)}</div>'
-        case Columns(cards):
-            return f'<div class="columns">{_blocks(cards)}</div>'
         case Details(title, blocks):
             summary = f"<summary>{escape(title)}</summary>"
             return f"<details>{summary}{_blocks(blocks)}</details>"
@@ -162,7 +156,7 @@ def _drawing(drawing: Drawing) -> str:
         return _copies(grids)
     tables = "".join(_grid(grid, grids) for grid in grids.grids)
     more = f"{GAP} and {grids.left_out:,} more" if grids.left_out else ""
-    caption = "; ".join(filter(None, (more, grids.ways(drawing.names))))
+    caption = "; ".join(filter(None, (more, grids.ways)))
     return f'{_scrolling(tables)}<p class="quiet">{escape(caption)}</p>'
 
 

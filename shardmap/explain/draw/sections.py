@@ -11,7 +11,6 @@ from shardmap.explain.draw.document import (
     Block,
     Card,
     Code,
-    Columns,
     Details,
     Document,
     Drawing,
@@ -22,7 +21,6 @@ from shardmap.explain.draw.document import (
     Section,
     Table,
     folded,
-    mesh_drawing,
     paragraph,
 )
 from shardmap.explain.read.arrays import describe
@@ -61,7 +59,6 @@ def of_report(report: Report) -> Document:
             *folded(remarks, MOST_REMARKS, "remarks"),
         ),
         (
-            Section("Mesh", tuple(_mesh(report))),
             Section("Axes", folded(axes, MOST_AXES, "axes")),
             Section("Arrays", tuple(_arrays(report.arrays))),
             Section("In pieces", _lines(report.pieces)),
@@ -81,11 +78,6 @@ def of_plan(title: str, lines: Sequence[str]) -> Document:
     """
     name, _, lead = title.partition(": ")
     return Document(name, lead, (), (Section("Cuts and stages", _lines(lines)),))
-
-
-def of_array(array: ArrayLayout) -> Document:
-    """The document of one array."""
-    return Document("", "", (_card(_ArrayGroup(array.path, (array,)), {}),))
 
 
 def of_spec(spec: ShardingSpec) -> Document:
@@ -189,12 +181,6 @@ def _holds(report: Report) -> list[str]:
     return [f"Memory on a device: {size(cost.peak_bytes)}, most of it {most}."]
 
 
-def _mesh(report: Report) -> Iterator[Block]:
-    """A drawing, unless the devices are in row-major order."""
-    if report.mesh and report.devices:
-        yield mesh_drawing(report.mesh, report.devices)
-
-
 def _axis(axis: Axis, said: set[str]) -> Card:
     blocks = [paragraph(_sentence(axis.running))]
     if axis.change not in said:
@@ -272,9 +258,7 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
         yield from map(_group, _by_prefix(arrays))
         return
     drawn: dict[str, str] = {}
-    cards = [_card(those, drawn) for those in _alike(arrays)]
-    if cards:
-        yield Columns(tuple(cards))
+    yield from (_card(those, drawn) for those in _alike(arrays))
 
 
 def _card(those: _ArrayGroup, drawn: dict[str, str]) -> Card:
@@ -286,7 +270,7 @@ def _card(those: _ArrayGroup, drawn: dict[str, str]) -> Card:
     blocks: list[Block] = [paragraph(Code(array.spec), style="quiet")]
     drawing = Drawing(array.spec, array.shape, array.devices)
     grids = drawing.grids()
-    key = repr((grids.grids, grids.ways()))
+    key = repr((grids.grids, grids.ways))
     if key in drawn and not grids.is_whole:
         blocks.append(paragraph("same picture as ", Code(drawn[key]), style="quiet"))
     else:

@@ -90,12 +90,8 @@ _RULES = """
     outline: 2px solid var(--accent); outline-offset: 2px; }
   & .card { border-left: 3px solid var(--accent); padding: 2px 0 2px 14px;
     margin: 14px 0; }
-  & .columns { display: grid; gap: 14px; align-items: start;
-    grid-template-columns: repeat(auto-fill, minmax(min(100%, 416px), 1fr)); }
-  & .columns .card { border: 1px solid var(--line); border-radius: 8px;
-    padding: 13px 14px; margin: 0; min-width: 0; }
-  & .columns h3 { font-weight: 400; }
-  & .columns h3 code { font-weight: 600; }
+  & h3:has(code) { font-weight: 400; }
+  & h3 code { font-weight: 600; }
   & .scrolling { overflow-x: auto; }
   & .rows { border-collapse: collapse; font-size: 14px; overflow-wrap: normal; }
   & .titled { width: 100%; }

@@ -33,7 +33,6 @@ from shardmap._lazy import ask
 from shardmap.explain.draw.document import (
     Block,
     Card,
-    Columns,
     Details,
     Document,
     Drawing,
@@ -97,7 +96,7 @@ def picture(
         max_grids=max_grids,
     )
     grids = drawing.grids()
-    ways = grids.ways()
+    ways = grids.ways
     header = f"{grids.header}: {ways}" if ways else grids.header
     found = Picture("\n".join([header, *_lines(grids)]))
     found.drawing = drawing
@@ -225,8 +224,6 @@ class _Writer:
                 indent += 2 * depth
                 self.add("".join(title), indent)
                 self.blocks(inner, indent + 4)
-            case Columns(cards):
-                self.blocks(cards, indent)
             case Details(title):
                 self.add(title, indent)
 
@@ -266,5 +263,5 @@ class _Writer:
             return
         if not grids.is_whole:
             if grids.down is not None and grids.across is not None:
-                self.add(grids.ways(drawing.names), indent, _FAINT)
+                self.add(grids.ways, indent, _FAINT)
             self.lines += lines

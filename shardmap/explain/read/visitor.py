@@ -2,11 +2,14 @@
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core.primitives import scan_p, while_p
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax.extend.core.primitives import scan_p, slice_p, while_p
 
 from shardmap._jax.collectives import named_axes
 from shardmap._jax.primitives import (
@@ -14,18 +17,19 @@ from shardmap._jax.primitives import (
     is_pmap,
     is_transposed,
     manual_axes_of,
+    scan_counts,
     vmaps_around,
 )
-from shardmap._jax.types import Equation, Jaxpr
+from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs_in
-from shardmap.explain.read import loops
 from shardmap.explain.read.constraints import LayoutConstraint, constraints_of
-from shardmap.explain.read.scope import Scope
 from shardmap.explain.read.source import source_of
 from shardmap.explain.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
+from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
+from shardmap.map.lowering.decision import OUTERMOST, Decision, Enclosing
 from shardmap.map.primitives.axis import UNNAMED, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 
@@ -62,6 +66,52 @@ _CHANGE_IN_TURN = (
 )
 
 
+class Scope(NamedTuple):
+    """The loops, maps and mesh axes around an equation.
+
+    Attributes:
+      axis: the number of the axis directly around it.
+      line: the line of the equation around it. Some equations have none of their own,
+        such as those of the rule of a `jax.custom_vjp` under `jax.checkpoint`.
+      mesh: the mesh of the outermost map.
+      inner_axes: the mesh axes left for maps inside.
+      program: the manual and partitioned axes of the program around it.
+    """
+
+    axis: int | None = None
+    line: str | None = None
+    mesh: Any = None
+    inner_axes: tuple[str, ...] = ()
+    program: Enclosing = OUTERMOST
+
+    def at(self, equation: Equation) -> "Scope":
+        """The scope of an equation itself."""
+        return self._replace(line=source_of(equation) or self.line)
+
+    def in_shard_map(self, equation: Equation) -> "Scope":
+        """The scope of the body of a `jax.shard_map`."""
+        mesh, manual = equation.params["mesh"], manual_axes_of(equation)
+        program = Enclosing(mesh.axis_names, self.program.manual | manual)
+        return self._replace(program=program)
+
+    def in_map(self, equation: Equation) -> tuple[Decision, "Scope"]:
+        """How a map of this package is lowered, and the scope of its function."""
+        params = equation.params
+        # Without a placement it runs on each device whole.
+        mesh, walk = self.mesh, None
+        if mesh is not None:
+            walk = inner_placement(equation, mesh, self.inner_axes)
+        elif params["mesh"] is not None:
+            mesh = params["mesh"]
+            walk = MeshPlacement.of(params)
+        decided = decision.decide(params, mesh, walk, self.program)
+        return decided, self._replace(
+            mesh=mesh,
+            inner_axes=self.inner_axes if walk is None else walk.inner_axes,
+            program=decided.inside(mesh, self.program),
+        )
+
+
 class Facts(NamedTuple):
     """The facts of a jaxpr.
 
@@ -86,7 +136,7 @@ def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
       jaxpr: the program, traced with or without marks for vmaps.
       source: the line of the function, for equations without a line.
     """
-    visitor = _Visitor(loops.Origins(jaxpr))
+    visitor = _Visitor(_Origins(jaxpr))
     visitor.visit(jaxpr, Scope(line=source))
     return Facts(
         tuple(visitor.axes),
@@ -99,7 +149,7 @@ def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
 class _Visitor:
     """Collects the facts of a jaxpr and of those in its equations."""
 
-    def __init__(self, origins: loops.Origins) -> None:
+    def __init__(self, origins: "_Origins") -> None:
         self.axes: list[Axis] = []
         self.over: dict[int, set[tuple[int, int]]] = {}
         self.constraints: list[LayoutConstraint] = []
@@ -214,7 +264,7 @@ class _Visitor:
 
     def _scan(self, equation: Equation, around: Scope) -> None:
         length = equation.params["length"]
-        in_turn = loops.is_in_turn(equation)
+        in_turn = _is_in_turn(equation)
         running = f"{length:,} steps, one after another"
         if in_turn:
             running += ": each takes what the one before gave"
@@ -224,7 +274,8 @@ class _Visitor:
             around, "loop", None, layout, equation, running, change, in_turn
         )
         assert inside.axis is not None
-        arguments = self._origins.of(*loops.goes_over(equation))
+        first, count = scan_counts(equation.params)
+        arguments = self._origins.of(*equation.invars[first + count :])
         self.over[inside.axis] = {(argument, 0) for argument in arguments}
         self.visit(equation.params["jaxpr"], inside)
 
@@ -359,7 +410,7 @@ def _how_it_runs(layout: AxisLayout, branch: decision.Branch) -> str:
             parts[0] += ", partitioned by XLA"
     if layout.steps > 1:
         last = layout.block - layout.vectorised * (layout.steps - 1)
-        parts.append(loops.in_steps(layout.steps, layout.vectorised, last))
+        parts.append(_in_steps(layout.steps, layout.vectorised, last))
     elif layout.vectorised > 1:
         parts.append(f"{layout.vectorised:,} elements are one batched operation")
     return ", ".join(parts)
@@ -374,3 +425,82 @@ def _tells_apart(shard_map: Equation, name: str) -> bool:
         if each.primitive in COLLECTIVES
         and COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
     )
+
+
+def _is_in_turn(scan: Equation) -> bool:
+    """Whether a step of a `jax.lax.scan` depends on the one before.
+
+    A counter does not count: what it is in a step is known before.
+    """
+    body: Jaxpr = scan.params["jaxpr"]
+    first, count = scan_counts(scan.params)
+    carried = body.invars[first : first + count]
+    made = {var: equation for equation in body.eqns for var in equation.outvars}
+    counters = {
+        var
+        for var, new in zip(carried, body.outvars[:count], strict=True)
+        if new is var or _counts(var, new, made)
+    }
+    needed = {*carried} - counters
+    return any(
+        not isinstance(atom, jex_core.Literal) and atom in needed
+        for equation in body.eqns
+        for atom in equation.invars
+    )
+
+
+def _counts(var: Any, new: Atom, made: dict[Any, Equation]) -> bool:
+    """Whether ``new`` is an integer made of ``var`` and of constants alone."""
+    if aval_of(var).shape or not jnp.issubdtype(aval_of(var).dtype, jnp.integer):
+        return False
+    waiting = [new]
+    while waiting:
+        atom = waiting.pop()
+        if isinstance(atom, jex_core.Literal) or atom is var:
+            continue
+        if atom not in made:
+            return False
+        waiting += made[atom].invars
+    return True
+
+
+class _Origins:
+    """The arguments that values come from, along their first dimension."""
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self._found = {var: frozenset([k]) for k, var in enumerate(jaxpr.invars)}
+
+    def of(self, *atoms: Atom) -> frozenset[int]:
+        """The numbers of the arguments."""
+        known = [a for a in atoms if not isinstance(a, jex_core.Literal)]
+        return frozenset().union(*(self._found.get(a, frozenset()) for a in known))
+
+    def note(self, equation: Equation) -> None:
+        """Follows arguments through an equation and into its jaxprs."""
+        for var in equation.outvars:
+            made_of = [
+                atom
+                for atom in equation.invars
+                if _has_same_rows(aval_of(atom).shape, aval_of(var).shape)
+                or (equation.primitive is slice_p and aval_of(var).shape)
+            ]
+            self._found[var] = self.of(*made_of)
+        for inner in jaxprs_in(equation.params):
+            if len(inner.invars) == len(equation.invars):
+                for var, atom in zip(inner.invars, equation.invars, strict=True):
+                    self._found[var] = self.of(atom)
+
+
+def _has_same_rows(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether the first dimension stays, or is cut into steps and batches."""
+    return before[:1] in (after[:1], (math.prod(after[:2]),)) and bool(before)
+
+
+def _in_steps(steps: int, width: int, last: int) -> str:
+    """Such as ``4 steps of 3 vectorised and one of 1, one after another``."""
+    full = steps if last == width else steps - 1
+    text = f"{full:,} step{'s' * (full != 1)} of {width:,}"
+    text += " vectorised" * (width > 1)
+    if last != width:
+        text += f" and one of {last:,}"
+    return f"{text}, one after another"

@@ -191,16 +191,14 @@ def test_a_page_shows_as_many_shards_as_text():
     spec = explanations.ShardingSpec(
         (None, explanations.Chunked(8)), (explanations.ShardedAxis(0),)
     )
-    drawn = explanations.array(spec, (16, 4096))
+    drawn = picture(spec, (16, 4096))
     assert labels(drawn)[:4] == ["0:512", "512:1024", "1024:1536", "1536:2048"]
     assert holders(drawn) == list("01234567")
 
 
 def test_shards_next_to_each_other_differ_in_tint():
     for spec, shape in ((explanations.ROWS, (8, 64)), (explanations.BOTH, (16, 64))):
-        tints = [
-            tint for _, tint in shards(explanations.array(spec, shape)._repr_html_())
-        ]
+        tints = [tint for _, tint in shards(picture(spec, shape)._repr_html_())]
         assert tints == list(range(len(tints)))
 
 
@@ -209,7 +207,8 @@ def test_an_array_that_is_copied_cannot_be_taken_for_one_that_is_cut(shape):
     spec = explanations.ShardingSpec(
         (None,) * len(shape), (explanations.Replicated(8),)
     )
-    for value in (explanations.array(spec, shape), picture(spec, shape)):
+    report = explanations.explanation(arrays=(explanations.array(spec, shape),))
+    for value in (report, picture(spec, shape)):
         text = value._repr_html_()
         assert '<span class="copies">x 8</span> whole on devices 0-7' in text
         assert shards(text) == []
@@ -217,25 +216,20 @@ def test_an_array_that_is_copied_cannot_be_taken_for_one_that_is_cut(shape):
 
 
 def test_devices_have_their_own_numbers():
-    report = explanations.explanation(
-        mesh=(("data", 2), ("model", 2)), devices=(7, 3, 5, 1), arrays=()
-    )
-    assert holders(report) == list("7351")
-    assert "data down, model across" in report._repr_html_()
     ids = tuple(range(7, -1, -1))
-    drawn = explanations.array(explanations.BOTH, (16, 64), devices=ids)
+    drawn = picture(explanations.BOTH, (16, 64), ids)
     assert holders(drawn) == ["7", "5", "3", "1", "6", "4", "2", "0"]
-    drawn = explanations.array(explanations.ROWS, (8, 64), devices=ids)
+    drawn = picture(explanations.ROWS, (8, 64), ids)
     assert holders(drawn) == ["6-7", "4-5", "2-3", "0-1"]
 
 
 def test_a_large_picture_is_shortened():
-    mesh = (("pod", 8), ("data", 64), ("model", 16))
-    devices = (*range(1, 8192), 0)
-    report = explanations.explanation(mesh=mesh, arrays=(), devices=devices)
-    assert "... and 4 more; data down, model across" in report._repr_html_()
-    assert holders(report)[0] == "1"
-    assert len(holders(report)) == 4 * 7 * 7
+    spec = sm.ShardingSpec(map(sm.Chunked, (8, 64, 16)), map(sm.ShardedAxis, range(3)))
+    drawn = picture(spec, (8, 64, 16), (*range(1, 8192), 0))
+    said = "... and 4 more; dimension 1 down, 2 across"
+    assert said in drawn._repr_html_()
+    assert holders(drawn)[0] == "1"
+    assert len(holders(drawn)) == 4 * 7 * 7
 
 
 @hypothesis.given(layouts())
@@ -257,7 +251,7 @@ FAULTS = {
     "h2 { margin-bottom: -1.2em }": "overlap",
     ".quiet { color: var(--line) }": "a contrast of",
     ".shard { max-width: 30px; font-size: 40px; display: block }": "sticks out of it",
-    ".card { margin-right: -40px }": "sticks out of div.columns",
+    ".card { margin-right: -40px }": "sticks out of section",
 }
 SCOPE = ".shardmap-report" * 4
 

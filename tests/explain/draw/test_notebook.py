@@ -61,8 +61,6 @@ def shown():
         "scalar": explanations.SCALAR,
         "cube": explanations.CUBE,
         "picture": sm.picture(explanations.CUBE, (800, 64, 3, 5)),
-        "array": explanations.array(explanations.BOTH, (16, 64)),
-        "unknown array": explanations.array(None, (16, 64)),
         "plan": made(),
         "explained plan": sm.explain(made()),
     }

@@ -162,16 +162,6 @@ def test_colours(report, monkeypatch, stream, no_colour, coloured):
     assert re.sub(r"\033\[\d+m", "", text) == plain
 
 
-def test_a_mesh_is_drawn_where_its_order_says_something():
-    assert "\nMesh\n" not in printed(sm.explain(sm.spmap(jnp.sin))(np.ones(8, "f4")))
-    assert "\nMesh\n" not in printed(explanations.explanation())
-    report = explanations.explanation(
-        mesh=(("data", 2), ("i", 2)), devices=(3, 1, 2, 0)
-    )
-    assert "\nMesh\n  data down, i across\n        0   1\n" in printed(report)
-    assert "| 3 | 1 |" in printed(report)
-
-
 def test_arrays_that_are_alike_are_drawn_once():
     row, w = np.ones((16, 8), np.float32), np.ones(8, np.float32)
     mapped = sm.spmap(lambda q, k, v, w: (q * w, (k + v)[:4]), in_axes=(0, 0, 0, None))
