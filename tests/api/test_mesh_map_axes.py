@@ -148,16 +148,6 @@ def test_an_axis_that_a_map_inside_walks(lowering):
     )
 
 
-def test_explain_shows_all_axes():
-    mapped = sm.mesh_map(lambda b: lax.psum(b.sum(), ("x", "y")), MESH, {"x": 0}, {})
-    text = str(mapped.explain(X))
-    assert "'x'" in text
-    assert "'y'" in text
-    assert mapped.lower(X).in_specs[0] == sm.ShardingSpec(
-        (sm.Chunked((2,)),), (sm.ShardedAxis(0), sm.Replicated(4))
-    )
-
-
 # The transposed sum of a sum that the function goes on with
 
 

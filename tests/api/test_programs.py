@@ -99,16 +99,6 @@ def test_equal_callables_share_a_program():
     np.testing.assert_array_equal(again(np.ones((8, 2))), np.full((8, 2), 3.0))
 
 
-def test_different_options_are_different_programs():
-    def fun(x):
-        return x.sum()
-
-    x = np.arange(16.0, dtype=np.float32).reshape(4, 4)
-    np.testing.assert_array_equal(sm.spmap(fun)(x), x.sum(1))
-    np.testing.assert_array_equal(sm.spmap(fun, in_axes=1)(x), x.sum(0))
-    assert sm.spmap(fun, in_axes=None, axis_size=2)(x).shape == (2,)
-
-
 def test_a_program_finds_its_function_under_grad_and_vmap_too():
     counted = Counted()
     mapped = sm.spmap(counted.method)

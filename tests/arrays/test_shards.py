@@ -4,13 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from shardmap.arrays.shards import shard_of, unreplicate, unstack
-from tests.strategies import specs
 
 HOST = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)
 
@@ -71,29 +68,6 @@ def test_an_array_on_one_device():
     array = jax.device_put(SOFT, jax.devices()[5])
     check(shard_of(array, 9), SOFT[9], jax.devices()[5])
     assert all(piece.devices() == {jax.devices()[5]} for piece in unstack(array))
-
-
-@given(data=st.data())
-def test_any_layout_that_has_elements_whole(data):
-    spec = data.draw(specs(max_devices=8, max_ndim=1, unstacked=False))
-    rank = len(spec.sharding)
-    axis = data.draw(st.integers(0, 2))
-    entries = [None] * 3
-    if rank:
-        entries[axis] = spec.sharding[0]
-    spec = type(spec)(entries, spec.mesh_mapping)
-    devices = data.draw(st.permutations(jax.devices()))[: spec.num_shards]
-    value = np.arange(24**3, dtype=np.float32).reshape(24, 24, 24)
-    array = jax.device_put(value, spec.named_sharding(devices))
-    i = data.draw(st.integers(-24, 23))
-    piece = shard_of(array, i, axis=axis)
-    np.testing.assert_array_equal(piece, value.take(i, axis))
-    held = [
-        shard.device
-        for shard in array.addressable_shards
-        if i % 24 in range(24)[shard.index[axis]]
-    ]
-    assert piece.device in held
 
 
 def test_empty_arrays():
@@ -162,32 +136,7 @@ def test_unreplicate():
     np.testing.assert_array_equal(first["host"], HOST[0])
 
 
-def test_fifty_leaves_on_one_device():
-    pieces = shard_of([rows(HOST + k) for k in range(50)], 5)
-    assert len(pieces) == 50
-    for k, piece in enumerate(pieces):
-        check(piece, HOST[5] + k, jax.devices()[5])
-
-
 # Under transformations: x[i]
-
-
-def test_jit_grad_and_vmap():
-    array = rows()
-    np.testing.assert_array_equal(jax.jit(lambda x: shard_of(x, -2))(array), HOST[-2])
-    for k, piece in enumerate(jax.jit(unstack)(array)):
-        np.testing.assert_array_equal(piece, HOST[k])
-    np.testing.assert_array_equal(jax.vmap(lambda x: shard_of(x, 1))(array), HOST[:, 1])
-    expected = np.zeros_like(HOST)
-    expected[3] = 2 * HOST[3]
-
-    def loss(x):
-        return (shard_of(x, 3) ** 2).sum()
-
-    for f in (jax.grad(loss), jax.jit(jax.grad(loss))):
-        np.testing.assert_array_equal(f(array), expected)
-    columns = jax.grad(lambda x: unstack(x, axis=1)[2].sum())(array)
-    np.testing.assert_array_equal(columns, np.eye(3)[2] * np.ones((8, 1)))
 
 
 def test_a_deleted_array():

@@ -98,29 +98,6 @@ def test_all_elements_of_a_map_in_a_map():
             check(pieces[i][j], value[i, j] + 1, [jax.devices()[k]])
 
 
-def test_several_elements_on_a_device():
-    value = np.arange(4 * 8 * 2, dtype=np.int32).reshape(4, 8, 2)
-    n = jax.device_put(value, over(P("i", "j"), i=2, j=4))
-    pieces = unstack(n, axis=(0, 1))
-    for i, j in np.ndindex(4, 8):
-        check(shard_of(n, (i, j)), value[i, j], [jax.devices()[i // 2 * 4 + j // 2]])
-        check(pieces[i][j], value[i, j], [jax.devices()[i // 2 * 4 + j // 2]])
-    check(shard_of(n, 3), value[3], jax.devices()[4:])
-    for j, part in enumerate(unstack(n, axis=1)):
-        check(part, value[:, j], jax.devices()[j // 2 :: 4])
-
-
-def test_three_levels():
-    value = np.arange(8 * 3, dtype=np.float32).reshape(2, 2, 2, 3)
-    f = sm.spmap(sm.spmap(sm.spmap(lambda x: 2 * x)))
-    n = f(value)
-    pieces = unstack(n, axis=(0, 1, 2))
-    for k, index in enumerate(np.ndindex(2, 2, 2)):
-        check(shard_of(n, index), 2 * value[index], [jax.devices()[k]])
-        i, j, k2 = index
-        check(pieces[i][j][k2], 2 * value[index], [jax.devices()[k]])
-
-
 # Partitions and copies
 
 

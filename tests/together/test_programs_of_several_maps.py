@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -231,57 +230,3 @@ def test_maps_along_all_axes_take_arguments_that_cut_otherwise():
 
 
 # What is seen from outside happens once
-
-
-def note(seen):
-    return lambda x: seen.append(float(x))
-
-
-def effects_of(seen):
-    """What each kind of host call does with an element, and what the program gets."""
-
-    def read(x):
-        seen.append(float(x))
-        return np.float32(x + 1)
-
-    result = jax.ShapeDtypeStruct((), np.float32)
-    return {
-        "tap": lambda x: sm.tap(note(seen), x),
-        "debug": lambda x: (jax.debug.callback(note(seen), x), x)[1],
-        "io": lambda x: io_callback(read, result, x),
-        "ordered io": lambda x: io_callback(read, result, x, ordered=True),
-    }
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("kind", "shape"),
-    [
-        *[(kind, (3,)) for kind in effects_of([])],
-        # JAX's own callbacks are called once per device, which may share an element.
-        ("tap", (2, 3)),
-    ],
-    ids=str,
-)
-def test_effects_happen_once_for_each_element(kind, shape):
-    seen = []
-    fun = effects_of(seen)[kind]
-    for k in range(len(shape)):
-        fun = sm.spmap(fun, f"axis {k}")
-    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    results = jax.block_until_ready(jax.jit(fun)(x))
-    jax.effects_barrier()
-    assert sorted(seen) == sorted(x.ravel().tolist())
-    np.testing.assert_array_equal(results, x + ("io" in kind))
-
-
-def test_a_tap_says_on_which_device():
-    seen = {}
-
-    def record(value, device):
-        seen[float(value)] = device.id
-
-    tapped = sm.spmap(lambda x: sm.tap(record, x, with_device=True))
-    jax.block_until_ready(jax.jit(tapped)(np.arange(4, dtype=np.float32)))
-    sm.taps_barrier()
-    assert seen == {0: 0, 1: 1, 2: 2, 3: 3}

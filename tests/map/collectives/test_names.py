@@ -13,7 +13,7 @@ from jax import lax
 
 import shardmap as sm
 from tests.map.map_checks import array
-from tests.map_programs import LOWERINGS, both_lowerings
+from tests.map_programs import both_lowerings
 
 ORDERS = [("x", "y"), ("y", "x")]
 SHAPES = [(2, 4), (3, 5), (16, 2), (7, 1)]
@@ -170,22 +170,6 @@ def test_a_permutation_over_several_names_is_one_collective():
     text = mapped.lower(array(2, 4)).compile().as_text()
     assert len(re.findall(r" collective-permute\(", text)) == 1
     assert " all-gather(" not in text
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_permutations_in_mesh_map(names, lowering):
-    mesh, values = sm.make_mesh({"x": 2, "y": 4}), array(2, 4)
-    cut_in_two = {"x": 0, "y": 1}
-    got = sm.mesh_map(
-        lambda block: shift(block, names, 8),
-        mesh,
-        cut_in_two,
-        cut_in_two,
-        lowering=lowering,
-    )(values)
-    np.testing.assert_array_equal(got, in_a_row(shifted, values, names))
 
 
 def over_one_axis(size):

@@ -312,35 +312,6 @@ def test_nested(shape, lowering):
         assert_close(results[name], expected[name], name)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("shape", [(2, 4), (3, 5), (16, 3)])
-def test_nested_where_vmap_has_no_rule(shape):
-    outer, inner = shape
-
-    def body(x):
-        return (
-            lax.all_gather(x, ("i", "j")),
-            lax.all_gather(x, ("j", "i"), tiled=True),
-            lax.psum(lax.ppermute(x, "j", [(0, 1)]), "i"),
-            lax.ppermute(x, ("i", "j"), [(0, outer * inner - 1), (1, 0)]),
-        )
-
-    x = array(outer, inner, 2)
-    gathered, reversed_, permuted, moved = sm.spmap(sm.spmap(body, "j"), "i")(x)
-    in_order = x.reshape(-1, 2)
-    by_column = x.transpose(1, 0, 2).reshape(-1)
-    np.testing.assert_array_equal(gathered, np.broadcast_to(in_order, gathered.shape))
-    np.testing.assert_array_equal(
-        reversed_, np.broadcast_to(by_column, reversed_.shape)
-    )
-    expected = np.zeros_like(x)
-    expected[:, 1] = x[:, 0].sum(0)
-    np.testing.assert_array_equal(permuted, expected)
-    expected = np.zeros_like(in_order)
-    expected[-1], expected[0] = in_order[0], in_order[1]
-    np.testing.assert_array_equal(moved, expected.reshape(x.shape))
-
-
 @given(
     size=st.integers(1, 30),
     devices=st.integers(1, 8),

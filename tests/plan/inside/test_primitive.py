@@ -178,21 +178,12 @@ def test_random_keys():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "dtype", ["int8", "uint8", "int16", "uint32", "int32", "float16", "bfloat16"]
-)
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "bool", "float16", "bfloat16"])
 def test_dtypes(dtype):
     def reduced(x):
         return x.sum(0), x.max(), x.min(1), x.argmax(0), jnp.cumsum(x, 0), x * x
 
     check(jax.jit, reduced, (X * 8).astype(dtype), cuts={0: 3})
-
-
-def test_booleans():
-    def reduced(b):
-        return b.sum(0), b.any(0), b.all(), ~b, b.argmax(0), jnp.cumsum(b, 0)
-
-    check(jax.jit, reduced, X > 0, cuts={0: 3})
 
 
 def test_complex_numbers():
