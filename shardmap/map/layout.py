@@ -6,7 +6,7 @@ axes of primitives in `PARTITIONED`, such as the constraint of `sharded_jit`.
 
 A map that is called outside of any program takes as many devices as it needs. In a
 program with other operations its mesh has all devices. Those that it does not need have
-no element.
+no element, or are replicas along the last mesh axis.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Params, Primitive
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
-from shardmap.map.primitives.axis import UNNAMED, AxisLayout
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.mesh import is_mesh_axis_name
 
@@ -33,7 +33,10 @@ def devices_for(axis_size: int, available: int) -> int:
 
 
 def _all_devices_for(axis_size: int, available: int) -> int:
-    """`devices_for` if that divides the available devices, else all of them."""
+    """`devices_for` if that divides the available devices, else all of them.
+
+    What is left over are replicas, which must be equally many for each device.
+    """
     needed = devices_for(axis_size, available)
     return available if available % needed else needed
 
@@ -135,13 +138,17 @@ def map_mesh(
     count, rest = divmod(available, math.prod(partitions.values()))
     outer: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, devices_for)
-    if shared and not rest and math.prod(sizes) < count:
-        sizes, names = _level_sizes(
-            axis_size, call_jaxpr, count, _all_devices_for, _divisor_for
-        )
-        sizes[0] = count // math.prod(sizes[1:])
+    shared = shared and not rest and math.prod(sizes) < count
+    is_flat = len(sizes) == len(groups) == 1 and not partitions
+    if shared and is_flat:
+        sizes = [count]  # XLA can combine this mesh with any other.
+    elif shared:
+        outer = math.gcd if len(groups) > 1 else _all_devices_for
+        sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, _divisor_for)
     own = _mesh_axis_names([axis_name, *names], {axis_name} | _axis_names(call_jaxpr))
     axes = dict(zip(own, sizes, strict=True)) | partitions
+    if shared:
+        axes[REPLICAS] = count // math.prod(sizes)
     per_group = math.prod(axes.values())
     used = [device for group in groups for device in group[:per_group]]
     axes[own[0]] *= len(groups)

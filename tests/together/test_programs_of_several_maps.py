@@ -15,6 +15,7 @@ from tests.map_programs import assert_same, both_lowerings, float_index, spread
 
 X = spread((16, 3))
 SIZES = [1, 3, 4, 12, 16]
+KINDS = ["all-gather", "all-reduce", "all-to-all", "collective-permute"]
 CUT_OTHERWISE = sm.make_mesh({"d": 2, "e": 4})
 
 
@@ -129,25 +130,40 @@ def test_a_map_in_a_sharded_function_runs_where_that_does():
 
 
 @pytest.mark.parametrize(
-    "size",
-    [8, 16, 4, 12],
+    ("size", "expected"),
+    [
+        (8, {"i": 8}),
+        (16, {"i": 8}),
+        (4, {"i": 8, "_replicas": 1}),
+        (12, {"i": 8, "_replicas": 1}),
+    ],
 )
-def test_a_map_in_a_program_is_laid_over_all_devices(size):
-    assert mesh_in_a_program(sm.spmap(jnp.sin, "i"), np.ones(size)) == {"i": 8}
+def test_a_map_in_a_program_is_laid_over_all_devices(size, expected):
+    assert mesh_in_a_program(sm.spmap(jnp.sin, "i"), np.ones(size)) == expected
 
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
         ((4, 2), {"i": 4, "j": 2}),
-        ((2, 2), {"i": 4, "j": 2}),
-        ((2, 3), {"i": 4, "j": 2}),
-        ((3, 2), {"i": 8}),
+        ((2, 2), {"i": 2, "j": 2, "_replicas": 2}),
+        ((2, 3), {"i": 2, "j": 2, "_replicas": 2}),
+        ((3, 2), {"i": 8, "_replicas": 1}),
     ],
 )
-def test_nested_maps_in_a_program_are_laid_over_all_devices(shape, expected):
+def test_nested_maps_in_a_program_have_replicas(shape, expected):
     nested = sm.spmap(sm.spmap(jnp.sin, "j"), "i")
     assert mesh_in_a_program(nested, np.ones(shape)) == expected
+
+
+def test_nests_that_leave_devices_stand_beside_others():
+    nested = sm.spmap(sm.spmap(lambda x: x / lax.psum(x, ("i", "j")), "j"), "i")
+    small, large = np.ones((2, 2), np.float32), np.ones((2, 4), np.float32)
+    program = jax.jit(lambda x, y: (nested(x), nested(y)))
+    assert_same(program(small, large), (small / 4, large / 8))
+    text = jax.jit(nested).lower(small).compile().as_text()
+    found = [kind for kind in KINDS for _ in range(text.count(f" {kind}("))]
+    assert found == ["all-reduce"]
 
 
 def test_the_devices_that_are_given_are_all():

@@ -11,6 +11,7 @@ from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
 from shardmap.explain.report import ArrayLayout
+from shardmap.map.primitives.axis import REPLICAS
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
@@ -60,7 +61,9 @@ def largest_mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> Any:
 
 def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
     """The names and sizes of the axes of a mesh; () without one."""
-    return () if mesh is None else tuple(mesh.shape.items())
+    sizes = {} if mesh is None else mesh.shape
+    # A map without replicas of its elements has that axis nevertheless.
+    return tuple(item for item in sizes.items() if item != (REPLICAS, 1))
 
 
 def devices_of(mesh: Any) -> tuple[int, ...]:

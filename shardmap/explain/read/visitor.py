@@ -30,7 +30,7 @@ from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import OUTERMOST, Decision, Enclosing
-from shardmap.map.primitives.axis import UNNAMED, AxisLayout
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 
 CHUNKED = "chunked"
@@ -308,7 +308,8 @@ class _Visitor:
     def _spmap(self, equation: Equation, around: Scope) -> None:
         params = equation.params
         decided, inside = around.in_map(equation)
-        layout = decided.axis
+        layout, mesh = decided.axis, inside.mesh
+        replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         if around.mesh is None or params["mesh_axes"] is not None:
             change = (
                 "Give devices=, or mesh= and mesh_axes=, for other devices; "
@@ -326,7 +327,7 @@ class _Visitor:
             params["axis_name"],
             (layout.size, layout.devices, layout.vectorised, layout.steps),
             equation,
-            _how_it_runs(layout, decided.branch),
+            _how_it_runs(layout, decided.branch, replicas),
             change,
         ).axis
         # A map that is vectorised has the vmaps around it inside.
@@ -401,13 +402,15 @@ class _OpenVmaps:
         del self.scopes[kept + 1 :], self.marks[kept + 1 :]
 
 
-def _how_it_runs(layout: AxisLayout, branch: decision.Branch) -> str:
+def _how_it_runs(layout: AxisLayout, branch: decision.Branch, replicas: int = 1) -> str:
     if layout.devices == 1:
         parts = ["on one device"]
     else:
         parts = [f"on {layout.devices:,} devices at once"]
         if branch == "partitioned":
             parts[0] += ", partitioned by XLA"
+    if replicas > 1:
+        parts.append(f"{replicas:,} replicas of each")
     if layout.steps > 1:
         last = layout.block - layout.vectorised * (layout.steps - 1)
         parts.append(_in_steps(layout.steps, layout.vectorised, last))

@@ -11,7 +11,7 @@ from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.effects import calls_host
-from shardmap.map.primitives.axis import AxisLayout
+from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
 
 Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]
@@ -113,6 +113,8 @@ def decide(
         and lowers_per_device(params["call_jaxpr"], name, platform)
     )
     manual_axes = placement.mesh_axes
+    if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
+        manual_axes = (*manual_axes, REPLICAS)
     if calls_host(params["call_jaxpr"]) or may_branch(params["call_jaxpr"]):
         # JAX calls the host where a program is written per device along all axes. And
         # XLA puts collectives along other axes into branches that not all devices take.

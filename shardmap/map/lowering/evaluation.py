@@ -16,6 +16,7 @@ from shardmap.arrays.running import map_jit
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh
 from shardmap.map.lowering.lower_map import on_one_device
+from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import per_jaxpr
@@ -33,7 +34,7 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     """The results of a map's equation, of arrays."""
     if is_debugged():
         return _evaluate_by_operations(args, params)
-    if params["mesh"] is not None:
+    if REPLICAS in getattr(params["mesh"], "axis_names", ()):
         params = _on_devices_of_operands(args, params)
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
@@ -69,20 +70,21 @@ def _on_devices_of_operands(
     A traced map has all devices. If an operand is on those that the map would have
     alone, it runs there, so that its results can be combined with the operand.
     """
-    mesh = params["mesh"]
-    fewer = [
-        arg.sharding.device_set
+    mesh, placement = map_mesh(
+        params["axis_name"],
+        params["axis_size"],
+        params["call_jaxpr"],
+        list(params["mesh"].devices.flat),
+        shared=False,
+    )
+    needed = set(mesh.devices.flat)
+    if any(
+        isinstance(arg, jax.Array)
+        and arg.committed
+        and arg.sharding.device_set == needed
         for arg in args
-        if isinstance(arg, jax.Array) and arg.committed
-        if len(arg.sharding.device_set) < mesh.size
-    ]
-    if not fewer:
-        return params
-    keys = ("axis_name", "axis_size", "call_jaxpr")
-    made = {key: params[key] for key in keys} | {"devices": list(mesh.devices.flat)}
-    alone, placement = map_mesh(**made, shared=False)
-    if set(alone.devices.flat) in fewer and map_mesh(**made, shared=True)[0] == mesh:
-        return params | {"mesh": alone} | placement._asdict()
+    ):
+        return params | {"mesh": mesh} | placement._asdict()
     return params
 
 

@@ -20,6 +20,9 @@ from shardmap._jax.types import Value
 UNNAMED = "_unnamed"
 """The axis name of maps without one; no collective can name it."""
 
+REPLICAS = "_replicas"
+"""The mesh axis along which a map's elements are replicated on spare devices."""
+
 
 def axis_text(axis_name: Hashable) -> str:
     """An axis in the words of a message.

@@ -34,6 +34,7 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, PyTree, Value
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap._lazy import logging
 from shardmap.map.primitives import explicit_sharding
+from shardmap.map.primitives.axis import REPLICAS
 
 
 class _Failures:
@@ -289,8 +290,8 @@ def _batching_rule(
 def _calling_devices(ctx: LoweringContext, call: TapCall) -> list[Any]:
     """The devices of a program in order, None for those that do not call.
 
-    Inside `jax.shard_map` every device calls with its own value. Outside, one device
-    calls with the whole value.
+    Inside `jax.shard_map` every device calls with its own value, but one replica of
+    each element. Outside, one device calls with the whole value.
     """
     mesh, index = mesh_around(ctx), call.device_index
     if mesh is not None:
@@ -303,7 +304,11 @@ def _calling_devices(ctx: LoweringContext, call: TapCall) -> list[Any]:
         )
     if mesh is None:
         return [devices[index or 0]]
-    return [device if index in (None, k) else None for k, device in enumerate(devices)]
+    callers = np.arange(len(devices)).reshape(mesh.devices.shape)
+    if REPLICAS in mesh.axis_names:
+        callers = callers.take(0, mesh.axis_names.index(REPLICAS))
+    chosen = callers if index is None else [index]
+    return [device if k in chosen else None for k, device in enumerate(devices)]
 
 
 def _check_shard_map(ctx: LoweringContext, call: TapCall, mesh: AnyMesh) -> None:
@@ -332,9 +337,11 @@ def _lowering(
     def run(*operands: Value) -> list[Any]:
         names = () if mesh is None else mesh.axis_names
         number = jax.lax.axis_index(names) if names else np.int32(0)
-        return list(
-            io_callback(callback, call.results, number, *operands, ordered=True)
-        )
+        results = io_callback(callback, call.results, number, *operands, ordered=True)
+        if REPLICAS in names:
+            # The replicas that do not call have zeros.
+            results = [jax.lax.psum(r, REPLICAS).astype(r.dtype) for r in results]
+        return list(results)
 
     # io_callback makes JAX arrays of the values, which takes a thread of a pool. On CPU
     # all of these may be in callbacks, and it would wait forever. So the program calls

@@ -228,6 +228,13 @@ def test_sources():
     assert "test_visitor.py:" in place
 
 
+def test_replicas_in_a_program_of_several_maps():
+    nested = sm.spmap(sm.spmap(lambda x: x + 1, "j"), "i")
+    outer, inner = sm.explain(jax.jit(nested))(np.ones((2, 2), np.float32)).axes
+    assert outer.running == "on 2 devices at once, 2 replicas of each"
+    assert inner.running == "on 2 devices at once"
+
+
 def test_what_is_shared_is_walked_once_for_what_it_is_of(monkeypatch):
     monkeypatch.setattr(reading, "source_of", at_most(200, reading.source_of))
 

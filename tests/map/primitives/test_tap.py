@@ -1,6 +1,7 @@
 """Taps: whose device is said, calls for one device only, and values that come back."""
 
 import collections
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -220,3 +221,43 @@ def test_promises_that_cannot_be_made():
         spmap_on_two(lambda x: sm.tap(refuse, x, result_shape=x, device_index=1))(
             numbers(2)
         )
+
+
+# Copies
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("names", "shape"), [(("i", "_replicas"), (4, 2)), (("_replicas", "i"), (2, 4))]
+)
+def test_copies_of_a_map_call_once(recorder, names, shape):
+    mesh = Mesh(np.array(jax.devices()).reshape(shape), names)
+    mapped = functools.partial(sm.spmap, axis_name="i", mesh=mesh, mesh_axes="i")
+    x = numbers(8).astype(np.float32)
+    np.testing.assert_array_equal(mapped(lambda x: recorder.tap(x) + 1)(x), x + 1)
+    devices = sm.submesh(mesh, ("i",)).devices
+    assert recorder.wait() == {
+        device.id: part.tolist()
+        for device, part in zip(devices, np.split(x, len(devices)), strict=True)
+    }
+    calls = []
+
+    def host(value):
+        calls.append(float(value))
+        return np.float32(10 * value)
+
+    result = mapped(lambda x: sm.tap(host, x, result_shape=SCALAR))(x)
+    sm.taps_barrier()
+    for shard in result.addressable_shards:
+        np.testing.assert_array_equal(shard.data, 10 * x[shard.index])
+    assert sorted(calls) == x.tolist()
+
+
+def test_copies_in_a_shard_map_call_once(recorder):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "_replicas"))
+    spec = PartitionSpec("i")
+    f = jax.shard_map(
+        lambda x: recorder.tap(x), mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    jax.jit(f)(numbers(4))
+    assert recorder.wait() == {0: [[0]], 2: [[1]], 4: [[2]], 6: [[3]]}
