@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax._src import config, core, xla_bridge
+from jax._src import config, core
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, Sharding
@@ -197,9 +197,3 @@ def configuration() -> Hashable:
     """The configuration of JAX that is part of the cache keys of `jax.jit`."""
     found: Hashable = config.trace_context()
     return found
-
-
-def backends_are_started() -> bool:
-    """Whether JAX has initialized its backends."""
-    # Public functions would initialize them.
-    return bool(xla_bridge.backends_are_initialized())

@@ -107,11 +107,8 @@ class ElementCall(Call):
             return None
         operands, results = self.process_shardings
         operands = operands[len(self.body.constants) :]
-        is_global = not self.is_process_local
         return ProcessLocal(
-            operands,
-            [None if each.factors is None else is_global for each in operands],
-            [None if is_global else each for each in results],
+            operands, results if self.is_process_local else [None] * len(results)
         )
 
 

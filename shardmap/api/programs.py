@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
@@ -24,7 +24,6 @@ from shardmap.api.arguments import Arguments, Static
 from shardmap.arrays import array_likes, placement, processes, running, trees
 from shardmap.arrays.process_local import (
     ProcessShardings,
-    is_global_array,
     to_global,
     to_local,
 )
@@ -74,10 +73,7 @@ class Call(abc.ABC):
         """How arrays are passed over several processes; None in one process."""
         if not self.devices or not processes.several(self.devices):
             return None
-        count = len(self.in_avals)
-        return ProcessLocal(
-            [None] * count, [None] * count, [None] * len(self.out_avals)
-        )
+        return ProcessLocal([None] * len(self.in_avals), [None] * len(self.out_avals))
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """The global arrays that the program takes."""
@@ -140,8 +136,8 @@ class Programs(abc.ABC, Generic[C]):
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
-        self._entries: caches.LRUCache[CompiledEntry] = caches.LRUCache()
-        self._flat: caches.LRUCache[FlatFunction] = caches.LRUCache()
+        self._entries: dict[Hashable, CompiledEntry] = {}
+        self._flat: dict[Hashable, FlatFunction] = {}
 
     # Defined by each kind of map
 
@@ -210,7 +206,7 @@ class Programs(abc.ABC, Generic[C]):
         entry = self._entries.get(key)
         if entry is None:
             entry = self._compiled(self.infer_params(arguments))
-            entry = self._entries.setdefault(key, entry)
+            entry = caches.keep(self._entries, key, entry)
         if any(entry.donated):
             self._check_donated(entry, arguments)
         placed = placement.place(leaves, entry.shardings, donate=entry.donated)
@@ -224,7 +220,7 @@ class Programs(abc.ABC, Generic[C]):
                 raise FloatingPointError(f"{self._named()}: {error}") from None
             # As `jax.jit`: bound eagerly, it runs operation by operation.
             return self.bind(args, kwargs), None
-        return results, None if moved else entry
+        return results, None if moved or entry.shardings is None else entry
 
     def may_run(self, entry: CompiledEntry, args: Args) -> bool:
         """Whether a program may be tried with these arguments.
@@ -260,14 +256,20 @@ class Programs(abc.ABC, Generic[C]):
         if self.has_other_devices():
             with without_mesh():
                 return alone(args, kwargs)
-        return self.program_under_mesh(args, kwargs)
+        args, kwargs = contexts.placed((tuple(args), kwargs))
+        return contexts.placed(self._jitted_under_mesh(*args, **kwargs))
 
     @functools.cached_property
-    def program_under_mesh(self) -> contexts.UnderMesh:
-        """The function as a program under `jax.set_mesh`."""
-        return contexts.UnderMesh(
-            self.name,
-            self.bind,
+    def _jitted_under_mesh(self) -> Callable[..., Any]:
+        """The map as a `jax.jit` program under `jax.set_mesh`."""
+
+        def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            return self.bind(args, kwargs)
+
+        return running.map_jit(
+            described_like(run, self.fun(), self.name),
+            contexts.mesh_devices(),
+            communicates=True,
             donate_argnums=self.options.donate_argnums,
             donate_argnames=self.donate_argnames,
         )
@@ -292,7 +294,7 @@ class Programs(abc.ABC, Generic[C]):
         flat.__name__ = self.name
         args, kwargs = arguments.with_leaves(arguments.leaves)
         trace_as(flat, self.what, fun(), args, kwargs)
-        return self._flat.setdefault(key, flat)
+        return caches.keep(self._flat, key, flat)
 
     def leaf_names(self, arguments: Arguments) -> list[str]:
         """How a caller would write each leaf."""
@@ -340,6 +342,7 @@ class Programs(abc.ABC, Generic[C]):
         """Compiles a call."""
         self.agree(call)
         arguments, structs = call.arguments, call.structs()
+        donated = self._donated(arguments)
         compiled = functools.partial(running.compiled, devices=call.devices)
         if trees.takes_anything(arguments.in_tree, call.out_tree):
             args, kwargs = arguments.with_leaves(structs)
@@ -349,11 +352,8 @@ class Programs(abc.ABC, Generic[C]):
             program = _by_leaves(program, arguments.in_tree, call.out_tree)
         shardings = call.shardings and call.shardings.operands
         if call.process_local is not None:
-            donated = self._donated(arguments)
-            program, shardings = AcrossProcesses(program, call, donated), None
-        return CompiledEntry(
-            program, shardings, self._donated(arguments), arguments.statics
-        )
+            program, shardings = across_processes(program, call, donated), None
+        return CompiledEntry(program, shardings, donated, arguments.statics)
 
     def jitted(
         self, call: C, static_argnums: Collection[int] = ()
@@ -441,75 +441,45 @@ def _by_leaves(
 
 
 class ProcessLocal(NamedTuple):
-    """Which arrays of a call are process-local data.
+    """How this process's data are parts of the global arrays of a call.
 
     Attributes:
-      operands: for each leaf, how this process's data is a part of the global array;
-        None: it is a global array.
-      are_global: for each leaf whether it has to be a global array; None: it is equal
-        on all processes, in either case.
-      results: as ``operands``, of the results.
+      operands: for each leaf; None: it is a global array.
+      results: for each result.
     """
 
     operands: Sequence[ProcessShardings | None]
-    are_global: Sequence[bool | None]
     results: Sequence[ProcessShardings | None]
 
 
-class AcrossProcesses:
-    """A program of global arrays that takes and returns the arrays of one process.
+def across_processes(
+    program: Callable[..., Any], call: Call, donated: Sequence[bool]
+) -> Callable[..., Any]:
+    """A program of global arrays, for the arrays of this process."""
+    assert call.process_local is not None
+    assert call.shardings is not None
+    locals_in, locals_out = call.process_local
+    operands = list(zip(locals_in, call.shardings.operands, donated, strict=True))
 
-    Args:
-      program: a function of global arrays.
-      call: a call on devices of several processes.
-      donated: which leaves are donated.
-    """
-
-    def __init__(
-        self,
-        program: Callable[..., Any],
-        call: Call,
-        donated: Sequence[bool],
-    ) -> None:
-        self._program = program
-        given = call.arguments
-        self._in_tree = given.in_tree
-        assert call.process_local is not None
-        assert call.shardings is not None
-        operands, are_global, self._results = call.process_local
-        self._operands = list(
-            zip(operands, call.shardings.operands, are_global, donated, strict=True)
-        )
-
-    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = Arguments.of(args, kwargs)
-        if arguments.in_tree != self._in_tree:
-            raise Mismatch("compiled for arguments of another structure")
         leaves: list[Value] = []
-        for leaf, (local, sharding, is_global, donate) in zip(
-            arguments.leaves, self._operands, strict=True
+        for leaf, (local, sharding, donate) in zip(
+            arguments.leaves, operands, strict=True
         ):
-            if is_global is not None and is_global_array(leaf) is not is_global:
-                raise Mismatch(
-                    "compiled for global arrays where these are process-local data, or "
-                    "the other way round"
-                )
             if local is None:
                 leaves += placement.place([leaf], [sharding], True, [donate])
             else:
                 leaves.append(to_global(leaf, local, donate))
         args, kwargs = arguments.with_leaves(leaves)
-        return self._convert(self._program(*args, **kwargs))
-
-    def _convert(self, results: PyTree) -> PyTree:
-        if not any(self._results):
-            return results
-        leaves, tree = jax.tree.flatten(results)
-        leaves = [
+        results, tree = jax.tree.flatten(program(*args, **kwargs))
+        results = [
             leaf if local is None else to_local(leaf, local)
-            for leaf, local in zip(leaves, self._results, strict=True)
+            for leaf, local in zip(results, locals_out, strict=True)
         ]
-        return jax.tree.unflatten(tree, leaves)
+        return jax.tree.unflatten(tree, results)
+
+    return run
 
 
 # Errors

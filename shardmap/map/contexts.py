@@ -7,7 +7,7 @@ mesh. A map that names other devices runs outside of the mesh.
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.arrays import concrete_mesh
 from shardmap._jax.context import without_mesh
-from shardmap._jax.types import Param, Value
+from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement
-from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
 
 
@@ -64,27 +63,10 @@ def place(leaves: Sequence[Any]) -> list[Any]:
     return placed
 
 
-class UnderMesh:
-    """A mapped function as a `jax.jit` program under `jax.set_mesh`."""
-
-    def __init__(
-        self,
-        name: str,
-        bind: Callable[[Sequence[Any], dict[str, Any]], Any],
-        **options: Param,
-    ) -> None:
-        def run(*args: Value, **kwargs: Value) -> Any:
-            return bind(args, kwargs)
-
-        run.__name__ = run.__qualname__ = name
-        self._program = map_jit(run, mesh_devices(), communicates=True, **options)
-
-    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Runs the program on arguments that lie anywhere."""
-        leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-        args, kwargs = jax.tree.unflatten(tree, place(leaves))
-        leaves, tree = jax.tree.flatten(self._program(*args, **kwargs))
-        return jax.tree.unflatten(tree, place(leaves))
+def placed(tree: PyTree) -> Any:
+    """A pytree of arrays on the devices of `jax.set_mesh`; see `place`."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, place(leaves))
 
 
 def check_mesh(name: str, mesh: Mesh) -> None:

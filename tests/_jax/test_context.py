@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from shardmap._jax import context
 from shardmap._jax.effects import CALLBACK_JAXPR
-from tests.command_line import python
 
 X = np.ones(8, np.float32)
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
@@ -110,14 +109,6 @@ def test_an_equation_is_put_under_another_mesh_and_keeps_the_rest():
     assert changed.threefry_partitionable is False
     with changed.manager:
         assert jax.sharding.get_abstract_mesh() == mesh
-
-
-def test_whether_jax_has_started():
-    program = (
-        "import jax; from shardmap._jax.context import backends_are_started as b; "
-        "print(b()); jax.devices(); print(b())"
-    )
-    assert python("-c", program).stdout.split() == ["False", "True"]
 
 
 def test_the_configuration_tells_precisions_apart():
