@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.recipe import Recipe, StaticRecipe, Step
+from shardmap.plan.engine.recipe import Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice
@@ -33,31 +33,14 @@ class Compiled(NamedTuple):
 
 
 def functions(stage: Stage) -> Compiled:
-    numbers, found = _different(stage)
+    numbers = {*stage.spread(), *sample(stage)}
+    found = {stage.recipe(number)[1].static for number in numbers}
     lengths = sum(
         math.prod(len(stage.loops[k].lengths) for k in family.loops)
         for family in stage.families
     )
     exact = len(numbers) == stage.num_shards
     return Compiled(max(len(found), lengths), lengths, exact)
-
-
-def _different(stage: Stage) -> tuple[set[int], dict[StaticRecipe, Recipe]]:
-    """The numbers of some shards, and one recipe for each of their functions."""
-    numbers = {*stage.spread(), *sample(stage)}
-    recipes = [stage.recipe(number)[1] for number in numbers]
-    return numbers, {recipe.static: recipe for recipe in recipes}
-
-
-def functions_in_all(cut_program: CutProgram) -> int:
-    """How many functions are compiled, those that stages share counted once."""
-    return len(
-        {
-            cut_program.compiled(stage, recipe)
-            for stage in cut_program.stages
-            for recipe in _different(stage)[1].values()
-        }
-    )
 
 
 def repeated(cut_program: CutProgram, place: int) -> int:

@@ -1,6 +1,5 @@
 """What a plan tells about itself, as text."""
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +9,7 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
-from shardmap.plan.costs import (
-    choices,
-    functions,
-    functions_in_all,
-    repeated,
-    told,
-)
+from shardmap.plan.costs import choices, functions, repeated, told
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import box_bytes, nbytes
 from shardmap.plan.engine.nodes import Value
@@ -49,7 +42,6 @@ class StageCost(NamedTuple):
       shard_bytes: the most that one of them reads, computes and gives back at once.
       kept_bytes: what is held in memory while it runs besides arguments and results.
       scratch_bytes: what is kept in ``scratch`` while it runs.
-      moved: the bytes that each shard reads and writes; of many the first and the last.
       repeated: about how many operations its shards do more than one call would.
       functions: about how many functions its shards compile.
     """
@@ -61,13 +53,8 @@ class StageCost(NamedTuple):
     shard_bytes: int
     kept_bytes: int
     scratch_bytes: int
-    moved: tuple[int, ...]
     repeated: int
     functions: int
-
-
-DRAWN = 24
-"""Of how many shards of a stage it is told what each moves."""
 
 
 def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
@@ -76,16 +63,11 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
         StageCost(
             stage.number,
             stage.num_shards,
-            tuple(_names(cut_program, (result.value for result in stage.results))),
+            tuple(_made(cut_program, stage)),
             _reads(cut_program, [stage]),
             shard_peak(cut_program, stage).bytes,
             kept_bytes(cut_program, place),
             scratch_bytes(cut_program, place),
-            tuple(
-                sum(_moved(cut_program, stage, number).values())
-                for number in range(stage.num_shards)
-                if number < DRAWN - 1 or number == stage.num_shards - 1
-            ),
             repeated(cut_program, place),
             functions(stage).number,
         )
@@ -111,19 +93,8 @@ def summary(cut_program: CutProgram) -> str:
         lines.append(
             f"  {cut_program.names[leaf]} {_cut(cut_program, leaf, axis)}; {fate}"
         )
-    lines += [f"  {line}" for line in narrowed(cut_program)]
-    lines += [f"  {line}" for line in _scratch(cut_program)]
-    blocks = [
-        [
-            *[f"{stage.num_shards:,} shards{_costs(cut_program, k)}"] * (stages > 1),
-            *_choices(cut_program, stage),
-            *_lengths(stage),
-        ]
-        for k, stage in enumerate(cut_program.stages)
-    ]
-    by_stage = _by_stage(blocks) if stages > 1 else itertools.chain(*blocks)
-    lines += [f"  {line}" for line in by_stage]
-    return "\n".join(dict.fromkeys(lines))
+    lines += [f"  {line}" for line in _details(cut_program, makes=False)]
+    return "\n".join(lines)
 
 
 def explain(cut_program: CutProgram) -> str:
@@ -139,19 +110,32 @@ def explain(cut_program: CutProgram) -> str:
                 continue
             lines.append(f"  {_cut(cut_program, leaf, axis)}")
             lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
-    lines += narrowed(cut_program)
-    lines += _scratch(cut_program)
-    lines += _by_stage(
-        [
-            _stage(cut_program, stage) + _costs(cut_program, place),
-            *_choices(cut_program, stage),
-            *_lengths(stage),
-            *_drawn_whole(cut_program, stage),
-        ]
-        for place, stage in enumerate(cut_program.stages)
-    )
-    lines += _shared(cut_program)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_details(cut_program, makes=True)])
+
+
+def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
+    """What is narrowed, where values are kept, and what each stage does.
+
+    Args:
+      cut_program: the plan.
+      makes: whether to tell what each stage makes.
+    """
+    yield from narrowed(cut_program)
+    if cut_program.scratch is not None:
+        stages = range(len(cut_program.stages))
+        most = max((scratch_bytes(cut_program, place) for place in stages), default=0)
+        yield f"scratch {cut_program.scratch}: {size(most)} at most"
+    blocks = []
+    for place, stage in enumerate(cut_program.stages):
+        made = ", ".join(_grouped(_made(cut_program, stage)))
+        first = f"{stage.num_shards:,} shards" + f" make {made}" * makes
+        told_choices = (
+            f"  {told(_name(cut_program, value), choice)}"
+            for value, choice in choices(cut_program, stage)
+        )
+        drawn = _drawn_whole(cut_program, stage)
+        blocks.append([first + _costs(cut_program, place), *told_choices, *drawn])
+    yield from _by_stage(blocks)
 
 
 def _by_stage(blocks: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -186,51 +170,6 @@ def narrowed(cut_program: CutProgram) -> list[str]:
         "jax_enable_x64 is off"
         for (given, taken), names in groups.items()
     ]
-
-
-def _scratch(cut_program: CutProgram) -> list[str]:
-    """Where what later stages need is kept, and how much of it at once."""
-    if cut_program.scratch is None:
-        return []
-    stages = range(len(cut_program.stages))
-    most = max((scratch_bytes(cut_program, place) for place in stages), default=0)
-    return [f"scratch {cut_program.scratch}: {size(most)} at most"]
-
-
-def _choices(cut_program: CutProgram, stage: Stage) -> list[str]:
-    """What of a stage is kept rather than computed again, or the other way round."""
-    return [
-        f"  {told(_name(cut_program, value), choice)}"
-        for value, choice in choices(cut_program, stage)
-    ]
-
-
-MANY_LENGTHS = 8
-"""From how many lengths on it is told that each compiles a function."""
-
-
-def _lengths(stage: Stage) -> list[str]:
-    """That pieces of many lengths compile many functions."""
-    found = functions(stage)
-    if found.lengths < MANY_LENGTHS:
-        return []
-    return [
-        f"  pieces of {found.lengths:,} lengths compile {found.number:,} functions: "
-        "those of one length share one, see Pieces"
-    ]
-
-
-TRACED = 64
-"""Up to how many functions are traced to tell how many of them are the same."""
-
-
-def _shared(cut_program: CutProgram) -> list[str]:
-    """How many functions of several stages there are, those they share counted once."""
-    each = [functions(stage).number for stage in cut_program.stages]
-    if len(each) < 2 or sum(each) > TRACED:
-        return []
-    found = functions_in_all(cut_program)
-    return [f"all stages: {found:,} functions compiled"] * (found < sum(each))
 
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
@@ -401,6 +340,10 @@ def _name(cut_program: CutProgram, value: Value) -> str:
     return f"the {node.name} of shape {value.shape} ({node.source})"
 
 
+MANY_LENGTHS = 8
+"""From how many lengths of pieces on it is told that each compiles a function."""
+
+
 def _costs(cut_program: CutProgram, place: int) -> str:
     """What a stage keeps in memory, and how often it reads what is given."""
     stage = cut_program.stages[place]
@@ -414,16 +357,13 @@ def _costs(cut_program: CutProgram, place: int) -> str:
     parts += [f"{count(again)} operations repeated"] * bool(again)
     compiled = functions(stage)
     about = "" if compiled.exact else "about "
-    parts += [f"{about}{compiled.number:,} functions compiled"] * (compiled.number > 1)
+    if compiled.number > 1:
+        parts.append(f"{about}{compiled.number:,} functions compiled")
+        if compiled.lengths >= MANY_LENGTHS:
+            parts[-1] += f" for pieces of {compiled.lengths:,} lengths (see Pieces)"
     parts += [f"reads {reads}"] * bool(reads)
     return "".join(f"; {each}" for each in parts)
 
 
-def _stage(cut_program: CutProgram, stage: Stage) -> str:
-    values = (result.value for result in stage.results)
-    made = ", ".join(_grouped(_names(cut_program, values)))
-    return f"{stage.num_shards:,} shards make {made}"
-
-
-def _names(cut_program: CutProgram, values: Iterable[Value]) -> list[str]:
-    return [_name(cut_program, value) for value in values]
+def _made(cut_program: CutProgram, stage: Stage) -> list[str]:
+    return [_name(cut_program, result.value) for result in stage.results]

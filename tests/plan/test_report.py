@@ -135,19 +135,6 @@ def test_many_leaves_of_one_tree_are_counted():
     assert "; reads 5 arrays of args[0] 2 times, args[1] once" in told
 
 
-def test_how_many_functions_all_stages_share_is_told():
-    def power(x, v):
-        def step(_, v):
-            v = x.T @ (x @ v)
-            return v / jnp.linalg.norm(v)
-
-        return lax.fori_loop(0, 8, step, v)
-
-    made = plan(power, X, np.ones(6, np.float32), in_slices=({0: 4}, None))
-    assert str(made.explain()).endswith("all stages: 3 functions compiled")
-    assert "all stages" not in str(plan(jnp.sin, X, in_slices={0: 4}).explain())
-
-
 def test_what_shards_compute_again_is_counted():
     x, kernel = np.ones(64, np.float32), np.ones(3, np.float32)
 
@@ -177,7 +164,7 @@ def test_how_many_functions_are_compiled():
     assert [cost.functions for cost in two.stage_costs] == [2, 2]
     assert "; 2 functions compiled; reads args[0] once" in str(two)
     every = plan(jnp.sin, x, in_slices={0: tuple(range(1, 10))})
-    told = "pieces of 9 lengths compile 9 functions: those of one length share one"
+    told = "9 functions compiled for pieces of 9 lengths (see Pieces)"
     assert told in str(every)
     assert told in str(every.explain())
     # The first, the last, and those between them.

@@ -41,8 +41,7 @@ def test_the_compiler_has_the_last_word(monkeypatch):
     made = sm.plan(
         lambda x: jnp.sort(x, 1).sum(1), X, in_slices={0: sm.AUTO}, memory=100_000
     )
-    moved = sum(made.stage_costs[0].moved[:1])
-    assert moved <= 60_000
+    assert made.num_shards >= 5
 
 
 @pytest.mark.parametrize("memory", [60_000, 300_000])
