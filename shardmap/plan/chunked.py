@@ -12,6 +12,7 @@ from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap._lazy import ask
 from shardmap.plan import report
+from shardmap.plan.cutting import names_of
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
 from shardmap.plan.inside import primitive
@@ -124,10 +125,7 @@ class ChunkedFunction(Generic[P, R]):
         asked += tuple(((),) * value.ndim for value in held)
         if self._in_slices is None and self._options.memory is not None:
             asked = primitive.fit(jaxpr, self._options).axes()
-        paths = jax.tree_util.tree_leaves_with_path(args)
-        names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
-        paths = jax.tree_util.tree_leaves_with_path(kwargs)
-        names += [f"kwargs{jax.tree_util.keystr(path)}" for path, _ in paths]
+        names = [*names_of("args", args), *names_of("kwargs", kwargs)]
         names += [f"closed-over value {number}" for number in range(len(held))]
         return _Read(jaxpr, asked, names, [*leaves, *held], out_tree)
 

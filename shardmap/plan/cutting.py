@@ -8,14 +8,14 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
+from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.arrays.sources.stores import borders
-from shardmap.plan.arguments import aval_of, narrowed_dtype
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.lax.passes import analysed, begins
 from shardmap.plan.memory.fit import Fit
 from shardmap.plan.memory.plan_peak import sample
-from shardmap.plan.run.buffers import start_dtype
+from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
 
@@ -37,14 +37,14 @@ def cut_function(
     """
     leaves, in_tree = jax.tree.flatten(args)
     cut_args = args[:positional]
-    names = _names("args", cut_args)
+    names = names_of("args", cut_args)
     for by_name in args[len(cut_args) :]:
-        names += _names("kwargs", by_name)
-    avals = list(map(aval_of, leaves, names))
+        names += names_of("kwargs", by_name)
+    avals = list(map(_aval_of, leaves, names))
     narrowed = {
         name: dtypes
         for name, leaf in zip(names, leaves, strict=True)
-        if (dtypes := narrowed_dtype(leaf)) is not None
+        if (dtypes := _narrowed_dtype(leaf)) is not None
     }
     count = len(jax.tree.leaves(cut_args))
     given = asked_points("plan", in_slices, cut_args, avals[:count])
@@ -81,7 +81,8 @@ def cut_function(
     return made
 
 
-def _names(what: str, tree: PyTree) -> list[str]:
+def names_of(what: str, tree: PyTree) -> list[str]:
+    """What messages call the leaves of arguments."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     return [f"{what}{jax.tree_util.keystr(path)}" for path in paths]
 
@@ -99,3 +100,53 @@ def _refuse_far_starts(cut_program: CutProgram) -> None:
     for stage in cut_program.stages:
         for number in sample(stage):
             start_dtype(stage.recipe(number)[1].starts)
+
+
+def _aval_of(leaf: Any, name: str) -> Any:
+    """What tracing needs to know of an argument, which is not read.
+
+    Raises:
+      TypeError: no array of numbers or booleans.
+      ValueError: it is masked, or nobody knows how long it is.
+    """
+    if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
+        return leaf
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise TypeError(
+            f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
+            f"{type(leaf).__name__} in {name}; bind what is no array before, with "
+            "functools.partial"
+        )
+    dtype = leaf.dtype
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        if not any(jax.dtypes.issubdtype(dtype, k) for k in (np.number, np.bool_)):
+            raise TypeError(
+                f"plan takes numbers and booleans, got {dtype} in {name}: give what "
+                "it stands for as numbers, such as array.astype('int64')"
+            )
+        try:
+            refuse_masked(leaf)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if is_array_like(leaf):
+            dtype = abstract_value(leaf).dtype
+        dtype = device_dtype(np.dtype(dtype))
+    unknown = [axis for axis, size in enumerate(leaf.shape) if size != size]
+    if unknown:  # As of arrays of Dask from which elements were picked.
+        raise ValueError(
+            f"{name} has the shape {tuple(leaf.shape)}, whose length along axis "
+            f"{unknown[0]} is not known: compute it before, as "
+            "dask.array's x.compute_chunk_sizes() does"
+        )
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
+
+
+def _narrowed_dtype(leaf: Any) -> tuple[np.dtype, np.dtype] | None:
+    """The 64-bit dtype of an array and the 32-bit one that JAX makes of it, or None."""
+    if isinstance(leaf, np.generic) or not hasattr(leaf, "dtype"):
+        return None
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return None
+    given = np.dtype(leaf.dtype).newbyteorder("=")
+    taken = device_dtype(given)
+    return None if taken == given else (given, taken)

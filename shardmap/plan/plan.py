@@ -13,14 +13,14 @@ array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
 from shardmap._lazy import ask
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
-from shardmap.plan.arguments import by_position
 from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
@@ -106,7 +106,7 @@ def plan(
     refuse_no_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
-    function, own = by_position(fun, args, kwargs), in_order(args, kwargs)
+    function, own = _by_position(fun, args, kwargs), in_order(args, kwargs)
     labels = labels_of(function, own)
     if labels is not None:
         in_slices = named_cuts(in_slices, args)
@@ -127,6 +127,39 @@ def plan(
             stacklevel=2,
         )
     return ShardPlan(made, labels, room)
+
+
+OPTIONS = frozenset(
+    {
+        *("out", "executor", "max_in_flight", "progress", "retries", "checkpoint"),
+        *("scratch", "task", "values"),
+    }
+)
+"""What a plan's own methods take by name."""
+
+
+def _by_position(
+    fun: Callable[..., PyTree], args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+) -> Callable[..., PyTree]:
+    """The function with its keyword arguments as one more positional one, a dict.
+
+    Raises:
+      TypeError: the name of one is an option of a plan.
+    """
+    taken = sorted(OPTIONS & kwargs.keys())
+    if taken:
+        raise TypeError(
+            f"plan cannot take the keyword argument {taken[0]!r} of the function, "
+            "as a plan has an option of that name: bind it before, with "
+            f"functools.partial(fun, {taken[0]}=...)"
+        )
+    count, names = len(args), bool(kwargs)
+
+    def call(*given: PyTree) -> PyTree:
+        return fun(*given[:count], **(given[count] if names else {}))
+
+    trace_as(call, "plan", fun, args, kwargs)
+    return call
 
 
 class ShardPlan:

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.arguments import OPTIONS
-from shardmap.plan.plan import ShardPlan, plan
+from shardmap.plan.plan import OPTIONS, ShardPlan, plan
 from shardmap.plan.run.shards import Shard
 from tests.plan.plan_programs import X
 

@@ -9,14 +9,12 @@ import ctypes
 import importlib
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.array_job import ArrayJob, place_in_job
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
@@ -101,7 +99,14 @@ def run(
             return None
         acc = Accumulator(cut_program, given)
         job.put_into(acc)
-    return finished(cut_program, acc, places)
+    results = []
+    for made, (first, array) in zip(acc.outputs(), places, strict=True):
+        # What stands for no value of its own was not written while shards ran: a
+        # constant, or a value that is in ``out`` at another place already.
+        if array is not None and first is None:
+            array[...] = made
+        results.append(made if array is None else array)
+    return jax.tree.unflatten(cut_program.out_tree, results)
 
 
 def _bar(total: int) -> Any:
@@ -122,19 +127,3 @@ def _trim_of_glibc() -> Any:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, TypeError, OSError):
         return None
-
-
-def finished(
-    cut_program: CutProgram,
-    acc: Accumulator,
-    places: Sequence[tuple[Value | None, Any]],
-) -> PyTree:
-    """The result, in ``out`` where that was given."""
-    results = []
-    for made, (value, array) in zip(acc.outputs(), places, strict=True):
-        # What stands for no value of its own was not written while shards ran: a
-        # constant, or a value that is in ``out`` at another place already.
-        if array is not None and value is None:
-            array[...] = made
-        results.append(made if array is None else array)
-    return jax.tree.unflatten(cut_program.out_tree, results)
