@@ -59,13 +59,6 @@ def test_only_the_work_is_timed():
     assert finished == ["result"] * 3
 
 
-def test_the_first_run_is_not_counted():
-    clock = Clock()
-    times = iter([50, 1, 2])
-    contender = Contender(lambda: clock.pass_(next(times)))
-    assert harness.interleave({OURS: contender}, 2, clock) == {OURS: [1, 2]}
-
-
 def a_result(limits):
     samples = {OURS: [2.0, 1.0, 99.0], "fast": [1.0] * 3, "slow": [4.0] * 3}
     return Result(Benchmark("race", "running", dict, limits), samples)
@@ -88,28 +81,6 @@ def test_the_table():
     ]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(1.5e-6, "1.5 us"), (0.0205, "20.5 ms"), (2, "2.00 s")]
-)
-def test_durations(seconds, text):
-    assert harness.duration(seconds) == text
-
-
-def test_json_holds_what_the_table_shows():
-    written = harness.as_json([a_result({"fast": 1.05})], {"jax": "1"})
-    assert json.loads(json.dumps(written)) == written
-    (race,) = written["benchmarks"]
-    assert written["versions"] == {"jax": "1"}
-    assert race["contenders"]["fast"] == {
-        "median": 1,
-        "quartiles": [1, 1, 1],
-        "runs": 3,
-        "ratio": 2,
-        "limit": 1.05,
-        "verdict": "MISS",
-    }
-
-
 def stored(limits):
     return harness.as_json([a_result(limits)], {"jax": "1"})
 
@@ -130,31 +101,6 @@ def test_the_table_of_the_docs():
     ]
 
 
-def test_the_picture_has_a_line_for_each_peer(tmp_path):
-    plot.draw(stored({"fast": 1.05}), tmp_path / "ratios.svg")
-    svg = (tmp_path / "ratios.svg").read_text()
-    shown = texts(svg)
-    assert shown.count("race") == 1
-    assert {"fast", "2.00", "slow", "0.50", "over its limit"} < set(shown)
-    assert "within its limit" not in shown
-    assert plot.COLOURS["MISS"] in svg
-    assert plot.COLOURS["ok"] not in svg
-
-
-def test_the_same_results_give_the_same_picture(tmp_path):
-    for name in "a.svg", "b.svg":
-        plot.draw(stored({}), tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_plot_draws_what_is_stored_and_runs_nothing(tmp_path, capsys):
-    results, picture = tmp_path / "results.json", tmp_path / "ratios.png"
-    results.write_text(json.dumps(stored({})))
-    assert command_line.main(["--json", str(results), "--plot", str(picture)]) == 0
-    assert capsys.readouterr().out == f"Drawn to {picture}\n"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 def test_docs_are_written_from_what_is_stored(tmp_path):
     results, page = tmp_path / "results.json", tmp_path / "benchmarks.md"
     results.write_text(json.dumps(stored({})))
@@ -166,13 +112,6 @@ def test_docs_are_written_from_what_is_stored(tmp_path):
     assert after == "\nafter\n"
     assert json.loads((tmp_path / "benchmarks.json").read_text()) == stored({})
     assert "race" in (tmp_path / "benchmarks.svg").read_text()
-
-
-@pytest.mark.parametrize("option", ["--plot", "--docs"])
-def test_nothing_stored_is_told(option, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main(["--json", str(tmp_path / "none.json"), option])
-    assert "none.json: run `python -m benchmarks` first" in capsys.readouterr().err
 
 
 def test_page_picture_and_numbers_of_the_docs_agree():
@@ -233,12 +172,6 @@ def test_an_unknown_name_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["--only", "nothing"])
     assert "no benchmark has 'nothing' in its name" in capsys.readouterr().err
-
-
-def test_repeats_must_be_positive(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main(["--repeats", "0"])
-    assert "must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.deep

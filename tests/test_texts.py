@@ -141,27 +141,3 @@ def test_every_folder_of_the_package_is_in_the_wheel(monkeypatch):
         ".".join(folder.relative_to(ROOT).parts) for folder in folders
     }
     assert given["package_data"] == {"shardmap": ["py.typed"]}
-
-
-ROWS = re.compile(r"\b(?:own|process's) rows\b|\brows\s+of\s+(?:this|all|the) process")
-
-
-def test_what_a_process_passes_is_called_process_local_data():
-    sources = [*PAGES, ROOT / "CHANGELOG.md", *PACKAGE.rglob("*.py")]
-    found = {path: ROWS.findall(path.read_text()) for path in sources}
-    assert {path: rows for path, rows in found.items() if rows} == {}
-    assert len(ROWS.findall("its own rows, process's rows, rows\nof this process")) == 3
-
-
-PIECES = re.compile(r"\b_?pieces?\b", re.IGNORECASE)
-DRAWS_ARRAYS = ("grids", "document", "text", "html")
-
-
-def test_what_a_device_holds_of_an_array_is_called_a_shard():
-    """A piece is what a plan, or a function in pieces, makes at once."""
-    drawn = [PACKAGE / "explain" / "draw" / f"{name}.py" for name in DRAWS_ARRAYS]
-    sources = [*drawn, *PACKAGE.glob("arrays/**/*.py"), *PACKAGE.glob("sharding/*.py")]
-    assert len(sources) > 15
-    found = {path: PIECES.findall(path.read_text()) for path in sources}
-    assert {path: words for path, words in found.items() if words} == {}
-    assert PIECES.findall("Pieces, _piece, max_pieces") == ["Pieces", "_piece"]

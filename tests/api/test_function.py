@@ -267,16 +267,6 @@ def _ranks(kind):
 
 
 @every_kind
-def test_the_first_error_stands_alone_too(kind):
-    counted = Counted(ValueError)
-    f = mapped(kind, lambda x: counted(x), **_ranks(kind))
-    with pytest.raises(ValueError, match="it is the user's") as raised:
-        f(np.ones((8, 2), np.float32))
-    assert raised.value.__context__ is None
-    assert counted.runs == 1
-
-
-@every_kind
 def test_what_jax_is_told_anew_is_traced_anew(kind):
     f = mapped(kind, lambda x: x * 2)
     assert f(np.arange(8)).dtype == np.int32

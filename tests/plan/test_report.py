@@ -38,11 +38,6 @@ def test_what_the_largest_shard_moves():
     assert second.startswith(f"  a shard holds at most {made.peak_bytes} B; all read ")
 
 
-def test_nothing_is_all_of_nothing():
-    empty = np.zeros((0, 3), np.float32)
-    assert plan(lambda x: x * 2, empty).cut_fraction == 1
-
-
 def test_slices_of_each_output():
     def fun(x, y):
         return {"both": x + y, "row": y.sum(0), "two": 2}
@@ -53,11 +48,6 @@ def test_slices_of_each_output():
         "row": {0: [(0, 2), (2, 4), (4, 6)]},
         "two": {},
     }
-
-
-def test_a_cut_that_reaches_nothing_is_told():
-    made = plan(lambda x, y: y * 2, X, Y, in_slices=({0: 2}, None))
-    assert "reaches no result: whole where it is read" in str(made.explain())
 
 
 def test_what_is_kept_counts_and_is_told():

@@ -56,14 +56,6 @@ def test_a_carried_box_grows_to_what_the_body_reads():
     check_cut(fun, X, in_slices=({1: 3},))
 
 
-def test_a_part_of_the_stacked_results_is_cropped():
-    def fun(x):
-        final, rows = lax.scan(lambda c, r: (c + r, c * r), jnp.zeros(6), x)
-        return rows[2:5, 1:], final[::2]
-
-    check_cut(fun, X, in_slices=({1: 2},))
-
-
 @pytest.mark.parametrize("unroll", [1, 3])
 def test_constants_of_the_body_are_cut_too(unroll):
     weights = jnp.asarray(Y)
@@ -142,14 +134,3 @@ def test_a_loop_in_a_loop():
         return lax.scan(outer, jnp.zeros(6), x)[1]
 
     check_cut(fun, X, in_slices=({1: 3},))
-
-
-def test_shards_at_other_places_share_a_loop():
-    def fun(x):
-        def step(carry, row):
-            return carry + row + jnp.arange(6.0), carry
-
-        return lax.scan(step, jnp.zeros(6), x)
-
-    made = check_cut(fun, X, in_slices=({1: 3},))
-    assert len({shard.function for shard in made.shards}) == 1

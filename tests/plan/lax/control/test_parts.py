@@ -147,19 +147,6 @@ def test_a_condition_sees_what_is_complete():
     assert_same(made.run(X), jax.jit(fun)(X))
 
 
-def test_what_is_carried_adds_to_what_is_carried():
-    def fun(x):
-        def step(carry, k):
-            total, every = carry
-            total = total + (jnp.sin(x) * k).sum(0)
-            return (total, every + total), None
-
-        return lax.scan(step, (jnp.zeros(6), jnp.ones(6)), jnp.arange(3.0))[0]
-
-    made = check_cut(fun, X, in_slices=({0: 3},))
-    assert made.num_shards == 3
-
-
 def test_a_loop_of_unknown_length_adds():
     def fun(times, x):
         def step(k, carry):

@@ -103,22 +103,6 @@ def test_counted_rows_and_columns_that_are_cut(mode):
     assert made.num_shards == 3 * 2
 
 
-def test_counted_rows_of_several_axes():
-    table = (np.arange(4 * 5 * 6) % 37).reshape(4, 5, 6).astype(np.float32)
-
-    def columns(x, i):
-        return x[jnp.arange(4)[:, None], jnp.arange(5)[None], i]
-
-    made = check_cut(columns, table, ints(4, 5, high=6), in_slices=({0: 2, 1: 5}, None))
-    assert made.num_shards == 10
-    made = check_cut(
-        lambda x: x[jnp.arange(5), jnp.arange(5)],
-        table[:, :, 0][[0, 1, 2, 3, 0]],
-        in_slices=({0: 5},),
-    )
-    assert made.num_shards == 5
-
-
 def test_counts_that_are_no_places_of_all_rows():
     for rows in (
         lambda: jnp.arange(7),

@@ -39,29 +39,6 @@ def test_indices_that_depend_on_an_argument_are_not_known():
     assert made.shards[0].combiner == "add"
 
 
-def test_one_known_column_is_enough():
-    labels = np.arange(7, dtype=np.int32) % 3
-
-    def fun(x, labels):
-        return jnp.sin(x[jnp.arange(7) * 3 + 1, labels])
-
-    made = check_cut(fun, TABLE, labels, in_slices=({0: 5}, None))
-    assert made.shards[0].combiner == "insert"
-    assert len(made.stages) == 1
-
-
-@pytest.mark.parametrize("offset", [0, -40])
-def test_rows_that_are_counted_are_one_loop_with_them(offset):
-    labels = np.arange(40, dtype=np.int32) % 3
-
-    def fun(x, labels):
-        return x[jnp.arange(40) + offset, labels]
-
-    made = check_cut(fun, TABLE, labels, in_slices=({0: 4}, {0: 4}))
-    rows = [shard.in_slices[0][0] for shard in made.shards]
-    assert rows == [slice(10 * k, 10 * k + 10) for k in range(4)]
-
-
 def test_counts_that_wrap_around_are_no_rows():
     x, labels = reals(300, 2), np.zeros(300, np.int32)
 

@@ -57,12 +57,6 @@ def test_places_in_steps_make_shards_that_are_alike():
     assert box[0].stop - box[0].start <= 300
 
 
-def test_places_outside_give_parts():
-    places = np.array([0, 5, 30])
-    made = check_cut(lambda a: jnp.take(a, places, 0), TABLE, in_slices={0: 3})
-    assert made.shards[0].combiner == "add"
-
-
 PUT = {
     "set": lambda x, y: x.at[PLACES[1:]].set(y[1:]),
     "added": lambda x, y: x.at[PLACES].add(y),
