@@ -122,8 +122,6 @@ class Analysis:
         self.level: dict[Value, int] = {}
         self.kept: dict[Value, None] = {}
         self.work = Work(self.classes, keeps)
-        self._anchored: set[Value] = set()
-        self._early: set[Value] = set()
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
         for value, cuts in zip(graph.inputs, input_cuts, strict=True):
@@ -223,29 +221,9 @@ class Analysis:
             for number, v in enumerate(node.ins)
             if isinstance(v, Value)
             and v not in self.kept
-            and (self.level[v] == level or not self._made_early(v))
+            and self.level[v] == level
         ]
         self.work.count(node, rule, again)
-
-    def _made_early(self, value: Value) -> bool:
-        """Whether what it is cheaply made of is made in a stage before anyway."""
-        stack, seen = [value], {value}
-        while stack:
-            v = stack.pop()
-            node = v.producer
-            if node is None or v in self.kept or v in self._early:
-                continue
-            if not self.rules[node.number].cheap:
-                if v not in self._anchored:
-                    return False
-                continue
-            for source in node.ins:
-                if isinstance(source, Value) and source not in seen:
-                    seen.add(source)
-                    stack.append(source)
-        # It stays so, as more and more is kept.
-        self._early |= seen
-        return True
 
     def _cuts_of(self, operand: Operand) -> list[Cut]:
         if isinstance(operand, Value):
@@ -278,7 +256,7 @@ class Analysis:
         for number in rule.complete | repeated | once:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
-                self._keep(value)
+                self.kept[value] = None
                 level = max(level, self.level[value] + 1)
         partial = [
             k
@@ -383,20 +361,7 @@ class Analysis:
             ):
                 break
             value = partial[0]
-        self._keep(value)
-
-    def _keep(self, value: Value) -> None:
-        """Makes a value a result of its stage, and notes what is made there for it."""
         self.kept[value] = None
-        stack = [value]
-        while stack:
-            v = stack.pop()
-            self._anchored.add(v)
-            for source in v.producer.ins if v.producer is not None else ():
-                if isinstance(source, Value) and not (
-                    source in self.kept or source in self._anchored
-                ):
-                    stack.append(source)
 
     def _keep_costly(self) -> None:
         """Keeps what several stages take and is costly to repeat, or many reads."""
