@@ -11,14 +11,14 @@ is broadcast, ``~`` one that follows its factor through a `Window`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+from jax import lax
 
 from shardmap._jax.types import Equation, Params, Primitive
-from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import (
     MANY,
@@ -39,7 +39,42 @@ from shardmap.plan.engine.rules import (
     meet,
     nothing_passes,
 )
-from shardmap.plan.engine.slices import Box, Interval, Window, join
+from shardmap.plan.engine.slices import Box, Interval, Window, join, shape_of
+
+Crops: TypeAlias = tuple[tuple[int, ...] | None, ...]
+"""Per result the shape that was asked for, None where it was made as it was asked."""
+
+
+def crops(
+    asked: Iterable[Box | None], made: Iterable[Box | None]
+) -> tuple[Crops, list[int]]:
+    """The crops of boxes that were made, and where they start in those boxes.
+
+    >>> crops([((2, 4),), ((0, 3),)], [((1, 6),), ((0, 3),)])
+    (((2,), None), [1])
+    """
+    shapes: list[tuple[int, ...] | None] = []
+    starts: list[int] = []
+    for inner, outer in zip(asked, made, strict=True):
+        if inner is None or outer is None or inner == outer:
+            shapes.append(None)
+        else:
+            shapes.append(shape_of(inner))
+            starts += [a[0] - b[0] for a, b in zip(inner, outer, strict=True)]
+    return tuple(shapes), starts
+
+
+def crop(
+    results: Iterable[Any], shapes: Crops, starts: Sequence[jax.Array]
+) -> list[Any]:
+    """The results, cropped as `crops` said."""
+    rest = iter(starts)
+    return [
+        result
+        if shape is None
+        else lax.dynamic_slice(result, [next(rest) for _ in shape], shape)
+        for result, shape in zip(results, shapes, strict=True)
+    ]
 
 
 class Local(NamedTuple):

@@ -219,9 +219,7 @@ class Analysis:
         again = [
             number
             for number, v in enumerate(node.ins)
-            if isinstance(v, Value)
-            and v not in self.kept
-            and self.level[v] == level
+            if isinstance(v, Value) and v not in self.kept and self.level[v] == level
         ]
         self.work.count(node, rule, again)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from shardmap.plan.engine.alike.affine import is_known, is_more
+from shardmap.plan.engine.affine import is_known, is_more
 
 Interval: TypeAlias = tuple[int, int]
 Box: TypeAlias = tuple[Interval, ...]

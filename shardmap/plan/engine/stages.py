@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.plan.engine.alike.classes import Alike, Classes, Walk
+from shardmap.plan.engine.classes import Alike, Classes, Walk
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis, ReducedLoop
 from shardmap.plan.engine.recipe import Recipe, needed, trace_back

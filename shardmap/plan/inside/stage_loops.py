@@ -1,8 +1,9 @@
 """The stages of a cut program as loops: one `jax.lax.scan` for shards that are alike.
 
 Shards are alike if they run the same steps on boxes of the same sizes; only positions
-differ, and these are what the loop runs over. A short last piece, or one at a border,
-is a loop of its own, or stands alone.
+differ. Those that go up in equal steps are computed from the loop's counter, so that a
+loop has the same size for ten shards and for a million; others are looked up. A short
+last piece, or one at a border, is a loop of its own, or stands alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +17,13 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.arrays import varying_like
 from shardmap.arrays.combining import COMBINE, identity
-from shardmap.plan.engine.alike.classes import Alike
+from shardmap.plan.engine.classes import Alike
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.recipe import StaticRecipe
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.inside.positions import Positions
+from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
 WITH_PLACES = frozenset(
@@ -249,3 +250,108 @@ def laid_out_as(
         return run
     layouts = [aval.sharding.spec for aval in avals]
     return jax.sharding.auto_axes(run, axes=axes, out_sharding=layouts)
+
+
+class _Steps(NamedTuple):
+    """Numbers that go up by ``step`` each ``inner`` shards, ``period`` times."""
+
+    first: int
+    step: int
+    inner: int
+    period: int
+
+    def at(self, counter: Any) -> Any:
+        number = counter if self.inner == 1 else counter // self.inner
+        return self.first + number % self.period * self.step
+
+
+def _steps(numbers: np.ndarray) -> _Steps | None:
+    """The numbers as a function of the counter, None if they have no such form.
+
+    >>> _steps(np.array([5, 5, 8, 8, 5, 5, 8, 8]))
+    _Steps(first=5, step=3, inner=2, period=2)
+    """
+    changes = np.flatnonzero(np.diff(numbers))
+    inner = int(changes[0]) + 1 if changes.size else len(numbers)
+    outer = numbers[::inner]
+    step = int(outer[1] - outer[0]) if len(outer) > 1 else 0
+    back = np.flatnonzero(np.diff(outer) != step)
+    period = int(back[0]) + 1 if back.size else len(outer)
+    made = _Steps(int(numbers[0]), step, inner, period)
+    return made if np.array_equal(made.at(np.arange(len(numbers))), numbers) else None
+
+
+class ShardPlaces(NamedTuple):
+    """Where one shard writes, per result; where it reads; and its other positions."""
+
+    written: dict[int, list[Any]]
+    reads: list[list[Any]]
+    starts: list[Any]
+
+
+class Positions:
+    """The positions of shards that run the same steps.
+
+    Attributes:
+      count: how many shards there are.
+      first: what the loop counts from.
+      rows: what the loop runs over besides: positions that are looked up.
+    """
+
+    def __init__(self, members: Sequence[Alike]) -> None:
+        boxes, recipe = members[0].pattern.boxes, members[0].pattern.recipe
+        self._written = {k: len(box) for k, box in enumerate(boxes) if box is not None}
+        self._reads = [len(box) for _, box in recipe.reads]
+        # Of a box the law has starts and stops, of which only the starts are positions.
+        ends = 2 * (sum(self._written.values()) + sum(self._reads))
+        chosen = np.r_[0:ends:2, ends : ends + len(recipe.starts)].astype(int)
+        turn = np.argsort(np.concatenate([member.numbers for member in members]))
+        numbers = np.concatenate(
+            [
+                (law.factors[chosen] @ member.starts.T + law.const[chosen, None])
+                // law.divisor[chosen, None]
+                for member in members
+                for law in [member.pattern.law]
+            ],
+            axis=1,
+        )[:, turn]
+        # Positions that differ by a constant are one row, to which it is added.
+        rows, kinds = np.unique(numbers - numbers[:, :1], axis=0, return_inverse=True)
+        self._keys = list(
+            zip(kinds.reshape(-1).tolist(), numbers[:, 0].tolist(), strict=True)
+        )
+        bounds = [int(numbers.min()), int(numbers.max())] if numbers.size else []
+        dtype = start_dtype(bounds)
+        self.count = len(turn)
+        self._steps = list(map(_steps, rows))
+        found = zip(rows, self._steps, strict=True)
+        self.first = jnp.zeros((), dtype)
+        self.rows = [row.astype(dtype) for row, steps in found if steps is None]
+
+    def at(self, counter: Any, looked_up: Sequence[Any]) -> ShardPlaces:
+        """The positions of one shard.
+
+        Boxes have plain numbers where all shards have the same.
+        """
+        rest = iter(looked_up)
+        found = [
+            next(rest)
+            if steps is None
+            else steps.at(counter)
+            if steps.step
+            else steps.first
+            for steps in self._steps
+        ]
+        moved = {
+            (k, by): found[k] + by if by else found[k]
+            for k, by in dict.fromkeys(self._keys)
+        }
+        numbers = (moved[key] for key in self._keys)
+
+        def taken(count: int) -> list[Any]:
+            return [next(numbers) for _ in range(count)]
+
+        written = {k: taken(rank) for k, rank in self._written.items()}
+        reads = [taken(rank) for rank in self._reads]
+        starts = [jnp.asarray(number, self.first.dtype) for number in numbers]
+        return ShardPlaces(written, reads, starts)

@@ -15,7 +15,7 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.plan.lax import batched, reduce
 from shardmap.plan.lax.control import written_out
-from shardmap.plan.lax.control.inner import ALONG
+from shardmap.plan.lax.control.body import ALONG
 from shardmap.plan.lax.control.written_out import Opened
 from shardmap.plan.lax.staged import along, barrier, groups, recut, select, top
 from shardmap.plan.lax.staged.one_pass import once

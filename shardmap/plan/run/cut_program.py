@@ -11,12 +11,11 @@ import numpy as np
 from shardmap._jax.context import config_value
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
-from shardmap.plan.engine.emitting.emit import emit
-from shardmap.plan.engine.emitting.equal import likeness
+from shardmap.plan.engine.equal import likeness
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl, nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.recipe import Recipe, StaticRecipe
+from shardmap.plan.engine.recipe import Recipe, StaticRecipe, emit
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.engine.stages import Stage, stages_of

@@ -16,6 +16,7 @@ from shardmap.plan.engine.work import Unions
 from shardmap.plan.lax.control.body import (
     Boxes,
     Frozen,
+    Inner,
     InnerBody,
     as_carried,
     fit,
@@ -23,7 +24,6 @@ from shardmap.plan.lax.control.body import (
     only_first,
     shapes_of,
 )
-from shardmap.plan.lax.control.inner import Inner
 
 
 class Branches(NamedTuple):

@@ -7,15 +7,17 @@ import jax
 from jax import lax
 
 from shardmap._jax.primitives import scan_counts
-from shardmap.plan.engine.crop import Crops, crop, crops
-from shardmap.plan.engine.factors import RuleTable
+from shardmap.plan.engine.factors import Crops, RuleTable, crop, crops
 from shardmap.plan.engine.nodes import Calls, Node, Value
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.lax.control.body import (
+    ALONG,
+    ELSEWHERE,
     Boxes,
     Frozen,
+    Inner,
     InnerBody,
     as_carried,
     fit,
@@ -24,7 +26,6 @@ from shardmap.plan.lax.control.body import (
     only_first,
     shapes_of,
 )
-from shardmap.plan.lax.control.inner import ALONG, ELSEWHERE, Inner
 from shardmap.plan.lax.control.written_out import (
     MOST_EQUATIONS,
     MOST_IN_STAGES,

@@ -61,13 +61,7 @@ class Guards:
 
     def hold(self, starts: Sequence[int]) -> bool:
         """Whether one row of starts satisfies all of it."""
-        return all(
-            low <= _product(direction, starts) <= high
-            for direction, (low, high) in self.bounds.items()
-        ) and all(
-            _product(factors, starts) % divisor == residue
-            for (factors, divisor), residue in self.residues.items()
-        )
+        return bool(self.match(np.asarray([starts], np.int64))[0])
 
     def __repr__(self) -> str:
         told = []
@@ -78,10 +72,6 @@ class Guards:
         for (factors, divisor), residue in self.residues.items():
             told.append(f"({_linear(factors, 0)}) % {divisor} == {residue}")
         return ", ".join(told)
-
-
-def _product(factors: Sequence[int], starts: Sequence[int]) -> int:
-    return sum(map(operator.mul, factors, starts))
 
 
 def _linear(factors: Sequence[int], const: int) -> str:

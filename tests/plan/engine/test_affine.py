@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmap.plan.engine.alike.affine import (
+from shardmap.plan.engine.affine import (
     Guards,
     Law,
     is_more,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.plan.engine.alike.affine import Guards, Law, settled, variables
+from shardmap.plan.engine.affine import Guards, Law, settled, variables
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.slices import Box
 

@@ -1,1 +1,0 @@
-"""Which shards of a stage are alike: walked once, for all of them."""

@@ -1,1 +1,0 @@
-"""The code of one shard, from its recipe."""
