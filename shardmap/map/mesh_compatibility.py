@@ -165,52 +165,38 @@ class _Lowered(threading.local):
 _lowered = _Lowered()
 
 
-def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
-    """Refuses a map whose mesh XLA cannot combine with those of other maps.
+def check_meshes(
+    program: Any, name: str, mesh: Mesh, arguments: Iterable[Sequence[int]]
+) -> None:
+    """Refuses a map whose mesh XLA cannot combine with those of its program.
 
     Args:
       program: an object that identifies the program.
       name: of the map, for errors.
       mesh: of the map.
+      arguments: the axis sizes of the meshes of the program's arguments, if the map is
+        manual along some axes only.
 
     Raises:
-      NotImplementedError: names both functions, both meshes and a mesh for both.
+      NotImplementedError: names both, their meshes and a mesh for both.
     """
     if _lowered.program is not program:
         _lowered.program, _lowered.meshes = program, {}
-    for other, other_name in _lowered.meshes.items():
-        ours, theirs = tuple(mesh.shape.values()), tuple(other.shape.values())
+    ours = tuple(mesh.shape.values())
+    others: list[tuple[str, Sequence[int]]] = [
+        (other, m.devices.shape) for m, other in _lowered.meshes.items()
+    ]
+    others += [("an argument", sizes) for sizes in arguments]
+    for other, theirs in others:
         if sizes := _sizes_for_both(ours, theirs):
             raise NotImplementedError(
-                f"{name} runs on {_text(ours)}, {other_name} in the "
-                f"same program on {_text(theirs)}: XLA cannot cut one program both "
-                "ways. Give all maps of the program mesh= and mesh_axes= of one mesh "
-                f"with axes of sizes {sizes}, several axes to a map where it "
-                "needs them, or call them outside of your own jax.jit."
+                f"{name} runs on {_text(ours)}, {other} of the same program on "
+                f"{_text(theirs)}: XLA cannot cut one program both ways. Give all maps "
+                f"and arguments meshes with axes of sizes {sizes}, several axes to a "
+                "map where it needs them, or call the map outside of your own jax.jit "
+                "and jax.set_mesh."
             )
     _lowered.meshes.setdefault(mesh, name)
-
-
-def check_arguments(name: str, mesh: Mesh, meshes: Iterable[Sequence[int]]) -> None:
-    """Refuses a map whose mesh XLA cannot combine with those of arguments.
-
-    Args:
-      name: of the map, for errors.
-      mesh: of the map, which is manual along some axes.
-      meshes: the axis sizes of the meshes of the program's arguments.
-
-    Raises:
-      NotImplementedError: names the function, both meshes and a mesh for the argument.
-    """
-    ours = tuple(mesh.shape.values())
-    for theirs in meshes:
-        if sizes := _sizes_for_both(ours, theirs):
-            raise NotImplementedError(
-                f"{name} runs on {_text(ours)}, and an argument of the program is on a "
-                f"mesh of {_text(theirs)}: XLA cannot cut one program both ways. Put "
-                f"the argument on a mesh with axes of sizes {sizes}, or call the map "
-                "outside of your own jax.jit and jax.set_mesh."
-            )
 
 
 def _sizes_for_both(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

@@ -65,8 +65,8 @@ def test_arguments_cut_otherwise_under_a_mesh_are_refused():
     with jax.set_mesh(mesh):
         with pytest.raises(
             NotImplementedError,
-            match=r"an argument of the program is on a mesh of 4 x 2 devices: .* Put "
-            r"the argument on a mesh with axes of sizes \(2, 2, 2\)",
+            match=r"an argument of the same program on 4 x 2 devices: .* meshes with "
+            r"axes of sizes \(2, 2, 2\)",
         ):
             sm.spmap(sm.spmap(jnp.sin))(given)
     assert_same(sm.spmap(sm.spmap(jnp.sin))(given), jnp.sin(given))

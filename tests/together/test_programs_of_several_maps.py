@@ -201,7 +201,7 @@ def test_maps_that_cut_the_devices_otherwise_are_refused():
     x, y = np.ones((4, 2), np.float32), np.ones((2, 4), np.float32)
     with pytest.raises(
         NotImplementedError,
-        match=r"spmap of sin runs on 2 x 4 devices, spmap of sin in the same program "
+        match=r"spmap of sin runs on 2 x 4 devices, spmap of sin of the same program "
         r"on 4 x 2 devices: XLA cannot cut one program both ways.*sizes \(2, 2, 2\)",
     ):
         jax.jit(lambda x, y: (nested(x), nested(y)))(x, y)
@@ -225,8 +225,8 @@ def test_arguments_that_cut_the_devices_otherwise_are_refused():
 
     with pytest.raises(
         NotImplementedError,
-        match=r"spmap of sin runs on 2 x 4 devices, and an argument of the program is "
-        r"on a mesh of 4 x 2 devices: XLA cannot cut.*sizes \(2, 2, 2\)",
+        match=r"spmap of sin runs on 2 x 4 devices, an argument of the same program "
+        r"on 4 x 2 devices: XLA cannot cut.*sizes \(2, 2, 2\)",
     ):
         jax.jit(mapped)(on(a=4, b=2))
     assert_same(jax.jit(mapped)(on(a=2, b=2, c=2)), np.sin(x))

@@ -4,7 +4,7 @@
 """
 
 from shardmap.map import rules
-from shardmap.map.lowering import evaluation, lower_map, set_mesh
+from shardmap.map.lowering import evaluation, lower_map
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 
-__all__ = ["MapPrimitive", "evaluation", "lower_map", "rules", "set_mesh", "spmap_p"]
+__all__ = ["MapPrimitive", "evaluation", "lower_map", "rules", "spmap_p"]

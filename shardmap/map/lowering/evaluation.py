@@ -13,6 +13,7 @@ from shardmap._jax.types import Param, Value
 from shardmap._jax.walk import inline_calls
 from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
+from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh
 from shardmap.map.lowering.lower_map import on_one_device
@@ -25,15 +26,17 @@ _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 """Settings with which a map runs operation by operation, on one device."""
 
 
-def is_debugged() -> bool:
-    """Whether a map runs operation by operation."""
-    return any(map(config_value, _DEBUGGING))
-
-
 def evaluate_map(*args: Value, **params: Param) -> list[Any]:
-    """The results of a map's equation, of arrays."""
-    if is_debugged():
-        return _evaluate_by_operations(args, params)
+    """The results of a map's equation, of arrays.
+
+    Under `jax.set_mesh` they are on that mesh.
+    """
+    under_mesh = params["mesh"] is not None and contexts.has_mesh()
+    if any(map(config_value, _DEBUGGING)):
+        changed = {"mesh": None, "mesh_axes": None} if under_mesh else {}
+        return _evaluate_by_operations(args, params | changed)
+    if under_mesh:
+        return _program_under_mesh(**params)(*contexts.place(args))
     if REPLICAS in getattr(params["mesh"], "axis_names", ()):
         params = _on_devices_of_operands(args, params)
     jitted, shardings = _program(**params)
@@ -112,6 +115,12 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
     return jitted, operands
 
 
+@functools.lru_cache(maxsize=4096)
+def _program_under_mesh(**params: Param) -> Any:
+    run = functools.partial(spmap_p.bind, **params)
+    return map_jit(run, list(params["mesh"].devices.flat), communicates=True)
+
+
 def communicates(params: dict[str, Any]) -> bool:
     """Whether the devices of a map's program send anything to each other."""
     own = MeshPlacement.of(params)
@@ -121,3 +130,6 @@ def communicates(params: dict[str, Any]) -> bool:
         or params["axis_size"] % own.device_count(params["mesh"]) != 0
         or has_collectives(params["call_jaxpr"])
     )
+
+
+spmap_p.def_impl(evaluate_map)

@@ -45,7 +45,7 @@ from shardmap.map.lowering.decision import Decision, Enclosing
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.lowering.loops import loop
 from shardmap.map.lowering.under_mesh import under_mesh
-from shardmap.map.mesh_compatibility import check_arguments, check_meshes
+from shardmap.map.mesh_compatibility import check_meshes
 from shardmap.map.primitives.axis import AxisLayout, map_text, pad, unpad
 from shardmap.map.primitives.map_primitive import MapPrimitive, is_no_map, spmap_p
 from shardmap.map.shardings import map_shardings, partition_spec
@@ -74,9 +74,10 @@ def _check_program(
     agreement.agree(mesh, name, lambda: agreement.description(params))
     if decided.branch == "partitioned":
         return
-    check_meshes(module_of(ctx), name, mesh)
-    if any(mesh.shape[axis] > 1 for axis in {*mesh.shape} - {*decided.manual_axes}):
-        check_arguments(name, mesh, argument_meshes(ctx))
+    others = {*mesh.shape} - {*decided.manual_axes}
+    is_partly_manual = any(mesh.shape[axis] > 1 for axis in others)
+    arguments = argument_meshes(ctx) if is_partly_manual else ()
+    check_meshes(module_of(ctx), name, mesh, arguments)
 
 
 def _lower_on_one_device(
