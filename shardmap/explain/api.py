@@ -7,7 +7,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 
 import jax
 from jax.extend.core.primitives import cond_p
-from jax.sharding import AbstractMesh, Sharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
@@ -26,6 +26,7 @@ from shardmap.explain.read.remarks import LARGE
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explain.read.vmaps import marked
+from shardmap.map.primitives.axis import REPLICAS
 from shardmap.units import shown, size
 
 
@@ -157,14 +158,15 @@ def _explain(
     text = compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
-    layouts_in, layouts_out = arrays.compiled_layouts(traced, compiled)
-    layouts = [*layouts_in, *layouts_out]
+    found, layouts = arrays.array_layouts(fun, args, traced, compiled)
     # What both say together.
-    found = arrays.array_layouts(fun, args, traced, layouts_in, layouts_out)
-    mesh = arrays.largest_mesh(meshes, layouts)
-    mesh_axes = arrays.axes_of(mesh)
-    cuts = sharded.sharded_dimensions(found, layouts, meshes)
-    asked = sharded.constrained(facts.constraints, meshes)
+    named = [each.mesh for each in layouts if isinstance(each, NamedSharding)]
+    mesh = max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
+    sizes = {} if mesh is None else mesh.shape
+    # A map without replicas of its elements has that axis nevertheless.
+    mesh_axes = tuple(each for each in sizes.items() if each != (REPLICAS, 1))
+    cuts = sharded.sharded_dimensions(found, layouts)
+    asked = sharded.constrained(facts.constraints)
     axes = sharded.with_devices(facts, found, cuts, asked, mesh_axes)
     collectives = compiled_collectives(module, sources, mesh_axes, facts.constraints)
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
@@ -179,7 +181,6 @@ def _explain(
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=mesh_axes,
-        devices=arrays.if_unusual(arrays.devices_of(mesh)),
         num_devices=num_devices,
         device_kind=device.device_kind,
         axes=axes,

@@ -35,8 +35,6 @@ class Explanation(Report):
       available: how many devices of that kind this process has; None for a plan.
       pieces: of a function in pieces, what became of each cut, a line each.
       stages: and what each stage of it makes, reads and keeps.
-      devices: the ids of the mesh's devices, in its order; () where they are 0, 1, 2
-        and so on, or not known.
       title: of a plan, its shards and bytes in a line. Its explanation has ``pieces``
         and ``stages``, and nothing on devices. None for a function.
 

@@ -285,7 +285,6 @@ class Report:
     available: int | None = None
     pieces: tuple[str, ...] = ()
     stages: tuple[Any, ...] = ()
-    devices: tuple[int, ...] = ()
     title: str | None = None
 
     @property

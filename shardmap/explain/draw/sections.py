@@ -4,8 +4,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from shardmap.explain.draw.document import (
     Block,
@@ -144,14 +143,13 @@ def _not_parallel(report: Report) -> str:
 def _waits(report: Report) -> str:
     if not report.collectives:
         return "Nothing moves between devices."
-    groups = _by_line(report.collectives)
     many = _how_many(report.collectives)
-    sent = sum(group.link_bytes or 0 for group in groups)
+    sent = sum(each.link_bytes or 0 for each in report.collectives)
     all_known = all(each.count is not None for each in report.collectives)
     if sent or all_known:
         least = "" if all_known else "at least "
         many += f", in which a device sends {least}{size(sent)}"
-    most = groups[0].first
+    most = _by_line(report.collectives)[0][0]
     place = f" for {most.source}" if most.source else ""
     return f"Between devices: {many}; most by {most.kind}{place}."
 
@@ -199,29 +197,46 @@ def _source(source: str) -> Paragraph:
     return paragraph(Code(source), style="quiet")
 
 
-class _ArrayGroup(NamedTuple):
-    """Arrays with the same layout."""
+def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
+    """A card for equal arrays; of many arrays, a fold for each prefix and layout."""
+    are_many = len(arrays) > MOST_CARDS
+    found: dict[Hashable, list[ArrayLayout]] = {}
+    for array in arrays:
+        key: Hashable = dataclasses.replace(array, path="", role="input")
+        if are_many:
+            key = (_prefix(array.path), array.role, array.layout)
+        found.setdefault(key, []).append(array)
+    drawn: dict[str, str] = {}
+    for those in found.values():
+        blocks = tuple(_layout(those[0], drawn))
+        paths, text = [array.path for array in those], _description(those)
+        if are_many:
+            name = paths[0] if len(paths) == 1 else _prefix(paths[0])
+            yield Details(f"{name}: {text}", (*blocks, _table_of_arrays(those)))
+        else:
+            yield Card((Code(", ".join(paths)), f": {text}"), blocks)
 
-    name: str
-    arrays: tuple[ArrayLayout, ...]
 
-    @property
-    def description(self) -> str:
-        """Such as ``67 arrays, 1.3 MiB, replicated on 8 devices``."""
-        first, count = self.arrays[0], len(self.arrays)
-        is_one_type = len({(array.dtype, array.shape) for array in self.arrays}) == 1
-        counted = f"{count:,} arrays"
-        if is_one_type:
-            counted = f"{count:,} x " * (count > 1) + _type_of(first)
-        each = " each" if is_one_type and count > 1 else ""
-        told = [first] if is_one_type else self.arrays
-        whole = sum(array.bytes for array in told)
-        held = sum(array.shard_bytes or 0 for array in told)
-        text = f"{counted}, {size(whole)}{each}, {first.layout}"
-        if first.shard_bytes is None or held == whole:
-            return text
-        shape = f"{first.shard_shape}, " if is_one_type else ""
-        return f"{text}; a device has {shape}{size(held)}{each}"
+def _prefix(path: str) -> str:
+    return re.split(r"[\[.]", path, maxsplit=1)[0]
+
+
+def _description(arrays: Sequence[ArrayLayout]) -> str:
+    """Such as ``67 arrays, 1.3 MiB, replicated on 8 devices``."""
+    first, count = arrays[0], len(arrays)
+    is_one_type = len({_type_of(array) for array in arrays}) == 1
+    counted = f"{count:,} arrays"
+    if is_one_type:
+        counted = f"{count:,} x " * (count > 1) + _type_of(first)
+    each = " each" if is_one_type and count > 1 else ""
+    told = [first] if is_one_type else arrays
+    whole = sum(array.bytes for array in told)
+    held = sum(array.shard_bytes or 0 for array in told)
+    text = f"{counted}, {size(whole)}{each}, {first.layout}"
+    if first.shard_bytes is None or held == whole:
+        return text
+    shape = f"{first.shard_shape}, " if is_one_type else ""
+    return f"{text}; a device has {shape}{size(held)}{each}"
 
 
 def _type_of(array: ArrayLayout) -> str:
@@ -229,128 +244,41 @@ def _type_of(array: ArrayLayout) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
-def _by_prefix(arrays: Sequence[ArrayLayout]) -> list[_ArrayGroup]:
-    """Arrays by role, prefix and layout, in the order of the first of each."""
-    found: dict[tuple[str, str, str], list[ArrayLayout]] = {}
-    for array in arrays:
-        prefix = re.split(r"[\[.]", array.path, maxsplit=1)[0]
-        found.setdefault((prefix, array.role, array.layout), []).append(array)
-    return [
-        _ArrayGroup(prefix if len(those) > 1 else those[0].path, tuple(those))
-        for (prefix, _, _), those in found.items()
-    ]
-
-
-def _alike(arrays: Sequence[ArrayLayout]) -> list[_ArrayGroup]:
-    """Arrays that differ in their path and role only, in the order of the first."""
-    found: dict[ArrayLayout, list[ArrayLayout]] = {}
-    for array in arrays:
-        key = dataclasses.replace(array, path="", role="input")
-        found.setdefault(key, []).append(array)
-    return [
-        _ArrayGroup(", ".join(array.path for array in those), tuple(those))
-        for those in found.values()
-    ]
-
-
-def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
-    if len(arrays) > MOST_CARDS:
-        yield from map(_group, _by_prefix(arrays))
-        return
-    drawn: dict[str, str] = {}
-    yield from (_card(those, drawn) for those in _alike(arrays))
-
-
-def _card(those: _ArrayGroup, drawn: dict[str, str]) -> Card:
-    """A card for arrays with one layout; each picture is drawn once."""
-    title: Inline = (Code(those.name), f": {those.description}")
-    array = those.arrays[0]
+def _layout(array: ArrayLayout, drawn: dict[str, str]) -> Iterator[Block]:
+    """The spec and the picture of an array; each picture is drawn once."""
     if array.spec is None or array.spec.num_shards == 1:
-        return Card(title)
-    blocks: list[Block] = [paragraph(Code(array.spec), style="quiet")]
+        return
+    yield paragraph(Code(array.spec), style="quiet")
     drawing = Drawing(array.spec, array.shape, array.devices)
     grids = drawing.grids()
     key = repr((grids.grids, grids.ways))
     if key in drawn and not grids.is_whole:
-        blocks.append(paragraph("same picture as ", Code(drawn[key]), style="quiet"))
+        yield paragraph("same picture as ", Code(drawn[key]), style="quiet")
     else:
-        blocks.append(drawing)
+        yield drawing
     drawn.setdefault(key, array.path)
-    return Card(title, tuple(blocks))
 
 
-def _group(those: _ArrayGroup) -> Block:
-    """Arrays of one prefix and layout: a picture of the first, and a table of all."""
-    first = those.arrays[0]
-    blocks: list[Block] = []
-    if first.spec is not None and first.spec.num_shards > 1:
-        blocks.append(
-            paragraph(Code(first.path), ": ", Code(first.spec), style="quiet")
+def _table_of_arrays(arrays: Sequence[ArrayLayout]) -> Table:
+    rows = (
+        (
+            Code(array.path),
+            Code(_type_of(array)),
+            size(array.bytes),
+            _size(array.shard_bytes),
         )
-        blocks.append(Drawing(first.spec, first.shape, first.devices))
-    rows = tuple(
-        Row(
-            (
-                Code(array.path),
-                Code(_type_of(array)),
-                size(array.bytes),
-                _size(array.shard_bytes),
-            )
-        )
-        for array in those.arrays
+        for array in arrays
     )
-    titles = ("Array", "Type", "Bytes", "On a device")
-    title = f"{those.name}: {those.description}"
-    return Details(title, (*blocks, Table(titles, rows)))
+    return Table(("Array", "Type", "Bytes", "On a device"), tuple(map(Row, rows)))
 
 
-class _CollectiveGroup(NamedTuple):
-    """Collectives of one kind, over the same axes, for one line of the program.
-
-    Attributes:
-      members: the collectives.
-      times: how often they run in one call; None if that is not known of one.
-      link_bytes: what a device sends in all of them; None if it is not known of one.
-    """
-
-    members: tuple[Collective, ...]
-    times: int | None
-    link_bytes: int | None
-
-    @classmethod
-    def of(cls, members: Sequence[Collective]) -> "_CollectiveGroup":
-        return cls(
-            tuple(members),
-            _total([each.count for each in members]),
-            _total([each.link_bytes for each in members]),
-        )
-
-    @property
-    def first(self) -> Collective:
-        """A member; kind, axes and line are those of all."""
-        return self.members[0]
-
-    @property
-    def is_one_size(self) -> bool:
-        """Whether all have the same bytes."""
-        return len({(each.bytes_in, each.bytes_out) for each in self.members}) == 1
-
-    @property
-    def operand(self) -> str:
-        """The types before and after; "" where the members differ."""
-        before, after = self.first.before, self.first.after
-        if not self.is_one_size or before is None or after is None:
-            return ""
-        return before if before == after else f"{before} -> {after}"
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
+def _total(counts: Iterable[int | None]) -> int | None:
     """The sum; None if one of the numbers is not known."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    known = [*counts]
+    return None if None in known else sum(filter(None, known))
 
 
-def _by_line(collectives: Sequence[Collective]) -> list[_CollectiveGroup]:
+def _by_line(collectives: Sequence[Collective]) -> list[list[Collective]]:
     """Collectives by kind, axes and line: first those in which a device sends most.
 
     Those of which it is not known may send the most.
@@ -360,10 +288,11 @@ def _by_line(collectives: Sequence[Collective]) -> list[_CollectiveGroup]:
         key = (each.kind, each.operation, each.axes, each.group_size, each.source)
         found.setdefault(key, []).append(each)
 
-    def sent(group: _CollectiveGroup) -> float:
-        return math.inf if group.link_bytes is None else group.link_bytes
+    def sent(group: Sequence[Collective]) -> float:
+        total = _total(each.link_bytes for each in group)
+        return math.inf if total is None else total
 
-    return sorted(map(_CollectiveGroup.of, found.values()), key=sent, reverse=True)
+    return sorted(found.values(), key=sent, reverse=True)
 
 
 def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
@@ -378,38 +307,45 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
         yield Details(title, (_table(others, said),))
 
 
-def _table(groups: Sequence[_CollectiveGroup], said: set[str]) -> Table:
+def _table(groups: Sequence[Sequence[Collective]], said: set[str]) -> Table:
     titles = ("Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all")
     return Table(titles, tuple(_row(group, said) for group in groups))
 
 
-def _row(group: _CollectiveGroup, said: set[str]) -> Row:
-    at_most = "" if group.is_one_size else "<= "
-    devices = group.first.group_size
+def _row(group: Sequence[Collective], said: set[str]) -> Row:
+    """The row of collectives of one kind, over the same axes, for one line."""
+    first = group[0]
+    is_one_size = len({(each.bytes_in, each.bytes_out) for each in group}) == 1
+    at_most = "" if is_one_size else "<= "
+    times = _total(each.count for each in group)
     cells = (
-        group.first.kind,
-        "some" if group.times is None else f"{group.times:,}",
-        UNKNOWN if devices is None else f"{devices:,}",
-        at_most + size(max(each.bytes_in for each in group.members)),
-        at_most + size(max(each.bytes_out for each in group.members)),
-        _size(group.link_bytes),
+        first.kind,
+        "some" if times is None else f"{times:,}",
+        UNKNOWN if first.group_size is None else f"{first.group_size:,}",
+        at_most + size(max(each.bytes_in for each in group)),
+        at_most + size(max(each.bytes_out for each in group)),
+        _size(_total(each.link_bytes for each in group)),
     )
-    return Row(cells, tuple(_about(group, said)))
+    types = dict.fromkeys(filter(None, (first.before, first.after)))
+    operand = " -> ".join(types) if is_one_size else ""
+    return Row(cells, tuple(_about(group, operand, said)))
 
 
-def _about(group: _CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
+def _about(
+    group: Sequence[Collective], operand: str, said: set[str]
+) -> Iterator[Paragraph]:
     """The operation, the line, the causes and the advice of a row."""
-    first = group.first
+    first = group[0]
     over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
-    parts = [" ".join(filter(None, (first.operation, over))), group.operand]
+    parts = [" ".join(filter(None, (first.operation, over))), operand]
     what: Inline = (", ".join(filter(None, parts)),)
     if first.source:
         what = (*what, " at " if what[0] else "", Code(first.source))
     if any(what):
         yield Paragraph(what)
-    for cause in dict.fromkeys(each.cause for each in group.members if each.cause):
+    for cause in dict.fromkeys(each.cause for each in group if each.cause):
         yield paragraph(f"Added by the compiler: {cause}.")
-    for advice in [each.advice for each in group.members if each.advice]:
+    for advice in [each.advice for each in group if each.advice]:
         if advice not in said:
             yield paragraph(f"To avoid: {advice}")
         said.add(advice)

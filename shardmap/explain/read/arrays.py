@@ -11,7 +11,6 @@ from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
 from shardmap.explain.report import ArrayLayout
-from shardmap.map.primitives.axis import REPLICAS
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
@@ -53,31 +52,6 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     return sorted(found, key=lambda mesh: -mesh.size)
 
 
-def largest_mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> Any:
-    """The largest mesh, of inputs and outputs first; None without one."""
-    named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
-    return max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
-
-
-def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
-    """The names and sizes of the axes of a mesh; () without one."""
-    sizes = {} if mesh is None else mesh.shape
-    # A map without replicas of its elements has that axis nevertheless.
-    return tuple(item for item in sizes.items() if item != (REPLICAS, 1))
-
-
-def devices_of(mesh: Any) -> tuple[int, ...]:
-    """The ids of the devices of a mesh, in its order; () if it has none."""
-    if not isinstance(mesh, Mesh):
-        return ()
-    return tuple(device.id for device in mesh.devices.flat)
-
-
-def if_unusual(devices: Sequence[int]) -> tuple[int, ...]:
-    """The ids of devices; () for 0, 1, 2 and so on."""
-    return () if [*devices] == [*range(len(devices))] else tuple(devices)
-
-
 def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
     """One of the devices of a program."""
     for mesh in meshes:
@@ -92,29 +66,42 @@ def array_layouts(
     fun: Callable[..., Any],
     args: Sequence[Any],
     traced: jax.stages.Traced,
-    layouts_in: Sequence[Any],
-    layouts_out: Sequence[Any],
-) -> tuple[ArrayLayout, ...]:
-    """How each argument and each result is sharded.
+    compiled: jax.stages.Compiled,
+) -> tuple[tuple[ArrayLayout, ...], list[Any]]:
+    """How the compiler shards each argument and each result.
 
     Args:
       fun: the function.
       args: its positional arguments.
       traced: its trace.
-      layouts_in, layouts_out: the shardings, as `compiled_layouts` gives them.
+      compiled: the program.
+
+    Returns:
+      The layouts, and the sharding of each; `UNUSED` for an argument that is not used.
     """
     infos, out_infos = traced.args_info, traced.out_info
     static = getattr(fun, "static_argnums", None) or ()
     static = (static,) if isinstance(static, int) else static
     argnums = [k for k in range(len(args)) if k not in static]
-    names_in = _input_names(fun, infos, argnums)
-    names_out = trees.result_names(jax.tree.structure(out_infos))
-    ins = zip(names_in, jax.tree.leaves(infos), layouts_in, strict=True)
-    outs = zip(names_out, jax.tree.leaves(out_infos), layouts_out, strict=True)
-    return (
-        *(_array_layout("input", *each) for each in ins),
-        *(_array_layout("output", *each) for each in outs),
-    )
+    names = [
+        *_input_names(fun, infos, argnums),
+        *trees.result_names(jax.tree.structure(out_infos)),
+    ]
+    tree_in: Any = jax.tree.structure(infos)
+    # An argument that is not used has None, which is no leaf.
+    shardings = [
+        *(
+            UNUSED if sharding is None else sharding
+            for sharding in tree_in.flatten_up_to(compiled.input_shardings)
+        ),
+        *jax.tree.leaves(compiled.output_shardings),
+    ]
+    avals = [*jax.tree.leaves(infos), *jax.tree.leaves(out_infos)]
+    found = [
+        _array_layout("input" if k < tree_in.num_leaves else "output", *each)
+        for k, each in enumerate(zip(names, avals, shardings, strict=True))
+    ]
+    return tuple(found), shardings
 
 
 def _input_names(
@@ -153,10 +140,12 @@ def _array_layout(
         shard_shape = tuple(layout.shard_shape(shape))
         try:
             spec = ShardingSpec.from_sharding(layout, shape)
-            devices = if_unusual(_ids(layout, shape))
-            layout = describe(spec)
         except ValueError:
             layout = str(layout)
+        else:
+            places: Any = layout.devices_indices_map(shape)
+            devices = tuple(device.id for device in places)
+            layout = describe(spec)
     return ArrayLayout(
         role=role,
         path=path,
@@ -167,29 +156,8 @@ def _array_layout(
         bytes=math.prod(shape) * itemsize,
         shard_bytes=None if shard_shape is None else math.prod(shard_shape) * itemsize,
         layout=layout,
-        devices=devices,
+        devices=() if devices == tuple(range(len(devices))) else devices,
     )
-
-
-def compiled_layouts(
-    traced: jax.stages.Traced, compiled: jax.stages.Compiled
-) -> tuple[list[Any], list[Any]]:
-    """How the compiler shards inputs and outputs."""
-    tree_in: Any = jax.tree.structure(traced.args_info)
-    # An argument that is not used has None, which is no leaf.
-    found = tree_in.flatten_up_to(compiled.input_shardings)
-    return (
-        [UNUSED if sharding is None else sharding for sharding in found],
-        jax.tree.leaves(compiled.output_shardings),
-    )
-
-
-def _ids(sharding: Sharding, shape: tuple[int, ...]) -> list[int]:
-    """The ids of its devices, in the order of its spec; [] without devices."""
-    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
-        return []
-    devices: list[Any] = [*sharding.devices_indices_map(shape)]
-    return [device.id for device in devices]
 
 
 def describe(spec: ShardingSpec) -> str:

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import NamedSharding
 
 from shardmap.explain.read.constraints import LayoutConstraint, axis_sizes
 from shardmap.explain.read.visitor import Facts
@@ -46,65 +45,42 @@ class ShardedDimension(NamedTuple):
 
 
 def sharded_dimensions(
-    arrays: Sequence[ArrayLayout], layouts: Sequence[Any], meshes: Sequence[Any] = ()
+    arrays: Sequence[ArrayLayout], layouts: Sequence[Any]
 ) -> list[ShardedDimension]:
-    """The sharded dimensions of inputs and outputs.
+    """The dimensions of inputs and outputs that a `NamedSharding` shards.
 
     Args:
       arrays: inputs and outputs.
       layouts: the sharding of each.
-      meshes: those of the program, for shardings that do not name their axes, such as
-        the compiler's own.
     """
     return [
         cut
         for array, layout in zip(arrays, layouts, strict=True)
-        for cut in _cuts(array.path, array.shape, layout, meshes)
+        if isinstance(layout, NamedSharding)
+        for cut in _cuts(array.path, array.shape, layout)
     ]
 
 
+def constrained(constraints: Sequence[LayoutConstraint]) -> list[ShardedDimension]:
+    """The dimensions that the constraints of a program shard."""
+    found: list[ShardedDimension] = []
+    for each in constraints:
+        path = "a value" + (f" at {each.source}" if each.source else "")
+        found += _cuts(path, each.whole, each.sharding)
+    return found
+
+
 def _cuts(
-    path: str, shape: tuple[int, ...], layout: Any, meshes: Sequence[Any]
+    path: str, shape: tuple[int, ...], layout: NamedSharding
 ) -> Iterator[ShardedDimension]:
-    for dimension, sizes in enumerate(_sizes(shape, layout, meshes)):
+    for dimension, all_sizes in enumerate(axis_sizes(layout)):
+        sizes = {name: size for name, size in all_sizes.items() if size > 1}
         if sizes:
             counts, names = tuple(sizes.values()), tuple(sizes)
             shards = math.prod(counts)
             yield ShardedDimension(
                 path, dimension, shape[dimension], names, shards, counts
             )
-
-
-def _sizes(
-    shape: tuple[int, ...], layout: Any, meshes: Sequence[Any]
-) -> Iterator[dict[str, int]]:
-    """The mesh axes of each dimension, with their sizes."""
-    if isinstance(layout, NamedSharding):
-        for sizes in axis_sizes(layout):
-            yield {name: size for name, size in sizes.items() if size > 1}
-        return
-    for mesh in meshes:
-        if isinstance(layout, Sharding) and isinstance(mesh, Mesh):
-            if layout.device_set == {*mesh.devices.flat}:
-                yield from _sizes_by_places(shape, layout, mesh)
-                return
-
-
-def _sizes_by_places(
-    shape: tuple[int, ...], layout: Sharding, mesh: Mesh
-) -> Iterator[dict[str, int]]:
-    """The mesh axes along which the shards of each dimension differ."""
-    places = layout.devices_indices_map(shape)
-    for dimension in range(len(shape)):
-        starts = np.reshape(
-            [places[device][dimension].start or 0 for device in mesh.devices.flat],
-            mesh.devices.shape,
-        )
-        yield {
-            name: mesh.shape[name]
-            for k, name in enumerate(mesh.axis_names)
-            if (starts != starts.take([0], axis=k)).any()
-        }
 
 
 def with_devices(
@@ -229,14 +205,3 @@ def idle_mesh_axes(
     used = {axis.name for axis in axes if axis.devices > 1}
     used.update(name for cut in cuts for name in cut.names)
     return [(name, size) for name, size in mesh if size > 1 and name not in used]
-
-
-def constrained(
-    constraints: Sequence[LayoutConstraint], meshes: Sequence[Any]
-) -> list[ShardedDimension]:
-    """The dimensions that the constraints of a program shard."""
-    found: list[ShardedDimension] = []
-    for each in constraints:
-        path = "a value" + (f" at {each.source}" if each.source else "")
-        found += _cuts(path, each.whole, each.sharding, meshes)
-    return found

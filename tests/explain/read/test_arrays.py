@@ -50,7 +50,6 @@ LAST = sm.make_mesh({"i": 4}, jax.devices()[4:])
 )
 def test_pictures_have_the_numbers_of_the_devices(fun, ids):
     report = sm.explain(fun)(AVAL)
-    assert report.devices == ids
     assert [array.devices for array in report.arrays] == [ids, ids]
     if ids:
         x = jax.jit(fun, out_shardings=None)(np.ones((16, 8), np.float32))
