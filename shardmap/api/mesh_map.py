@@ -346,7 +346,7 @@ class MeshPrograms(Programs[MeshCall]):
                 )
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        return self._bind_jitted(*args, **kwargs)
+        return self._bind_jitted(tuple(args), kwargs)
 
     def bind_call(self, call: MeshCall, leaves: Sequence[Value]) -> PyTree:
         is_manual = self.options.lowering == "manual"

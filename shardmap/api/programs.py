@@ -8,7 +8,6 @@ import abc
 import collections
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -173,10 +172,11 @@ class Programs(abc.ABC, Generic[C]):
     def _bind_jitted(self) -> jax.stages.Wrapped:
         """The map under `jax.jit`, which caches its traces."""
 
-        def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        def run(args: Args, kwargs: Kwargs) -> PyTree:
             return self._bind(*args, **kwargs)
 
-        return jax.jit(described_like(run, self.fun(), self.name))
+        run.__name__ = run.__qualname__ = self.name
+        return jax.jit(run)
 
     def agree(self, call: C) -> None:
         """Checks that all processes make this call, before it is lowered."""
@@ -263,11 +263,13 @@ class Programs(abc.ABC, Generic[C]):
     def _jitted_under_mesh(self) -> Callable[..., Any]:
         """The map as a `jax.jit` program under `jax.set_mesh`."""
 
-        def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            return self.bind(args, kwargs)
+        # JAX mistakes a keyword argument for all of them if they have one name.
+        def run(*_args: PyTree, **_kwargs: PyTree) -> PyTree:
+            return self.bind(_args, _kwargs)
 
+        run.__name__ = run.__qualname__ = self.name
         return running.map_jit(
-            described_like(run, self.fun(), self.name),
+            run,
             contexts.mesh_devices(),
             communicates=True,
             donate_argnums=self.options.donate_argnums,
@@ -363,8 +365,11 @@ class Programs(abc.ABC, Generic[C]):
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
             return self.bind_call(call, jax.tree.leaves((args, kwargs)))
 
+        run.__name__ = run.__qualname__ = self.name
+        args, kwargs = call.arguments.with_leaves(call.arguments.leaves)
+        trace_as(run, "jit", self.fun(), args, kwargs, tuple(static_argnums))
         return jax.jit(
-            described_like(run, self.fun(), self.name),
+            run,
             static_argnums=tuple(static_argnums),
             donate_argnums=self.options.donate_argnums,
             donate_argnames=self.donate_argnames,
@@ -398,26 +403,6 @@ class Programs(abc.ABC, Generic[C]):
             "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
             "compiler_options": running.compiler_options(call.devices),
         }
-
-
-def described_like(run: Any, fun: Callable[..., Any], name: str) -> Any:
-    """``run``, with the name and signature of ``fun``, which JAX prints.
-
-    Defaults, which may hold ``fun``, are replaced by None.
-    """
-    run.__name__ = run.__qualname__ = name
-    try:
-        signature = inspect.signature(fun)
-    except (TypeError, ValueError):  # Some builtins have none.
-        return run
-    empty = inspect.Parameter.empty
-    run.__signature__ = inspect.Signature(
-        [
-            p.replace(annotation=empty, default=empty if p.default is empty else None)
-            for p in signature.parameters.values()
-        ]
-    )
-    return run
 
 
 def _by_leaves(

@@ -271,8 +271,9 @@ class PartitionPrograms(Programs[PartitionCall]):
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Explicit types of the operands end at a `jax.jit`.
-        bind = self._bind_jitted if contexts.has_mesh() else self._bind
-        return bind(*args, **kwargs)
+        if contexts.has_mesh():
+            return self._bind_jitted(tuple(args), kwargs)
+        return self._bind(*args, **kwargs)
 
     def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
         if call.mesh is not None:
