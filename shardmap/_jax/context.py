@@ -1,4 +1,4 @@
-"""The state of JAX: the current trace, and the context of a lowering rule.
+"""The state of JAX: the trace, the axes and the mesh, and a lowering rule's context.
 
 None of this has a public name. `jax.interpreters` has the class of a lowering rule's
 context, but does not document its attributes.
@@ -6,7 +6,8 @@ context, but does not document its attributes.
 
 import contextlib
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +15,8 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax._src import config, core
+from jax._src import mesh as mesh_lib
+from jax._src.array import ArrayImpl
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, Sharding
@@ -101,6 +104,76 @@ def casts_refused() -> Iterator[None]:
             "is typed by the axes that it differs along. Leave the cast out; what it "
             "gives is its argument."
         ) from error
+
+
+# Axes and meshes
+
+
+def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:
+    """`bound_axes` for one axis."""
+    return bound_axes({name: size})
+
+
+@contextlib.contextmanager
+def bound_axes(sizes: Mapping[Any, int]) -> Iterator[None]:
+    """A context as in the function of a map: with these axes bound, innermost last."""
+    with types_unchecked(), core.extend_axis_env_nd(list(sizes.items())):
+        yield
+
+
+ArrayType = ArrayImpl
+"""The type of arrays. Attributes that `jax.Array`, an interface, is given do not reach
+them."""
+
+
+def check_types_unchecked() -> None:
+    """Refuses a map inside a `jax.shard_map` with ``check_vma=True``."""
+    if config._check_vma.value:
+        raise ValueError(
+            "a map of shardmap is inside a jax.shard_map with check_vma=True, but no "
+            "value in a map says along which mesh axes it differs. Pass "
+            "check_vma=False to that jax.shard_map."
+        )
+
+
+def types_unchecked() -> AbstractContextManager[Any]:
+    """A context as in a `jax.shard_map` with ``check_vma=False``."""
+    return config._check_vma(False)
+
+
+def varying_axes(aval: Aval) -> tuple[str, ...]:
+    """The varying mesh axes of a type; none with ``check_vma=False``."""
+    return tuple(sorted(aval.manual_axis_type.varying))
+
+
+def varying_like(value: jax.Array, like: Aval) -> jax.Array:
+    """``value`` with the varying mesh axes of ``like`` too.
+
+    All branches of a `jax.lax.cond` must have results of one type.
+    """
+    own = varying_axes(jax.typeof(value))
+    more = tuple(axis for axis in varying_axes(like) if axis not in own)
+    return jax.lax.pcast(value, more, to="varying") if more else value
+
+
+def current_mesh() -> Mesh:
+    """The mesh of ``with mesh:`` or `jax.set_mesh` around here; perhaps an empty one.
+
+    No public name tells of ``with mesh:`` without a warning.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        here = mesh_lib.thread_resources.env.physical_mesh
+    return here if not here.empty else concrete_mesh()
+
+
+def concrete_mesh() -> Mesh:
+    """The mesh of `jax.set_mesh` around here; perhaps an empty one.
+
+    `jax.sharding.get_mesh` refuses while something is traced, and where a `jax.vmap`
+    has a name.
+    """
+    return mesh_lib.get_concrete_mesh()
 
 
 # Equations

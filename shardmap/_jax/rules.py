@@ -1,8 +1,9 @@
-"""JAX's tables of rules for vmap, dead code and `jax.checkpoint`."""
+"""JAX's tables of rules for vmap, dead code, `jax.checkpoint` and the type checker."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+from jax._src import core
 from jax.extend.core.primitives import remat_p
 from jax.interpreters import batching, partial_eval
 
@@ -114,3 +115,36 @@ def split_checkpoint(
     """JAX's rule for a `jax.checkpoint` inside another; see `SplitRule`."""
     split = partial_eval.partial_eval_jaxpr_custom_rules[remat_p]
     return Split(*split(policy, unknown_in, available_in, equation))
+
+
+# Type checks
+
+# With ``jax_enable_checks``, JAX checks the jaxprs that it makes, and the jaxprs in
+# their equations, without the axes that these bind. A primitive that binds axes needs a
+# rule of its own, in a private table.
+
+check_jaxpr = core.check_jaxpr
+
+Typed = tuple[Sequence[Any], Any]
+"""The avals of an equation's results, and its effects."""
+
+
+def register_typecheck(primitive: Primitive, check: Callable[..., Typed]) -> None:
+    """Registers the rule that checks equations of ``primitive``.
+
+    Args:
+      primitive: any primitive.
+      check: takes the operands, variables and literals with an ``aval`` each, and the
+        parameters by name. Returns the results' avals and the effects, or raises a
+        TypeError or ValueError, to which JAX adds the equation.
+    """
+
+    def typecheck(_: object, *operands: Value, **params: Param) -> Typed:
+        try:
+            return check(*operands, **params)
+        except core.JaxprTypeError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise core.JaxprTypeError(str(error)) from error
+
+    core.custom_typechecks[primitive] = typecheck

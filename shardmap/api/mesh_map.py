@@ -18,10 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax import context
-from shardmap._jax.arrays import varying_axes
-from shardmap._jax.context import NO_MESH
+from shardmap._jax.context import NO_MESH, bound_axes, varying_axes
 from shardmap._jax.effects import axes_used
-from shardmap._jax.typechecks import bound_axes
 from shardmap._jax.types import (
     AnyMesh,
     Aval,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from shardmap._jax.arrays import current_mesh
+from shardmap._jax.context import current_mesh
 from shardmap._jax.types import PyTree
 from shardmap.api import options
 from shardmap.api.elements import ElementPrograms

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardmap._jax.arrays import ArrayType
+from shardmap._jax.context import ArrayType
 from shardmap.compat.edits import Use, caller, without_repetitions
 from shardmap.compat.names import (
     ATTRIBUTES,

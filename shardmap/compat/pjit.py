@@ -8,7 +8,7 @@ import jax
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import current_mesh
+from shardmap._jax.context import current_mesh
 from shardmap._jax.types import PyTree
 
 __all__ = ["PartitionSpec", "pjit", "with_sharding_constraint"]

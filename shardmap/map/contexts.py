@@ -13,8 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import concrete_mesh
-from shardmap._jax.context import without_mesh
+from shardmap._jax.context import concrete_mesh, without_mesh
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.map import tracing

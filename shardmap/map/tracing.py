@@ -13,9 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from shardmap._jax.arrays import check_types_unchecked, types_unchecked
-from shardmap._jax.context import NO_MESH, casts_refused
-from shardmap._jax.typechecks import bound_axes
+from shardmap._jax.context import (
+    NO_MESH,
+    bound_axes,
+    casts_refused,
+    check_types_unchecked,
+    types_unchecked,
+)
 from shardmap._jax.types import (
     ClosedJaxpr,
     Jaxpr,

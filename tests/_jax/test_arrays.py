@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap._jax.arrays import ArrayType, current_mesh, varying_like
+from shardmap._jax.context import ArrayType, current_mesh, varying_like
 
 
 def test_arrays_are_of_this_type():

@@ -6,7 +6,8 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap._jax.typechecks import bound_axis, check_jaxpr
+from shardmap._jax.context import bound_axis
+from shardmap._jax.rules import check_jaxpr
 from shardmap.map.collectives.names import rename_axis
 from shardmap.map.collectives.split import split_collectives
 from shardmap.map.lowering.effects import call_for_each

@@ -14,7 +14,7 @@ import pytest
 
 import shardmap as sm
 from shardmap import compat
-from shardmap._jax.arrays import ArrayType
+from shardmap._jax.context import ArrayType
 from shardmap.compat import ops
 from shardmap.compat.edits import Use
 from tests.command_line import python

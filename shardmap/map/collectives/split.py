@@ -13,10 +13,10 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 
 from shardmap._jax.collectives import axis_names
+from shardmap._jax.context import bound_axis
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK, SHARD_MAP
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import Aval, Equation, Jaxpr, Primitive
 from shardmap._jax.walk import (
     equations,

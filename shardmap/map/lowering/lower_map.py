@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import types_unchecked
 from shardmap._jax.context import (
     NO_MESH,
     LoweringContext,
@@ -25,6 +24,7 @@ from shardmap._jax.context import (
     manual_axes,
     mesh_around,
     module_of,
+    types_unchecked,
 )
 from shardmap._jax.types import (
     AnyMesh,

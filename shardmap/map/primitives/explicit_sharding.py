@@ -11,8 +11,7 @@ import jax.extend.core as jex_core
 from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import concrete_mesh
-from shardmap._jax.context import without_mesh
+from shardmap._jax.context import concrete_mesh, without_mesh
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Value, is_typed, without_sharding
 

@@ -27,11 +27,15 @@ import numpy as np
 from jax.extend.linear_util import WrappedFun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from shardmap._jax.arrays import check_types_unchecked
-from shardmap._jax.context import NO_MESH, replicated_without_mesh
+from shardmap._jax.context import (
+    NO_MESH,
+    bound_axis,
+    check_types_unchecked,
+    replicated_without_mesh,
+)
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
-from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
+from shardmap._jax.rules import check_jaxpr, register_typecheck
 from shardmap._jax.types import (
     AnyMesh,
     Aval,

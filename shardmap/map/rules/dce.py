@@ -4,9 +4,9 @@ from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import Any
 
+from shardmap._jax.context import bound_axis
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dce, without_dead_code
-from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import per_jaxpr

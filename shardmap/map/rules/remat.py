@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 
-from shardmap._jax.context import NO_MESH
+from shardmap._jax.context import NO_MESH, bound_axis
 from shardmap._jax.primitives import remat_params
 from shardmap._jax.rules import Policy, Split, def_split, split_checkpoint
-from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources

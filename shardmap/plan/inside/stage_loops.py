@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.arrays import varying_like
+from shardmap._jax.context import varying_like
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.plan.engine.classes import Alike
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
