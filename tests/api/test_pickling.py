@@ -101,10 +101,7 @@ import jax, numpy as np
 with open(sys.argv[1], "rb") as file:
     work = pickle.load(file)
 for name, (mapped, args, expected) in work.items():
-    result = mapped(*args)
-    np.testing.assert_array_equal(result, expected, name)
-    jitted = jax.jit(mapped, static_argnums=tuple(range(1, len(args))))
-    np.testing.assert_array_equal(jitted(*args), expected, name)
+    np.testing.assert_array_equal(mapped(*args), expected, name)
 print(len(work), [d.id for d in work["devices"][0](args[0]).sharding.device_set])
 """
 

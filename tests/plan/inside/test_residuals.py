@@ -27,6 +27,5 @@ def test_what_a_backward_pass_computes_again():
     assert count(remat=False) == 1
     assert count() == 2
     saved = jax.checkpoint_policies.dots_saveable
-    for remat in (True, False, saved):
-        gradient = jax.grad(sm.chunked(loss, ({0: 4}, None), remat=remat), (0, 1))
-        assert_same(gradient(x, W), jax.grad(loss, (0, 1))(x, W))
+    gradient = jax.grad(sm.chunked(loss, ({0: 4}, None), remat=saved), (0, 1))
+    assert_same(gradient(x, W), jax.grad(loss, (0, 1))(x, W))
