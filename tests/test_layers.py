@@ -26,7 +26,7 @@ ROOMS = [
     "plan.lax.indexed",
     "plan.lax",
     "plan.run",
-    "plan.away",
+    "plan.executors",
     "plan.in_slices",
     "plan.memory",
     "plan.inside",

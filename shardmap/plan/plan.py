@@ -21,11 +21,11 @@ from shardmap._jax.types import PyTree
 from shardmap._lazy import ask
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
-from shardmap.plan.away.engines import engine_of
-from shardmap.plan.away.to_dask import to_dask
-from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.engine.stages import Stage
+from shardmap.plan.executors.engines import engine_of
+from shardmap.plan.executors.to_dask import to_dask
+from shardmap.plan.executors.traffic import Traffic, traffic
 from shardmap.plan.in_slices import InSlices
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.memory.plan_peak import plan_peak

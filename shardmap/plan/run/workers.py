@@ -176,7 +176,7 @@ def named(task: Task) -> str:
     return f"the fold of partial results up to {shard}" if task.needs else shard
 
 
-class Here(Workers):
+class LocalWorkers(Workers):
     """Reads and starts shards in a pool, while this thread waits and writes."""
 
     def __init__(self, *args: Any) -> None:
@@ -212,7 +212,7 @@ def bytes_read(stage: Stage) -> int:
     return sum(box_bytes(value, box) for value, box in reads)
 
 
-class InThreads(Workers):
+class ThreadWorkers(Workers):
     """Every thread reads, computes and waits for its shard."""
 
     def submit(self, task: Task) -> Future[Any]:

@@ -11,11 +11,11 @@ import pytest
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.run.shards import Accumulator
 from shardmap.plan.run.tasks import shard_tasks
-from shardmap.plan.run.workers import Here, InThreads, ShardError
+from shardmap.plan.run.workers import LocalWorkers, ShardError, ThreadWorkers
 from tests.plan.run.checks import Recorded, W, X
 
 
-@pytest.mark.parametrize("kind", [Here, InThreads])
+@pytest.mark.parametrize("kind", [LocalWorkers, ThreadWorkers])
 def test_a_thread_has_the_settings_of_the_one_that_asked(kind):
     seen = []
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
+from shardmap.plan.executors.processes import ProcessWorkers
 from shardmap.plan.run.shards import Shard
 from shardmap.plan.run.tasks import Spec, Task, all_tasks, run_fold
 
@@ -46,7 +46,7 @@ def keep_only(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
     return [part if k in places else None for k, part in enumerate(result)]
 
 
-class OnDask(Elsewhere):
+class DaskTasks(ProcessWorkers):
     """Shards and folds as tasks of Dask.
 
     Attributes:
@@ -77,7 +77,7 @@ class OnDask(Elsewhere):
         return made
 
 
-class Dask(OnDask):
+class DaskWorkers(DaskTasks):
     """Runs shards by a `distributed.Client`, which is the executor."""
 
     def __init__(self, *args: Any) -> None:
@@ -130,7 +130,7 @@ class Dask(OnDask):
         return [
             place
             for place, write in enumerate(task.writes)
-            if write[1] == "insert" and (task.needs or not self.travels.write(*write))
+            if write[1] == "insert" and (task.needs or not self.access.write(*write))
         ]
 
     def submit(self, task: Task) -> Any:

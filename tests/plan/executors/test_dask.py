@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from shardmap.plan.plan import plan
-from tests.plan.away.test_engines import mapped
+from tests.plan.executors.test_engines import mapped
 from tests.plan.plan_programs import reals
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")

@@ -9,10 +9,10 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.away.dask import OnDask
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
+from shardmap.plan.executors.dask import DaskTasks
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Accumulator, Shard
 from shardmap.plan.run.tasks import all_tasks
@@ -33,7 +33,7 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
     return _Graph(cut_program, leaves).outputs()
 
 
-class _Graph(OnDask):
+class _Graph(DaskTasks):
     """Shards and folds as calls of `dask.delayed`."""
 
     def __init__(self, cut_program: CutProgram, leaves: Sequence[Any]) -> None:

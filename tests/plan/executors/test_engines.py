@@ -16,7 +16,7 @@ import pytest
 
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
-from shardmap.plan.away.engines import engine_of
+from shardmap.plan.executors.engines import engine_of
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals

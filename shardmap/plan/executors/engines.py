@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from shardmap.plan.away.dask import Dask, is_client
-from shardmap.plan.away.own_processes import own_processes
-from shardmap.plan.away.processes import Elsewhere, RayExecutor, is_ray
-from shardmap.plan.run.workers import Here, InThreads, Workers
+from shardmap.plan.executors.dask import DaskWorkers, is_client
+from shardmap.plan.executors.own_processes import own_processes
+from shardmap.plan.executors.processes import ProcessWorkers, RayExecutor, is_ray
+from shardmap.plan.run.workers import LocalWorkers, ThreadWorkers, Workers
 
 
 @contextlib.contextmanager
@@ -24,18 +24,18 @@ def engine_of(executor: Any, readers: int = 1) -> Iterator[tuple[type[Workers], 
     """
     if executor is None:
         with ThreadPoolExecutor(readers) as pool:
-            yield Here, pool
+            yield LocalWorkers, pool
     elif isinstance(executor, int) and not isinstance(executor, bool) and executor > 0:
         with own_processes(executor) as processes:
-            yield Elsewhere, processes
+            yield ProcessWorkers, processes
     elif isinstance(executor, ThreadPoolExecutor):
-        yield InThreads, executor
+        yield ThreadWorkers, executor
     elif is_client(executor):
-        yield Dask, executor
+        yield DaskWorkers, executor
     elif is_ray(executor):
-        yield Elsewhere, RayExecutor(executor)
+        yield ProcessWorkers, RayExecutor(executor)
     elif isinstance(executor, Executor):
-        yield Elsewhere, executor
+        yield ProcessWorkers, executor
     else:
         raise TypeError(
             "executor must be None, a number of processes, a "

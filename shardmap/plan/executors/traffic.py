@@ -6,9 +6,9 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.arrays.sources.registry import Away, kind_named
 from shardmap.arrays.trees import result_names
-from shardmap.plan.away.travels import Travels
 from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
+from shardmap.plan.executors.processes import RemoteAccess
 from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked, scratch_values
@@ -43,13 +43,13 @@ def traffic(
     leaves = list(map(sliceable, cut_program.leaves(args)))
     places = outputs(cut_program, out, leaves)
     given = {value: array for value, array in places if value}
-    travels = Travels.of(cut_program, leaves, given)
+    access = RemoteAccess(cut_program.graph.inputs, leaves, given)
     mapped = kind_named("memmap")
     if scratch is not None and mapped is not None:
         for value in scratch_values(cut_program):
             # As the run maps it; nothing is created here.
             about, grain = {"place": str(scratch)}, (1,) * len(value.shape)
-            travels.sinks[value] = Away(mapped.name, about, mapped.reopen, grain)
+            access.sinks[value] = Away(mapped.name, about, mapped.reopen, grain)
     names = dict(zip(cut_program.graph.inputs, cut_program.names, strict=True))
     results = result_names(cut_program.out_tree)
     for name, output in zip(results, cut_program.graph.outputs, strict=True):
@@ -72,16 +72,16 @@ def traffic(
             shard = Shard(cut_program, stage, number)
             for value, box in shard.recipe.reads:
                 name = names.get(value, "what earlier stages made")
-                there = travels.read(value, box) is not None
-                how = _read(travels.source(value), there)
+                there = access.read(value, box) is not None
+                how = _read(access.source(value), there)
                 note(read, name, how, there, weight * box_bytes(value, box))
             for box, combiner, value in shard.writes:
                 name = names.get(value, "what later stages need")
-                there = travels.write(box, combiner, value) is not None
+                there = access.write(box, combiner, value) is not None
                 how = "are written by the workers" if there else "come back"
                 if combiner != "insert" and cut_program.parts[value] > FOLDED:
                     how += f", or a part where workers combine them: {FOLDED} into one"
-                elif not there and value in travels.sinks:
+                elif not there and value in access.sinks:
                     how += ", as shards share cells of it: cut along its chunks"
                 note(written, name, how, there, weight * box_bytes(value, box))
     rows = [*read.items(), *written.items()]
