@@ -5,7 +5,7 @@ import re
 import pytest
 
 from shardmap.commands import doctor
-from tests.command_line import ROOT, refusal, shardmap
+from tests.command_line import refusal, shardmap
 
 # As a probe finds them on a good machine.
 FOUND = {
@@ -21,16 +21,11 @@ FOUND = {
 FLAG = "--xla_force_host_platform_device_count"
 
 
-def needed(package):
-    """A requirement as setup.py has it."""
-    return re.search(rf'"({package}[<>=][^"]*)"', (ROOT / "setup.py").read_text())[1]
-
-
 def test_a_machine_where_all_is_well():
     result = shardmap("doctor", XLA_FLAGS=f"{FLAG}=4", JAX_PLATFORMS="cpu")
     assert result.stderr == ""
     assert result.returncode == 0
-    assert re.search(r"^ok      jax \d+\.\d+", result.stdout, re.M)
+    assert re.search(r"^jax \d+\.\d+.*, jaxlib \d+", result.stdout, re.M)
     assert "ok      4 devices on platform cpu (cpu), " in result.stdout
     assert "ok      a psum over 4 devices is right" in result.stdout
     assert "\n  JAX_PLATFORMS=cpu\n" in result.stdout
@@ -62,47 +57,6 @@ def test_the_probe_sees_this_process():
     assert found.keys() == FOUND.keys()
     wanted = {"platform": "cpu", "count": 8, "sum": 36.0, "right": 36.0}
     assert {key: found[key] for key in wanted} == wanted
-
-
-@pytest.mark.parametrize(
-    ("version", "outside"),
-    [
-        ("0.10.1", True),
-        ("0.10.2", False),
-        ("0.10.2.dev3", False),
-        ("0.12.0.1", False),
-        ("0.13.0", True),
-        ("1.0", True),
-        ("0.9.9", True),
-    ],
-)
-def test_versions_outside_of_the_range_are_broken(version, outside):
-    rule = needed("jax")
-    ((problem, text),) = doctor.versions({"jax": version}, ["jaxlib>9", rule])
-    assert problem == outside
-    said = "shardmap needs" if outside else "in the range"
-    assert text == f"jax {version}; {said} {rule}"
-
-
-def test_the_versions_here_are_in_the_range():
-    rules = [needed("jax"), needed("jaxlib")]
-    assert [p for p, _ in doctor.versions(doctor.installed(), rules)] == [False, False]
-
-
-def test_a_plain_checkout_has_no_ranges():
-    lines = list(doctor.versions({"jax": "0.1"}, []))
-    assert lines == [(False, f"jax 0.1; {doctor.UNKNOWN}")]
-
-
-def test_requirements_are_those_of_the_metadata(monkeypatch):
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", {"shardmap": ["a"]}.get)
-    assert doctor.requirements() == ["a"]
-
-    def not_found(name):
-        raise doctor.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", not_found)
-    assert doctor.requirements() == []
 
 
 def test_a_wrong_sum_is_broken():
