@@ -188,7 +188,6 @@ def in_pieces(
     value: Sequence[Factor],
     numbers: Sequence[Factor],
     factor: Factor,
-    edges: tuple[int, ...],
     function: Callable[[jax.Array, jax.Array], jax.Array],
     window: WithinPiece,
     **options: Any,
@@ -200,7 +199,6 @@ def in_pieces(
       value: its factors.
       numbers: those of what was made of pieces.
       factor: the one that is in pieces.
-      edges: where these lie.
       function: makes a piece of the result.
       window: what elements see of their piece.
       options: others of `Factors`.
@@ -221,6 +219,7 @@ def in_pieces(
             return [found]
         return [lax.slice_in_dim(found, offset, offset + size, axis=axes[0])]
 
+    edges = window.edges
     count = len(edges) - 1
     ins: list[list[Axis]] = [
         [Windowed(f, window) if f == factor else f for f in value],

@@ -39,7 +39,7 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
-from shardmap.plan.lax.staged import along, barrier, counting, tall, top
+from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall, top
 from shardmap.plan.lax.staged.one_pass import products, statistics
 
 
@@ -112,8 +112,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "sliding windows": window.RULES,
     "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
     "batch axes before core axes": batched.RULES
-    | tall.RULES
-    | top.RULES
+    | blocks.RULES
     | statistics.RULES
     | products.RULES,
     "random bits": random.RULES,

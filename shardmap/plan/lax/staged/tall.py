@@ -6,6 +6,7 @@ leave on the diagonal: they follow from the first rows of Q. Singular values are
 of the triangle; LAPACK takes the same way for matrices that are this tall.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,16 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
-from shardmap.plan.engine.pieces import WithinPiece, in_pieces, of_pieces
-from shardmap.plan.engine.rules import MANY, Cut, RuleMaker, Stages
+from shardmap.plan.engine.nodes import Graph, Node, Operand
+from shardmap.plan.engine.pieces import WithinPiece, in_pieces
+from shardmap.plan.engine.rules import MANY, Cut, Factor, Reason, Stages
 from shardmap.plan.lax.batched import CORE
-from shardmap.plan.lax.staged.barrier import barrier
-
-TRIANGLES, ONE_TRIANGLE, ROWS = map(
-    PlanPrimitive, ("triangles of pieces", "triangle of all", "orthogonal rows")
-)
+from shardmap.plan.lax.staged.blocks import PIECES, edges_of, of_each_piece
 
 
 def is_tall(node: Node) -> bool:
@@ -40,15 +36,6 @@ def is_tall(node: Node) -> bool:
     return not whole and rows >= 2 * columns > 0
 
 
-def edges_of(cut: Cut, rows: int, columns: int) -> tuple[int, ...]:
-    """Pieces that are at least as tall as they are wide."""
-    found = [0]
-    for point in cut.at:
-        if point - found[-1] >= columns and rows - point >= columns:
-            found.append(point)
-    return (*found, rows)
-
-
 def in_stages(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand] | None:
@@ -56,7 +43,7 @@ def in_stages(
     if not is_tall(node):
         return None
     [operand] = node.ins
-    edges = edges_of(cuts[0][0], *operand.shape)
+    edges = edges_of(cuts[0][0].at, *operand.shape)
     if len(edges) < 3:
         return None
     q, r = _qr(graph, operand, edges)
@@ -77,69 +64,42 @@ def in_stages(
 STAGES: dict[Any, Stages] = dict.fromkeys([p.qr_p, p.svd_p], in_stages)
 
 
-def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Value]:
-    columns, dtype = operand.shape[1], operand.aval.dtype
-    params = {"edges": edges}
-    few = jax.core.ShapedArray((len(edges) - 1, columns, columns), dtype)
-    small = jax.core.ShapedArray((columns, columns), dtype)
-    found = graph.add(TRIANGLES, params, [operand], [few, few])
-    complete = [barrier(graph, each) for each in found]
-    turns, r = graph.add(ONE_TRIANGLE, params, complete, [few, small])
-    return [*graph.add(ROWS, params, [operand, turns], [operand.aval]), r]
-
-
-def triangles(node: Node) -> Factors:
-    """``i~ * -> i * *, i * *``: the triangle of each piece, and the first rows of Q."""
+def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]:
+    columns = operand.shape[1]
 
     def of_piece(piece: jax.Array, starts: Any) -> list[jax.Array]:
         q, r = jnp.linalg.qr(piece)
-        return [r[None], q[: piece.shape[1]][None]]
+        return [r[None], q[:columns][None]]
 
-    return of_pieces(
-        *(node, [["row", 0]], [["row", 1, 2], ["row", 3, 4]]),
-        *({"row": node.params["edges"]}, of_piece),
-        wholes=dict.fromkeys(range(5), CORE),
-        each=MANY,
-    )
-
-
-def rows(node: Node) -> Factors:
-    """``i *, i~ * * -> i *``: the rows of Q of each piece."""
-    edges: tuple[int, ...] = node.params["edges"]
-
-    def of_piece(piece: jax.Array, turn: jax.Array) -> jax.Array:
-        q, _ = jnp.linalg.qr(piece)
-        return jnp.matmul(q, turn[0], precision="highest")
-
-    return in_pieces(
-        *(node, ["row", 0], ["row", 1, 2], "row", edges, of_piece),
-        WithinPiece(edges[-1], edges=edges),
-        wholes=dict.fromkeys(range(3), CORE),
-        each=MANY,
-    )
-
-
-def one_triangle(node: Node) -> Factors:
-    """``* * *, * * * -> * * *, * *``: the triangle of all, and how each Q is turned."""
-    few, small = node.in_shapes[0], node.out_shapes[1]
-    axes = list(range(len(few)))
-
-    def emitter(local: Any) -> Sequence[Any]:
-        triangles, tops = local.values
-        columns = small[0]
+    def of_all(triangles: jax.Array, tops: jax.Array) -> list[jax.Array]:
+        """The triangle of all, and how the Q of each piece is turned."""
         q, r = jnp.linalg.qr(triangles.reshape(-1, columns))
-        turns = q.reshape(few)
+        turns = q.reshape(triangles.shape)
         signs = householder_signs(jnp.matmul(tops[0], turns[0], precision="highest"))
         return [turns * signs[None, None], r * jnp.conj(signs)[:, None]]
 
-    return Factors(
-        node,
-        [axes, axes],
-        [axes, axes[1:]],
-        wholes=dict.fromkeys(axes, CORE),
-        emitter=emitter,
-        cheap=False,
+    def rows(piece: jax.Array, turn: jax.Array) -> jax.Array:
+        q, _ = jnp.linalg.qr(piece)
+        return jnp.matmul(q, turn[0], precision="highest")
+
+    ins, outs = [["row", 0]], [["row", 1, 2], ["row", 3, 4]]
+    wholes: dict[Factor, Reason] = dict.fromkeys(range(5), CORE)
+    found = of_each_piece(
+        graph, of_piece, [operand], ins, outs, {"row": edges}, wholes=wholes
     )
+    turns, r = graph.call(of_all, found)
+    rule = functools.partial(
+        in_pieces,
+        value=["row", 0],
+        numbers=["row", 1, 2],
+        factor="row",
+        function=rows,
+        window=WithinPiece(edges[-1], edges=edges),
+        wholes=dict.fromkeys(range(3), CORE),
+        each=MANY,
+    )
+    q = graph.add(PIECES, {"rule": rule}, [operand, turns], [operand.aval])
+    return [*q, r]
 
 
 def householder_signs(top: jax.Array) -> jax.Array:
@@ -161,10 +121,3 @@ def householder_signs(top: jax.Array) -> jax.Array:
 
     signs = jnp.ones((columns,), top.dtype)
     return lax.fori_loop(0, columns, step, (top, signs))[1]
-
-
-RULES: dict[Any, RuleMaker] = {
-    TRIANGLES: triangles,
-    ONE_TRIANGLE: one_triangle,
-    ROWS: rows,
-}
