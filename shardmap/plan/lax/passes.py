@@ -17,8 +17,15 @@ from shardmap.plan.lax import batched, reduce
 from shardmap.plan.lax.control import written_out
 from shardmap.plan.lax.control.body import ALONG
 from shardmap.plan.lax.control.written_out import Opened
-from shardmap.plan.lax.staged import along, barrier, groups, recut, select, top
-from shardmap.plan.lax.staged.one_pass import once
+from shardmap.plan.lax.staged import (
+    along,
+    barrier,
+    groups,
+    one_pass,
+    recut,
+    select,
+    top,
+)
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
 
 Effects = Callable[[Graph, Node, Equation], Sequence[Operand] | None]
@@ -57,7 +64,7 @@ def analysed(
             graph.rewrite(groups.Grouping(graph).written)
             graph.rewrite(_Follow(graph, cuts, rules, opened))
         found = Analysis(graph, rules.rule, cuts, partial, keeps)
-        if partial and (writers := once.writers(found)):
+        if partial and (writers := one_pass.writers(found)):
             graph.rewrite(lambda node: writers[node]() if node in writers else None)
             found = Analysis(graph, rules.rule, cuts, partial, keeps)
         return found

@@ -40,7 +40,6 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
 from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall, top
-from shardmap.plan.lax.staged.one_pass import products, statistics
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
@@ -111,10 +110,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "running reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
-    "batch axes before core axes": batched.RULES
-    | blocks.RULES
-    | statistics.RULES
-    | products.RULES,
+    "batch axes before core axes": batched.RULES | blocks.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops and branches": {
