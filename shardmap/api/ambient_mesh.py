@@ -1,46 +1,23 @@
 """The program around a map: other maps, `jax.shard_map` and `jax.set_mesh`."""
 
-from collections.abc import Sequence
-
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType
 
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
 from shardmap.map import contexts, tracing
+from shardmap.sharding.mesh import mesh_devices
 
 
-def devices_of(options: SpmapOptions) -> Sequence[jax.Device]:
-    """The devices of a map without a mesh: its own, those that are set, or all."""
+def devices_of(options: SpmapOptions) -> list[jax.Device]:
+    """The devices of a map: of its mesh, its own, those that are set, or all."""
+    if options.mesh is not None:
+        return mesh_devices(options.mesh) or contexts.mesh_devices()
     if options.devices is not None:
-        return options.devices
+        return list(options.devices)
     if options.backend is None and contexts.has_mesh():
         return contexts.mesh_devices()
     return processes.all_devices(options.backend)
-
-
-def _program_devices(options: SpmapOptions) -> list[jax.Device]:
-    if options.mesh is None:
-        return list(devices_of(options))
-    # `explain` also takes abstract meshes, which have no devices.
-    return list(options.mesh.devices.flat) if isinstance(options.mesh, Mesh) else []
-
-
-def other_devices(options: SpmapOptions) -> list[jax.Device]:
-    """The devices of a map, if they are not those of `jax.set_mesh`."""
-    devices = _program_devices(options)
-    return [] if devices == contexts.mesh_devices() else devices
-
-
-def check_devices(name: str, options: SpmapOptions) -> None:
-    """Checks that a map in a program under `jax.set_mesh` is on its devices."""
-    if contexts.has_mesh() and (devices := other_devices(options)):
-        raise ValueError(
-            f"spmap of {name} names the devices {[device.id for device in devices]}, "
-            "but the program that it is a part of runs on those of jax.set_mesh, "
-            f"{[device.id for device in contexts.mesh_devices()]}. Leave out devices, "
-            "backend and mesh, or set a mesh of these devices."
-        )
 
 
 def check_in_shard_map(name: str, options: SpmapOptions) -> None:
@@ -81,7 +58,7 @@ def axis_env_markers(
         tracing.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
     ]
     if not tracing.inside_map():
-        return [*known, tracing.DevicesMarker(tuple(_program_devices(options)))]
+        return [*known, tracing.DevicesMarker(tuple(devices_of(options)))]
     if options.devices is not None or options.backend is not None:
         devices = devices_of(options)
         if not tracing.is_bound(tracing.DevicesMarker(tuple(devices))):

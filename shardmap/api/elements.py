@@ -256,17 +256,13 @@ class ElementPrograms(Programs[ElementCall]):
         """Whether the map may run on devices of more than this process."""
         if jax.process_count(self.options.backend) == 1:
             return False
-        mesh = self.options.mesh
-        return processes.several(
-            self._devices() if mesh is None else list(mesh.devices.flat)
-        )
+        return processes.several(self.devices())
 
-    def has_other_devices(self) -> bool:
-        others = ambient_mesh.other_devices(self.options)
-        return self.across_processes() or bool(others)
-
-    def _devices(self) -> Sequence[jax.Device]:
+    def devices(self) -> list[jax.Device]:
         return ambient_mesh.devices_of(self.options)
+
+    def joins_mesh(self) -> bool:
+        return not self.across_processes() and super().joins_mesh()
 
     def _on_devices(self, axis_size: int, call_jaxpr: Jaxpr, alone: bool) -> Params:
         """The parameters of the equation that place it on devices."""
@@ -277,7 +273,7 @@ class ElementPrograms(Programs[ElementCall]):
             if mesh is None:
                 return nowhere
         else:
-            ambient_mesh.check_devices(self.name, self.options)
+            contexts.check_devices(self._named(), self.devices())
         if mesh is not None:
             contexts.check_mesh(self._named(), cast(Mesh, mesh))
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
@@ -287,7 +283,7 @@ class ElementPrograms(Programs[ElementCall]):
             self.options.axis_name,
             axis_size,
             call_jaxpr,
-            self._devices(),
+            self.devices(),
             shared=not alone,
         )
         contexts.check_mesh(self._named(), mesh)
@@ -314,7 +310,7 @@ class ElementPrograms(Programs[ElementCall]):
         return check_elements(self.name, own, parts, wanted, divisor)
 
     def _process_count(self) -> int:
-        return len({device.process_index for device in self._devices()})
+        return len({device.process_index for device in self.devices()})
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
         avals = [var.aval for var in body.jaxpr.outvars]

@@ -40,7 +40,6 @@ from shardmap.api.programs import (
     Call,
     Kwargs,
     Programs,
-    devices_of,
 )
 from shardmap.arrays import placement, trees
 from shardmap.map import contexts, tracing
@@ -50,7 +49,7 @@ from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.shardings import MapShardings
 from shardmap.sharding.conversions import cut_spec
-from shardmap.sharding.mesh import auto_mesh, with_manual_axes
+from shardmap.sharding.mesh import auto_mesh, mesh_devices, with_manual_axes
 from shardmap.units import decorator_with_options, shown
 
 Axes = dict[str, int]
@@ -220,14 +219,7 @@ class MeshPrograms(Programs[MeshCall]):
             named here.
         """
         mesh, there = self.options.mesh, jax.sharding.get_abstract_mesh()
-        devices = devices_of(mesh)
-        if devices and contexts.has_mesh() and devices != contexts.mesh_devices():
-            raise ValueError(
-                f"{self._named()} runs on the devices {[d.id for d in devices]}, but "
-                "the program that it is a part of runs on those of jax.set_mesh, "
-                f"{[d.id for d in contexts.mesh_devices()]}. Set a mesh of these "
-                "devices, or call it by itself."
-            )
+        contexts.check_devices(self._named(), self.devices())
         if there.manual_axes and there.shape_tuple != mesh.abstract_mesh.shape_tuple:
             raise ValueError(
                 f"{self._named()} names the mesh {dict(mesh.shape)}, but is inside a "
@@ -362,9 +354,8 @@ class MeshPrograms(Programs[MeshCall]):
             ]
         return jax.tree.unflatten(call.out_tree, results)
 
-    def has_other_devices(self) -> bool:
-        devices = devices_of(self.options.mesh)
-        return bool(devices) and devices != contexts.mesh_devices()
+    def devices(self) -> list[jax.Device]:
+        return mesh_devices(self.options.mesh) or contexts.mesh_devices()
 
     def in_axes(self, arguments: Arguments) -> list[Axes]:
         """The axes of each leaf of the arguments; those by keyword have none."""

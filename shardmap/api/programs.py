@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Sharding
 
 from shardmap._jax.context import configuration, without_mesh
 from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
@@ -28,6 +28,7 @@ from shardmap.arrays.process_local import (
 )
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.shardings import MapShardings
+from shardmap.sharding.mesh import mesh_devices
 
 # One call
 
@@ -65,7 +66,7 @@ class Call(abc.ABC):
     @property
     def devices(self) -> list[jax.Device]:
         """The devices of its mesh; none of an abstract one."""
-        return devices_of(self.mesh)
+        return mesh_devices(self.mesh)
 
     @functools.cached_property
     def process_local(self) -> "ProcessLocal | None":
@@ -85,11 +86,6 @@ class Call(abc.ABC):
                 self.global_avals, self.shardings.operands, strict=True
             )
         ]
-
-
-def devices_of(mesh: AnyMesh | None) -> list[jax.Device]:
-    """The devices of a mesh; none of an abstract one."""
-    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
 
 
 C = TypeVar("C", bound=Call)
@@ -158,10 +154,14 @@ class Programs(abc.ABC, Generic[C]):
         """Adds a call to what is being traced."""
 
     @abc.abstractmethod
-    def has_other_devices(self) -> bool:
-        """Whether its devices differ from those of `jax.set_mesh`."""
+    def devices(self) -> list[jax.Device]:
+        """The devices of a call; none if it chooses them itself."""
 
     # Calls
+
+    def joins_mesh(self) -> bool:
+        """Whether a call under `jax.set_mesh` is a program on that mesh."""
+        return contexts.is_on_mesh(self.devices())
 
     def _bind(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = self.read(args, kwargs)
@@ -253,7 +253,7 @@ class Programs(abc.ABC, Generic[C]):
         kwargs: Kwargs,
     ) -> PyTree:
         """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
-        if self.has_other_devices():
+        if not self.joins_mesh():
             with without_mesh():
                 return alone(args, kwargs)
         args, kwargs = contexts.placed((tuple(args), kwargs))

@@ -291,9 +291,8 @@ class PartitionPrograms(Programs[PartitionCall]):
         results = flat(*cut(leaves, call.in_parts)).leaves
         return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
 
-    def has_other_devices(self) -> bool:
-        """It chooses its devices itself."""
-        return True
+    def devices(self) -> list[jax.Device]:
+        return []
 
     def under_mesh(
         self, alone: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs

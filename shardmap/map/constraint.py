@@ -238,23 +238,11 @@ def constrain(
     if total is not None and not inside:
         mesh = partition_mesh(parts, total, what, nothing_is_traced())
         if isinstance(x, jax.core.Tracer):
-            _check_devices(mesh, what)
+            contexts.check_devices(what, list(mesh.devices.flat))
     x = explicit_sharding.drop_sharding(x)
     return constrain_p.bind(
         x, parts=parts, total=total, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh)
     )
-
-
-def _check_devices(mesh: Mesh, what: str) -> None:
-    """Refuses devices that are not those of `jax.set_mesh`."""
-    wanted = list(mesh.devices.flat)
-    if contexts.has_mesh() and (there := contexts.mesh_devices()) != wanted:
-        raise ValueError(
-            f"{what} runs on the devices {[device.id for device in wanted]}, but the "
-            "program that it is a part of runs on those of jax.set_mesh, "
-            f"{[device.id for device in there]}. Ask for as many parts, or set a mesh "
-            "of as many devices."
-        )
 
 
 constrain_p = jex_core.Primitive("partitions")

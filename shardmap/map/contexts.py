@@ -33,6 +33,22 @@ def mesh_devices() -> list[jax.Device]:
     return list(concrete_mesh().devices.flat)
 
 
+def is_on_mesh(devices: Sequence[jax.Device]) -> bool:
+    """Whether these are the devices of `jax.set_mesh`, in its order."""
+    return list(devices) == mesh_devices()
+
+
+def check_devices(what: str, devices: Sequence[jax.Device]) -> None:
+    """Refuses other devices than those of the program under `jax.set_mesh`."""
+    if devices and has_mesh() and not is_on_mesh(devices):
+        raise ValueError(
+            f"{what} runs on the devices {[d.id for d in devices]}, but the program "
+            "that it is a part of runs on those of jax.set_mesh, "
+            f"{[d.id for d in mesh_devices()]}. Set a mesh of these devices, or leave "
+            "out what names others."
+        )
+
+
 def place(leaves: Sequence[Any]) -> list[Any]:
     """Arguments of a program under `jax.set_mesh`, on the devices of that mesh.
 

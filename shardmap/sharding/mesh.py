@@ -158,6 +158,11 @@ def make_mesh(
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
 
 
+def mesh_devices(mesh: Mesh | AbstractMesh | None) -> list[jax.Device]:
+    """The devices of a mesh; none of an abstract one."""
+    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+
+
 OneMesh = TypeVar("OneMesh", bound=Mesh | AbstractMesh)
 
 
