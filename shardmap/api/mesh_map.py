@@ -43,8 +43,7 @@ from shardmap.api.programs import (
 )
 from shardmap.arrays import placement, trees
 from shardmap.map import contexts, tracing
-from shardmap.map.collectives.names import in_mesh_order
-from shardmap.map.collectives.rewrites import tile_collectives
+from shardmap.map.collectives.rewrites import in_mesh_order, tile_collectives
 from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.shardings import MapShardings

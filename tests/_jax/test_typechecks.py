@@ -8,7 +8,7 @@ from jax import lax
 import shardmap as sm
 from shardmap._jax.context import bound_axis
 from shardmap._jax.rules import check_jaxpr
-from shardmap.map.collectives.names import rename_axis
+from shardmap.map.collectives.rewrites import rename_axis
 from shardmap.map.collectives.split import split_collectives
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.primitives.axis import AxisLayout

@@ -1,6 +1,7 @@
-"""Rewrites of collectives, for JAX's rules and for XLA."""
+"""Rewrites of collectives: names of axes, and forms for JAX's rules and for XLA."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -9,11 +10,18 @@ import jax.extend.core.primitives as p
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap._jax.collectives import REDUCE_SCATTER
-from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of, with_shape
+from shardmap._jax.collectives import (
+    REDUCE_SCATTER,
+    axis_names,
+    named_axes,
+    with_axis_names,
+)
+from shardmap._jax.effects import axis_of, with_axis
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, aval_of, with_shape
 from shardmap._jax.walk import equations_for, rewrite_jaxpr
+from shardmap.map.collectives.rules import permutation_in_order
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.primitives.map_primitive import is_no_map
+from shardmap.map.primitives.map_primitive import binds, is_no_map, spmap_p
 
 
 def tiled(equation: Equation) -> Any:
@@ -56,46 +64,121 @@ def upcast_bfloat16_reductions(jaxpr: Jaxpr) -> Any:
     mesh axes are manual.
     """
 
-    def change(equation: Equation) -> Any:
-        narrow = [_is_narrow(atom) for atom in equation.invars]
-        collective = COLLECTIVES.get(equation.primitive)
-        if collective is None or not (collective.combiner and any(narrow)):
-            return equation
-        invars: list[Any]
-        outvars: list[Any]
-        invars, outvars = (
-            [_wide(a) if n else a for a, n in zip(atoms, narrow, strict=True)]
-            for atoms in (equation.invars, equation.outvars)
-        )
+    def wide(atoms: Sequence[Any]) -> list[Any]:
+        float32 = np.dtype(np.float32)
         return [
-            *_converted(equation.invars, invars, equation),
+            jex_core.Var(jax.core.ShapedArray(a.aval.shape, float32)) for a in atoms
+        ]
+
+    def converted(sources: Sequence[Any], targets: Sequence[Any], like: Any) -> Any:
+        dtypes = [aval_of(target).dtype for target in targets]
+        return equations_for(
+            lambda *values: [v.astype(d) for v, d in zip(values, dtypes, strict=True)],
+            sources,
+            targets,
+            like,
+        )
+
+    def change(equation: Equation) -> Any:
+        collective = COLLECTIVES.get(equation.primitive)
+        avals = list(map(aval_of, equation.invars))
+        if (
+            collective is None
+            or not collective.combiner
+            or any(getattr(aval, "dtype", None) != jnp.bfloat16 for aval in avals)
+        ):
+            return equation
+        invars, outvars = wide(equation.invars), wide(equation.outvars)
+        return [
+            *converted(equation.invars, invars, equation),
             equation.replace(invars=invars, outvars=outvars),
-            *_converted(outvars, equation.outvars, equation),
+            *converted(outvars, equation.outvars, equation),
         ]
 
     return rewrite_jaxpr(jaxpr, change)
 
 
-def _is_narrow(atom: Atom) -> bool:
-    return getattr(atom.aval, "dtype", None) == jnp.bfloat16
+@dataclasses.dataclass(frozen=True)
+class _RenamedAxis:
+    """The new name of a map's axis that is called like a mesh axis."""
+
+    name: Hashable
+
+    def __repr__(self) -> str:
+        return repr(self.name)
 
 
-def _wide(atom: Atom) -> Any:
-    return jex_core.Var(jax.core.ShapedArray(aval_of(atom).shape, np.dtype(np.float32)))
+def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
+    """``jaxpr`` whose collectives over ``old`` are over ``new``."""
 
-
-def _converted(
-    sources: Sequence[Any], targets: Sequence[Any], like: Equation
-) -> list[Any]:
-    """The equations that convert to the dtypes of other variables."""
-    return [
-        equation
-        for source, target in zip(sources, targets, strict=True)
-        if source is not target
-        for equation in equations_for(
-            lambda x, dtype=target.aval.dtype: x.astype(dtype),
-            [source],
-            [target],
-            like,
+    def change(equation: Equation) -> Any:
+        if old not in named_axes(equation):
+            return equation
+        names = axis_names(equation.params)
+        renamed = tuple(new if name == old else name for name in names)
+        effects = {
+            with_axis(effect, new) if axis_of(effect) == old else effect
+            for effect in equation.effects
+        }
+        return equation.replace(
+            params=with_axis_names(equation.params, renamed), effects=effects
         )
-    ]
+
+    if new == old:
+        return jaxpr
+    return rewrite_jaxpr(jaxpr, change, lambda equation: not binds(equation, old))
+
+
+def for_mesh(
+    axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh, mesh_axis: str | None = None
+) -> tuple[Hashable, Any]:
+    """A map's axis name and jaxpr, ready for the devices of a mesh.
+
+    No map keeps the name of a mesh axis: it would hide collectives over that mesh axis.
+    Permutations name mesh axes in the mesh's order.
+
+    Args:
+      axis_name: the map's axis name.
+      jaxpr: the function of one element.
+      mesh: the devices.
+      mesh_axis: the mesh axis with one element on each device, if there is one. The
+        map's axis gets its name.
+    """
+
+    def unshadowing(name: Hashable) -> Hashable:
+        return _RenamedAxis(name) if name in mesh.axis_names else name
+
+    def change(equation: Equation) -> Any:
+        if equation.primitive is not spmap_p:
+            return equation
+        params = equation.params
+        new = unshadowing(params["axis_name"])
+        body = rename_axis(params["call_jaxpr"], params["axis_name"], new)
+        return equation.replace(params=params | {"axis_name": new, "call_jaxpr": body})
+
+    new = mesh_axis or unshadowing(axis_name)
+    jaxpr = rename_axis(rewrite_jaxpr(jaxpr, change), axis_name, new)
+    return new, in_mesh_order(jaxpr, mesh)
+
+
+def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
+    """``jaxpr`` whose permutations name mesh axes in the order of the mesh.
+
+    JAX numbers devices in the order of the mesh, whatever the order of the names.
+    """
+
+    def change(equation: Equation) -> Any:
+        if equation.primitive is not p.ppermute_p:
+            return equation
+        names = axis_names(equation.params)
+        if not set(names) <= set(mesh.shape):
+            return equation
+        sizes = [mesh.shape[name] for name in names]
+        pairs = equation.params["perm"]
+        names, pairs = permutation_in_order(names, sizes, pairs, mesh.axis_names)
+        return equation.replace(
+            params=equation.params | {"axis_name": names, "perm": pairs}
+        )
+
+    # The bodies of maps are put in order when these are lowered.
+    return rewrite_jaxpr(jaxpr, change, is_no_map)

@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+from jax.extend.core.primitives import all_to_all_p
 
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.context import bound_axis
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK, SHARD_MAP
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import Aval, Equation, Jaxpr, Primitive
+from shardmap._jax.types import Aval, Equation, Jaxpr, Param, Primitive
 from shardmap._jax.walk import (
     equations,
     equations_for,
@@ -138,7 +139,38 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     if name is not None and uses_axis(jaxpr, name):
         axis = AxisLayout(name, size, vectorized_name=name)
         jaxpr = split_collectives(jaxpr, axis)
-    return with_batching_rules(jaxpr)
+
+    def change(equation: Equation) -> Any:
+        is_grouped = equation.params.get("axis_index_groups") is not None
+        if equation.primitive is all_to_all_p and is_grouped:
+            return equation.replace(primitive=grouped_p)
+        return equation
+
+    return with_batching_rules(rewrite_jaxpr(jaxpr, change, _is_no_map))
+
+
+def _grouped_batching_rule(
+    _: Vmap,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    split_axis: int,
+    concat_axis: int,
+    **params: Param,
+) -> tuple[Any, int | None]:
+    (x,), (dim,) = args, dims
+    if dim is not None:
+        x = jnp.moveaxis(x, dim, 0)
+        split_axis, concat_axis = split_axis + 1, concat_axis + 1
+    axes = {"split_axis": split_axis, "concat_axis": concat_axis}
+    return all_to_all_p.bind(x, **axes, **params), None if dim is None else 0
+
+
+grouped_p = jex_core.Primitive("grouped_all_to_all")
+"""An all_to_all with groups over other axes; JAX's own has no batching rule."""
+
+grouped_p.def_effectful_abstract_eval(all_to_all_p.abstract_eval)
+def_batching(grouped_p, _grouped_batching_rule)
 
 
 def with_batching_rules(jaxpr: Jaxpr) -> Any:

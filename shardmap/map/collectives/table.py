@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.extend.core.primitives as p
@@ -10,29 +11,7 @@ import jax.numpy as jnp
 from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
 from shardmap.map.collectives import rules
-from shardmap.map.collectives.reductions import REDUCTIONS, Reduction
-from shardmap.map.collectives.rules import Rule
-
-
-def _everywhere(aval: Aval, platform: str) -> bool:
-    return True
-
-
-def _nowhere(aval: Aval, platform: str) -> bool:
-    return False
-
-
-def _not_on_cpu(aval: Aval, platform: str) -> bool:
-    return platform != "cpu"
-
-
-def _of_ordered_numbers(aval: Aval, platform: str) -> bool:
-    return not jnp.issubdtype(aval.dtype, jnp.complexfloating)
-
-
-def _of_numbers(aval: Aval, platform: str) -> bool:
-    """Not of random keys, and not of arrays without entries."""
-    return bool(aval.size) and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+from shardmap.map.collectives.rules import REDUCTIONS, Reduction, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +35,7 @@ class Collective:
     combiner: str | None = None
     of_equal_groups: bool = False
     is_elementwise: bool = False
-    lowers_per_device: Callable[[Aval, str], bool] = _everywhere
+    lowers_per_device: Callable[[Aval, str], bool] = lambda aval, platform: True
 
     @property
     def is_reduction(self) -> bool:
@@ -64,24 +43,22 @@ class Collective:
         return isinstance(self.rule, Reduction)
 
 
-def _reduction(
-    name: str, combiner: str, lowers_per_device: Callable[[Aval, str], bool]
-) -> Collective:
+def _reduction(name: str, combiner: str, **options: Any) -> Collective:
+    rule = REDUCTIONS[combiner]
     return Collective(
-        name,
-        "all-reduce",
-        REDUCTIONS[combiner],
-        combiner,
-        is_elementwise=True,
-        lowers_per_device=lowers_per_device,
+        name, "all-reduce", rule, combiner, is_elementwise=True, **options
     )
 
 
+def _is_real(aval: Aval, platform: str) -> bool:
+    return not jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
 COLLECTIVES: dict[Primitive, Collective] = {
-    p.psum_p: _reduction("psum", "add", _everywhere),
-    PSUM_INVARIANT: _reduction("psum", "add", _everywhere),
-    p.pmax_p: _reduction("pmax", "max", _of_ordered_numbers),
-    p.pmin_p: _reduction("pmin", "min", _of_ordered_numbers),
+    p.psum_p: _reduction("psum", "add"),
+    PSUM_INVARIANT: _reduction("psum", "add"),
+    p.pmax_p: _reduction("pmax", "max", lowers_per_device=_is_real),
+    p.pmin_p: _reduction("pmin", "min", lowers_per_device=_is_real),
     REDUCE_SCATTER: Collective(
         "psum_scatter",
         "reduce-scatter",
@@ -94,7 +71,10 @@ COLLECTIVES: dict[Primitive, Collective] = {
         "all-gather",
         rules.all_gather_rule,
         of_equal_groups=True,
-        lowers_per_device=_of_numbers,
+        # Not random keys, and not arrays without entries.
+        lowers_per_device=lambda aval, platform: (
+            bool(aval.size) and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+        ),
     ),
     p.all_to_all_p: Collective(
         "all_to_all", "all-to-all", rules.all_to_all_rule, of_equal_groups=True
@@ -111,7 +91,7 @@ COLLECTIVES: dict[Primitive, Collective] = {
         rules.pbroadcast_rule,
         combiner="add",  # Of the one and zeros for the others.
         is_elementwise=True,
-        lowers_per_device=_not_on_cpu,
+        lowers_per_device=lambda aval, platform: platform != "cpu",
     ),
     p.axis_index_p: Collective("axis_index", None, rules.axis_index_rule),
 }
@@ -159,8 +139,11 @@ def register_collective(primitive: Primitive, combiner: str | None = None) -> No
             "used."
         )
     name, rule = primitive.name, rules.rule_of_vmap(primitive)
-    COLLECTIVES[primitive] = (
-        Collective(name, "all-gather", rule, lowers_per_device=_nowhere)
+    made = (
+        Collective(name, "all-gather", rule)
         if combiner is None
-        else _reduction(name, combiner, _nowhere)
+        else _reduction(name, combiner)
+    )
+    COLLECTIVES[primitive] = dataclasses.replace(
+        made, lowers_per_device=lambda aval, platform: False
     )

@@ -36,8 +36,11 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.map import agreement
-from shardmap.map.collectives.names import for_mesh, in_mesh_order
-from shardmap.map.collectives.rewrites import upcast_bfloat16_reductions
+from shardmap.map.collectives.rewrites import (
+    for_mesh,
+    in_mesh_order,
+    upcast_bfloat16_reductions,
+)
 from shardmap.map.collectives.split import split_collectives, with_batching_rules
 from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
