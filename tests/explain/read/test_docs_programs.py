@@ -16,7 +16,7 @@ QUICK = {"nesting.md"}
 # What they run is told elsewhere: other processes, or no maps.
 EXAMPLES = ["heat", "population", "data_parallel"]
 TESTS = [
-    "tests/map/collectives/test_names.py",
+    "tests/map/collectives/test_rewrites.py",
     "tests/api/test_mesh_map.py",
     "tests/api/test_sharded_jit.py",
     "tests/explain/read/hlo/test_causes.py",
