@@ -74,11 +74,9 @@ def test_chunks_are_stored_as_a_tuple_of_ints():
         assert type(entry.chunks[0]) is int
 
 
-@pytest.mark.parametrize("kind", [Unstacked, ShardedAxis, Replicated])
-def test_numpy_integers_are_stored_as_ints(kind):
-    (stored,) = dataclasses.astuple(kind(np.uint8(2)))
-    assert type(stored) is int
-    assert stored == 2
+def test_numpy_integers_are_stored_as_ints():
+    for kind in (Unstacked, ShardedAxis, Replicated):
+        assert [type(each) for each in dataclasses.astuple(kind(np.uint8(2)))] == [int]
 
 
 @each_kind

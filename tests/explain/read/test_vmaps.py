@@ -6,21 +6,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-
-
-def axes(fun, *shapes):
-    """The axes, indented by depth, each with its kind."""
-    args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
-    found = sm.explain(fun)(*args).axes
-    return [f"{'  ' * axis.depth}{axis.kind}: {axis}" for axis in found]
-
-
-def double(x):
-    return x * 2
-
-
-def total(x):
-    return x.sum()
+from tests.explain.read.test_visitor import axes, double, total
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def test_the_compiler_counts_at_most_what_the_model_says(name):
 @pytest.mark.skipif(
     not pathlib.Path("/proc/self/clear_refs").exists(), reason="reads peaks from /proc"
 )
-@pytest.mark.parametrize("name", some(MEASURED, MEASURED[:1]))
+@pytest.mark.deep
+@pytest.mark.parametrize("name", MEASURED)
 def test_a_process_takes_at_most_what_is_allowed(name):
     found = in_a_fresh_process("tests.plan.memory.peaks", name)
     assert found["took"] <= found["allowed"] + found["own"] + LATE
