@@ -59,10 +59,6 @@ class Guards:
             found &= starts @ np.asarray(factors, np.int64) % divisor == residue
         return found
 
-    def hold(self, starts: Sequence[int]) -> bool:
-        """Whether one row of starts satisfies all of it."""
-        return bool(self.match(np.asarray([starts], np.int64))[0])
-
     def __repr__(self) -> str:
         told = []
         for direction, (low, high) in self.bounds.items():

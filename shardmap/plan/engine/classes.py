@@ -6,6 +6,7 @@ recipe holds, with other numbers, for all shards that satisfy the guards of that
 mostly all but those at the edges. For the next shard that does not, it is done again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -77,55 +78,21 @@ def _law(boxes: Boxes, recipe: Recipe, count: int) -> Law:
     return Law([*numbers, *recipe.starts], count)
 
 
-class _Equal:
-    """The patterns of shards whose pieces have equal lengths."""
-
-    def __init__(self) -> None:
-        self.patterns: list[Pattern] = []
-        self.served = 0
-        self.is_hopeless = False
-
-    def pattern(self, walk: Walk, starts: Sequence[int]) -> Pattern | None:
-        """That of a shard; None if it is alike to none."""
-        for found in self.patterns:
-            if found.guards.hold(starts):
-                self.served += 1
-                return found
-        return self.new(walk, starts)
-
-    def new(self, walk: Walk, starts: Sequence[int]) -> Pattern | None:
-        """The pattern of a shard that none of those known serves."""
-        if self.is_hopeless or (not self.served and len(self.patterns) >= ALONE):
-            self.is_hopeless = True
-            return None
-        made = _pattern(walk, starts)
-        self.patterns.append(made)
-        return made
-
-
 class Classes:
     """The patterns of a stage, found as its shards are asked for."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, _Equal] = {}
+        self._known: dict[Hashable, list[Pattern]] = {}
+        # How often a pattern that was known served another shard.
+        self._served: Counter[Hashable] = Counter()
 
     def recipe(
         self, key: Hashable, count: int, starts: Sequence[int], walk: Walk
     ) -> tuple[Boxes, Recipe]:
-        """What a shard writes, and how.
-
-        Args:
-          key: what shards that may be alike have in common.
-          count: how many shards have that in common, at least.
-          starts: where its pieces start.
-          walk: the walk, of shards that have that in common.
-        """
-        if count > FEW:
-            equal = self._known.setdefault(key, _Equal())
-            pattern = equal.pattern(walk, starts)
-            if pattern is not None:
-                return pattern.at(starts)
-        return walk(starts)
+        """What one shard writes, and how. See `alike`."""
+        number, row = np.zeros(1, np.int64), np.asarray([starts], np.int64)
+        [found] = self.alike(key, count, number, row, walk)
+        return found.pattern.at(starts)
 
     def alike(
         self,
@@ -139,24 +106,27 @@ class Classes:
 
         Args:
           key: what they have in common.
-          count: as in `recipe`, so that both decide alike.
+          count: how many shards have that in common, at least.
           numbers: their numbers.
           starts: where their pieces start, a row each.
           walk: the walk, of shards that have that in common.
         """
-        equal = self._known.setdefault(key, _Equal())
-        known = iter(equal.patterns[:])
+        patterns = self._known.setdefault(key, [])
+        known = iter(patterns[:])
         while len(numbers):
-            first = starts[0].tolist()
             pattern = next(known, None)
-            if pattern is None and count > FEW:
-                pattern = equal.new(walk, first)
+            is_new = pattern is None
             if pattern is None:
-                boxes, recipe = walk(first)
-                law = _law(boxes, recipe, len(first))
-                pattern = Pattern(_only(first), law, boxes, recipe)
+                first = starts[0].tolist()
+                if count > FEW and (self._served[key] or len(patterns) < ALONE):
+                    pattern = _pattern(walk, first)
+                    patterns.append(pattern)
+                else:
+                    boxes, recipe = walk(first)
+                    law = _law(boxes, recipe, len(first))
+                    pattern = Pattern(_only(first), law, boxes, recipe)
             found = pattern.guards.match(starts)
-            equal.served += int(found.sum() > 1)
+            self._served[key] += int(found.sum()) - is_new
             if found.any():
                 yield Alike(pattern, numbers[found], starts[found])
             numbers, starts = numbers[~found], starts[~found]

@@ -285,17 +285,10 @@ class Stage:
 
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
         """What a shard writes, and how; None for what another shard makes."""
-        return self._recipe(number, self.classes)
-
-    def walked(self, number: int) -> tuple[list[Box | None], Recipe]:
-        """As `recipe`, without what is known of other shards."""
-        return self._recipe(number, Classes())
-
-    def _recipe(self, number: int, classes: Classes) -> tuple[list[Box | None], Recipe]:
         family, index = self.index(number)
         key = self._key(family, index)
         starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
-        return classes.recipe(key, self._count(key), starts, self._walk(key))
+        return self.classes.recipe(key, self._count(key), starts, self._walk(key))
 
     def alike(self, numbers: Sequence[int]) -> list[Alike]:
         """Shards, those together that are alike: as many walks as there are kinds."""
