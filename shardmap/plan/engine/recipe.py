@@ -9,6 +9,7 @@ A value may be wanted in several boxes, as ``x`` in ``x + x.T``. They become one
 where that costs nothing, else the value is computed or read once for each.
 """
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -174,6 +175,11 @@ def trace_back(
     return Recipe(reads, tuple(starts), static)
 
 
+def _is_same(a: Box, b: Box) -> bool:
+    """Whether two boxes have the very same intervals, without comparing numbers."""
+    return all(map(operator.is_, a, b))
+
+
 class _Wanted:
     """The boxes of values that are wanted so far.
 
@@ -189,7 +195,9 @@ class _Wanted:
     def add(self, value: Operand, box: Box) -> None:
         # A box without elements is not computed: zeros stand for it, see `take`.
         if isinstance(value, Value) and (volume(box) or not value.size):
-            self._boxes.setdefault(value, []).append(box)
+            known = self._boxes.setdefault(value, [])
+            if not any(_is_same(box, other) for other in known):
+                known.append(box)
 
     def of(self, node: Node) -> list[list[Box | None]]:
         """For each run of a node a box of each of its results."""
@@ -265,9 +273,11 @@ class _Made:
             return None
         if not volume(box) and value.size:
             return Ref(-1, None, shape_of(box))
+        shape = shape_of(box)
         for outer, slot in self._boxes[value]:
+            if _is_same(outer, box):
+                return Ref(slot, None, shape)
             if contains(outer, box):
-                shape = shape_of(box)
                 if shape == shape_of(outer):
                     return Ref(slot, None, shape)
                 inside = zip(box, outer, strict=True)

@@ -116,13 +116,6 @@ class Work:
     def count(self, node: Node, rule: Rule, again: Sequence[int]) -> None:
         """Counts the work of a node and of operands that are computed again."""
         own = 0 if rule.cheap else rule.elements()
-        linked = {
-            link
-            for group in rule.links()
-            if any(link.side == "in" for link in group)
-            for link in group
-        }
-        linked |= {by for _, _, by in rule.windows()}
         taken = {
             number: v
             for number in again
@@ -136,8 +129,18 @@ class Work:
                 self._nbytes[source.number] = nbytes(source)
                 reads |= self._reads[source] if is_again else 1 << source.number
                 computes |= self._computes[source] if is_again else 0
-        for number, out in enumerate(node.outs):
+        for out in node.outs:
             self._computes[out], self._reads[out] = computes, reads
+        if not own and not taken:
+            return
+        linked = {
+            link
+            for group in rule.links()
+            if any(link.side == "in" for link in group)
+            for link in group
+        }
+        linked |= {by for _, _, by in rule.windows()}
+        for number, out in enumerate(node.outs):
             loops = Counter(
                 self._classes.find((out.number, axis))
                 for axis in range(len(out.shape))

@@ -125,7 +125,13 @@ class Fit:
             raise error
         self._values = [*self._jaxpr.jaxpr.invars, *begins]
         more = (*asked, *(((),) * len(value.shape) for value in begins))
-        return _keeping_or_not(lambda keeps: self._axes(more, keeps))
+        try:
+            return _keeping_or_not(lambda keeps: self._axes(more, keeps))
+        except ValueError:
+            # Arguments that stay whole are too large; the first error says more.
+            if any(aval.size > 1 for aval in self._jaxpr.in_avals):
+                raise error from None
+            raise
 
     def _best(self, asked: Asked, keeps: bool) -> _Found:
         """The first way of these cuts that fits, or the one that takes the least.

@@ -95,3 +95,13 @@ def test_axes_with_one_chunk_are_cut_last():
     made = sm.plan(standard, Chunked(), memory="2 MB")
     assert "args[0] axis 0" in str(made)
     assert "axis 1" not in str(made)
+
+
+def test_a_refusal_names_the_largest_value_and_not_the_key():
+    def fun(key, x):
+        return jax.random.normal(key, (10**6,)).sum() + x.sum()
+
+    x = jax.ShapeDtypeStruct((10**6,), np.float32)
+    message = r"too little: .* of it [34]\.\d MiB in (uint|float)32\[1000000\]"
+    with pytest.raises(ValueError, match=message):
+        sm.plan(fun, jax.random.key(0), x, memory="1 MB")
