@@ -1,17 +1,54 @@
-"""`Explanation`: a report that prints, shows and saves itself."""
+"""`Explanation`: a report that prints, shows and saves itself, and measures calls."""
 
 import dataclasses
 import pathlib
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
-from shardmap.explain import measured
+import jax
+import jax.numpy as jnp
+
 from shardmap.explain.draw import sections
 from shardmap.explain.draw.document import Document
 from shardmap.explain.draw.text import as_text
-from shardmap.explain.measured import Measurement
 from shardmap.explain.report import Report
-from shardmap.units import printable
+from shardmap.units import duration, printable, size
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Measurement:
+    """The time and memory of some calls. Prints beside the predictions.
+
+    Attributes:
+      name: the function's.
+      seconds: the time of each call, without the first, which compiles.
+      peak_bytes: the most memory in use so far on any of the devices; None where a
+        device does not count it, such as a CPU.
+      predicted_bytes: the peak memory on a device, by the compiler.
+    """
+
+    name: str
+    seconds: tuple[float, ...]
+    peak_bytes: int | None
+    predicted_bytes: int | None
+
+    def __repr__(self) -> str:
+        took = duration(statistics.median(self.seconds))
+        return f"<Measurement of {self.name}: {took} a call>"
+
+    def __str__(self) -> str:
+        took = duration(statistics.median(self.seconds))
+        peak = "not counted here" if self.peak_bytes is None else size(self.peak_bytes)
+        needed = (
+            "unknown" if self.predicted_bytes is None else size(self.predicted_bytes)
+        )
+        return (
+            f"{self.name}, {len(self.seconds)} calls\n"
+            f"  time of a call: {took}\n"
+            f"  peak memory of a device: {peak}; predicted: {needed}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -109,8 +146,34 @@ class Explanation(Report):
                 f"the explanation of {self.name} cannot run it: it is of a plan, or "
                 "was pickled. Explain the function again"
             )
+        for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                where = jax.tree_util.keystr(path)
+                raise TypeError(
+                    f"measure runs {self.name}, but the argument at {where} is only a "
+                    f"shape, {leaf}: give arrays"
+                )
+        if repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {repeats}")
         fun, donates = self.call
-        return measured.measure(fun, donates, self, args, kwargs, repeats)
+        run = fun if hasattr(fun, "lower") else jax.jit(fun)
+        seconds = []
+        for _ in range(repeats + 1):
+            given = jax.tree.map(_copy, (args, kwargs)) if donates else (args, kwargs)
+            jax.block_until_ready(given)
+            start = time.perf_counter()
+            result = jax.block_until_ready(run(*given[0], **given[1]))
+            seconds.append(time.perf_counter() - start)
+        arrays = [a for a in jax.tree.leaves(result) if isinstance(a, jax.Array)]
+        devices = {device for array in arrays for device in array.devices()}
+        stats = [device.memory_stats() or {} for device in devices]
+        peaks = [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]
+        return Measurement(
+            self.name,
+            tuple(seconds[1:]),
+            max(peaks, default=None),
+            self.cost.peak_bytes,
+        )
 
     def _repr_html_(self) -> str:
         # Text needs none of a page.
@@ -130,6 +193,10 @@ class Explanation(Report):
         pathlib.Path(path).write_text(text, encoding="utf-8")
 
 
+def _copy(leaf: Any) -> Any:
+    return jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
 def _count(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
@@ -144,15 +211,6 @@ def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Explanatio
     """
     return Explanation(
         name=title.partition(": ")[0],
-        mesh=(),
-        num_devices=0,
-        device_kind=None,
-        axes=(),
-        arrays=(),
-        collectives=(),
-        cost=None,
-        remarks=(),
-        notes=(),
         pieces=tuple(text.splitlines()),
         stages=stages,
         title=title,

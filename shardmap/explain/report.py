@@ -272,15 +272,15 @@ class Report:
     """The fields of an `Explanation`; see there."""
 
     name: str
-    mesh: tuple[tuple[str, int], ...]
-    num_devices: int
-    device_kind: str | None
-    axes: tuple[Axis, ...]
-    arrays: tuple[ArrayLayout, ...]
-    collectives: tuple[Collective, ...]
-    cost: Cost | None
-    remarks: tuple[Remark, ...]
-    notes: tuple[str, ...]
+    mesh: tuple[tuple[str, int], ...] = ()
+    num_devices: int = 0
+    device_kind: str | None = None
+    axes: tuple[Axis, ...] = ()
+    arrays: tuple[ArrayLayout, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    cost: Cost | None = None
+    remarks: tuple[Remark, ...] = ()
+    notes: tuple[str, ...] = ()
     largest: tuple[Held, ...] = ()
     available: int | None = None
     pieces: tuple[str, ...] = ()

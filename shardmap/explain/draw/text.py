@@ -144,24 +144,14 @@ def _boxes(grid: Grid, is_copied: bool) -> list[str]:
     return lines if any(grid.columns) else [*lines, rule]
 
 
-def as_text(
-    document: Document, width: int | None = None, colour: bool | None = None
-) -> str:
-    """The document as text.
+def as_text(document: Document) -> str:
+    """The document as text that fits the terminal, without a newline at its end.
 
-    Args:
-      document: what to write.
-      width: how many columns there are. Default: the terminal's.
-      colour: whether to use colours. Default: if standard output is a terminal and the
-        environment does not have ``NO_COLOR``.
-
-    Returns:
-      The text, without a newline at its end.
+    It has colours if standard output is a terminal and the environment does not have
+    ``NO_COLOR``.
     """
-    if width is None:
-        width = shutil.get_terminal_size().columns
-    if colour is None:
-        colour = _is_terminal() and not os.environ.get("NO_COLOR")
+    width = shutil.get_terminal_size().columns
+    colour = _is_terminal() and not os.environ.get("NO_COLOR")
     writer = _Writer(max(width, NARROWEST), colour)
     writer.add(f"{document.title}: {document.lead}", style=_BOLD)
     writer.blocks(document.blocks, 2)
