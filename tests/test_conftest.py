@@ -6,7 +6,6 @@ import re
 import pytest
 
 pytest_plugins = ["pytester"]
-
 ROOT = pathlib.Path(__file__).parent.parent
 PRODUCT = """
 import pytest
@@ -43,13 +42,6 @@ def test_one_combination_in_several_is_a_case(run):
     assert sorted(re.findall(r"ran (\w) (\d)", said)) == [
         *[("p", "0"), ("p", "3"), ("q", "2"), ("r", "1")],
     ]
-
-
-@pytest.mark.deep
-def test_workers_tell_how_many_they_leave_out(run):
-    result = run(FEW, "-n", "1")
-    result.assert_outcomes(passed=2)
-    assert "4 deep tests left to `make test-deep`" in result.stdout.str()
 
 
 @pytest.mark.parametrize(

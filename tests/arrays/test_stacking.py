@@ -170,11 +170,6 @@ class TestResults:
         assert array.is_deleted()
         np.testing.assert_array_equal(result, np.tile([1, 2, 3, 4], (8, 1)))
 
-    def test_jit_and_pmap_take_them(self, make):
-        array = make(np.arange(4.0), jax.devices())
-        for f in (jax.jit(lambda x: x * 2), jax.pmap(lambda x: x * 2)):
-            np.testing.assert_array_equal(f(array), np.tile([0, 2, 4, 6], (8, 1)))
-
     def test_inside_jit(self, make):
         f = jax.jit(lambda x: make({"x": x, "one": 1.0}, jax.devices()))
         result = f(jnp.arange(3.0))

@@ -80,30 +80,19 @@ def test_numpy_integers_are_stored_as_ints():
 
 
 @each_kind
-@pytest.mark.parametrize("value", [True, np.True_, 2.0, np.float32(2), None, "2"])
-def test_refuses_what_is_no_integer(kind, field, what, value):
-    with pytest.raises(TypeError, match=f"{what} must be an integer, got "):
-        kind(value)
+def test_refuses_what_is_no_integer(kind, field, what):
+    for value in (True, np.True_, 2.0, None, "2", *[[2, 2.0]] * (kind is Chunked)):
+        with pytest.raises(TypeError, match=f"{what} must be an integer, got "):
+            kind(value)
 
 
-@pytest.mark.parametrize("chunks", [[2, True], (2, 2.0), [None]])
-def test_refuses_chunks_that_are_no_integers(chunks):
-    with pytest.raises(TypeError, match="a number of chunks in Chunked must be an int"):
-        Chunked(chunks)
-
-
-@pytest.mark.parametrize("value", [0, -3])
-@pytest.mark.parametrize("kind", [Chunked, Unstacked, Replicated, lambda n: C((2, n))])
-def test_refuses_sizes_below_one(kind, value):
-    text = f"at least 1, got {value}: a mesh dimension has at least one device"
-    with pytest.raises(ValueError, match=text):
-        kind(value)
-
-
-def test_refuses_a_negative_axis():
-    with pytest.raises(
-        ValueError, match="at least 0, got -1: sharded axes are counted"
-    ):
+def test_refuses_sizes_below_one_and_negative_axes():
+    for kind in (Chunked, Unstacked, Replicated, lambda n: C((2, n))):
+        for value in (0, -3):
+            text = f"at least 1, got {value}: a mesh dimension has at least one device"
+            with pytest.raises(ValueError, match=text):
+                kind(value)
+    with pytest.raises(ValueError, match="at least 0, got -1: sharded axes are count"):
         ShardedAxis(-1)
 
 

@@ -74,19 +74,6 @@ class Nesting(html.parser.HTMLParser):
         self.texts.append(data)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ("<p><b></p></b>", "</p> closes <b>"),
-        ("<p>", r"\['p'\] never close"),
-        ("</p>", "</p> closes nothing"),
-    ],
-)
-def test_wrong_nesting_is_noticed(wrong, why):
-    with pytest.raises(AssertionError, match=why):
-        Nesting(wrong)
-
-
 def saved(report):
     """The page that ``save`` writes."""
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,5 @@
 """Maps that the partitioner cuts: padded to whole blocks, and laid on the mesh."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -29,11 +28,3 @@ def test_elements_are_laid_in_blocks_and_padding_is_taken_off(size):
     # Of what does not divide the last is there again, behind.
     padded = -(-size // 8) * 8
     assert (f"tensor<{padded}x2xf32>" in text) or size % 8 == 0
-
-
-def test_the_program_is_written_for_all_elements():
-    mapped = sm.spmap(jnp.sin, "i", lowering="spmd", mesh=MESH, mesh_axes="x")
-    text = mapped.lower(np.ones((16, 2), np.float32)).as_text()
-    assert "stablehlo.sine" in text
-    assert "tensor<16x2xf32>" in text
-    assert "manual_computation" not in text
