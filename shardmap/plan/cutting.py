@@ -61,9 +61,7 @@ def cut_function(
         analysis = analysed(
             *(closed, cuts, partial, out_cuts), keeps=keeps, inside=inside
         )
-        made = CutProgram(analysis, in_tree, out_tree, cuts, names)
-        made.scratch, made.narrowed = scratch, narrowed
-        return made
+        return CutProgram(analysis, in_tree, out_tree, cuts, names, scratch, narrowed)
 
     def chunks(leaf: int, axis: int) -> tuple[int, ...] | None:
         return borders(leaves[leaf], axis)

@@ -11,7 +11,6 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
 from shardmap.plan.costs import choices, functions, repeated, told
 from shardmap.plan.engine.factors import BESIDE
-from shardmap.plan.engine.keys import box_bytes, nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage
@@ -19,13 +18,11 @@ from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.memory.plan_peak import (
     kept_bytes,
     plan_peak,
-    sample,
     scratch_bytes,
     shard_peak,
     temporaries,
 )
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.shards import Shard
 from shardmap.units import count, size
 
 Origin = tuple[int, int]
@@ -77,14 +74,10 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
 
 def summary(cut_program: CutProgram) -> str:
     """A few lines: shards, bytes, and what each asked cut became."""
-    largest, everything = moved_bytes(cut_program)
     stages = len(cut_program.stages)
-    shards = f"{cut_program.num_shards:,} shards"
-    if stages > 1:
-        shards += f" in {stages} stages"
+    several = f" in {stages} stages" if stages > 1 else ""
     lines = [
-        f"ShardPlan: {shards}, at most {size(largest)} of {size(everything)} in one "
-        f"({cut_fraction(cut_program):.1%})",
+        f"ShardPlan: {cut_program.num_shards:,} shards{several}",
         f"  a shard holds at most {size(plan_peak(cut_program).bytes)}; all read "
         f"{_reads(cut_program, cut_program.stages) or 'nothing'}",
     ]
@@ -198,41 +191,6 @@ def out_slices(cut_program: CutProgram) -> PyTree:
         for v in cut_program.graph.outputs
     ]
     return jax.tree.unflatten(cut_program.out_tree, outputs)
-
-
-def _moved(cut_program: CutProgram, stage: Stage, number: int) -> dict[Value, int]:
-    """The bytes of each value that a shard reads, and of each that it writes."""
-    shard = Shard(cut_program, stage, number)
-    found: dict[Value, int] = {}
-    for value, box in shard.recipe.reads:
-        found[value] = found.get(value, 0) + box_bytes(value, box)
-    # Boxes of one value may share some of it.
-    found = {v: min(n, nbytes(v)) for v, n in found.items()}
-    for box, _, value in shard.writes:
-        found[value] = found.get(value, 0) + box_bytes(value, box)
-    return found
-
-
-def moved_bytes(cut_program: CutProgram) -> tuple[int, int]:
-    """The bytes that the largest shard reads and writes, and those of all."""
-    largest = 0
-    everything: dict[Value, int] = {}
-    for stage in cut_program.stages:
-        for number in sample(stage):
-            moved = _moved(cut_program, stage, number)
-            largest = max(largest, sum(moved.values()))
-            # An argument that is returned as it is is read and written.
-            for v, n in moved.items():
-                whole = nbytes(v)
-                times = -(-n // whole) if whole else 0
-                everything[v] = max(everything.get(v, 0), times * whole)
-    return largest, sum(everything.values())
-
-
-def cut_fraction(cut_program: CutProgram) -> float:
-    """What the largest shard reads and writes, over what all do."""
-    largest, everything = moved_bytes(cut_program)
-    return largest / everything if everything else 1.0
 
 
 def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:

@@ -178,6 +178,6 @@ def _kept(cut_program: CutProgram, place: int, in_scratch: bool) -> int:
     has_scratch = cut_program.scratch is not None
     return sum(
         nbytes(v)
-        for v in cut_program.kept_at(place)
+        for v in cut_program.kept[place]
         if (has_scratch and cut_program.is_large(v)) == in_scratch
     )

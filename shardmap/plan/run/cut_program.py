@@ -53,16 +53,14 @@ class CutProgram:
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
       names: what messages call the leaves of the arguments.
-
-    Attributes:
       scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
+
+    Attributes:
       x64: whether it was made with 64-bit numbers.
       parts: the number of partial results of each box of a value.
     """
-
-    scratch: Any = None
 
     def __init__(
         self,
@@ -71,12 +69,14 @@ class CutProgram:
         out_tree: TreeDef,
         cuts: Sequence[Sequence[Cut]],
         names: Sequence[str],
+        scratch: Any = None,
+        narrowed: Mapping[str, tuple[np.dtype, np.dtype]] | None = None,
     ) -> None:
         self.analysis = analysis
         self.graph = analysis.graph
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names = cuts, names
-        self.narrowed: Mapping[str, tuple[np.dtype, np.dtype]] = {}
+        self.scratch, self.narrowed = scratch, narrowed or {}
         self.x64: bool = config_value("jax_enable_x64")
         self.stages = stages_of(analysis)
         self.parts = {
@@ -92,13 +92,9 @@ class CutProgram:
     def num_shards(self) -> int:
         return sum(stage.num_shards for stage in self.stages)
 
-    def kept_at(self, place: int) -> list[Value]:
-        """Values that are held while a stage runs, besides arguments and results."""
-        return self._kept[place]
-
     @functools.cached_property
-    def _kept(self) -> list[list[Value]]:
-        """`kept_at` of every stage."""
+    def kept(self) -> list[list[Value]]:
+        """Per stage, what is held while it runs, besides arguments and results."""
         both = (*self.graph.outputs, *self.graph.effects)
         others = {value for value in both if isinstance(value, Value)}
         last = {v: place for place, each in enumerate(self.stages) for v in each.reads}
