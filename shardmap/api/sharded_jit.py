@@ -75,46 +75,34 @@ def _broadcast(
 
 def _check_shapes(
     what: str,
-    names: Sequence[str],
+    names: Callable[[], Sequence[str]],
     avals: Sequence[Aval],
     all_parts: Sequence[Counts],
 ) -> None:
     """Checks that there is a count for each dimension, which divides its size."""
     problems = []
-    for name, aval, parts in zip(names, avals, all_parts, strict=True):
+    for k, (aval, parts) in enumerate(zip(avals, all_parts, strict=True)):
         if parts is None:
             continue
-        where = f"{name} is {aval.str_short()}"
         if len(parts) != aval.ndim:
-            problems.append(
-                f"{where} (rank {aval.ndim}), but parts {parts} are for rank "
-                f"{len(parts)}"
-            )
+            text = f" (rank {aval.ndim}), but parts {parts} are for rank {len(parts)}"
+            problems.append((k, text))
             continue
-        problems += [
-            f"{where}: dimension {dimension} of size {size} is not divisible by "
-            f"{count} parts"
-            for dimension, (size, count) in enumerate(
-                zip(aval.shape, parts, strict=True)
-            )
-            if size % count
-        ]
+        for dimension, (size, count) in enumerate(zip(aval.shape, parts, strict=True)):
+            if size % count:
+                text = (
+                    f": dimension {dimension} of size {size} is not divisible by "
+                    f"{count} parts"
+                )
+                problems.append((k, text))
     if problems:
+        paths = names()
+        lines = [f"{paths[k]} is {avals[k].str_short()}{text}" for k, text in problems]
         raise ValueError(
-            f"{what} cannot cut these values into parts:{trees.bullets(problems)}\n"
+            f"{what} cannot cut these values into parts:{trees.bullets(lines)}\n"
             "Give one count for each dimension, 1 where it is not cut, or None for the "
             "whole value."
         )
-
-
-def _totals(
-    parameter: str, names: Sequence[str], all_parts: Sequence[Counts]
-) -> list[tuple[str, int | None]]:
-    """The total number of partitions of each value, with a name for errors."""
-    return [
-        (f"{parameter} of {name}", None if parts is None else total_partitions(parts))
-        for name, parts in zip(names, all_parts, strict=True)
-    ]
 
 
 def _agreed_total(what: str, totals: Sequence[tuple[str, int | None]]) -> int | None:
@@ -160,7 +148,8 @@ def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
     leaves, tree = jax.tree.flatten(x)
     each = _broadcast(CONSTRAINT, "parts", parts, x, "the value")
     avals = list(map(array_likes.leaf_aval, leaves))
-    _check_shapes(CONSTRAINT, trees.leaf_paths("x", x), avals, each)
+    names = functools.partial(trees.leaf_paths, "x", x)
+    _check_shapes(CONSTRAINT, names, avals, each)
     return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))
 
 
@@ -220,7 +209,7 @@ class PartitionPrograms(Programs[PartitionCall]):
     options: ShardedJitOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> PartitionCall:
-        what, names = self._named(), self.leaf_names(arguments)
+        what, names = self._named(), functools.partial(self.leaf_names, arguments)
         avals = self.leaf_avals(arguments)
         in_parts = self._in_parts(arguments)
         _check_shapes(what, names, avals, in_parts)
@@ -228,18 +217,18 @@ class PartitionPrograms(Programs[PartitionCall]):
         traced = flat.trace(*map(without_sharding, avals))
         jaxpr, out_tree = traced.jaxpr.jaxpr, traced.out_info.tree
         out_avals = traced.jaxpr.out_avals
-        out_names = trees.result_names(out_tree)
         out_parts = _broadcast(
             what, "out_parts", self.options.out_parts, out_tree, "the result"
         )
+        out_names = functools.partial(trees.result_names, out_tree)
         _check_shapes(what, out_names, out_avals, out_parts)
         constraints = constraints_in(jaxpr)
         total = _agreed_total(
             what,
             [
                 ("num_partitions", self.options.num_partitions),
-                *_totals("in_parts", names, in_parts),
-                *_totals("out_parts", out_names, out_parts),
+                *((f"in_parts {p}", total_partitions(p)) for p in in_parts if p),
+                *((f"out_parts {p}", total_partitions(p)) for p in out_parts if p),
                 *((CONSTRAINT, equation.params["total"]) for equation in constraints),
             ],
         )

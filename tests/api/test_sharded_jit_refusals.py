@@ -34,17 +34,17 @@ def constrained(parts):
     [
         (
             sharded_jit(lambda x: x, (2, 1), (2, 2)),
-            r"out_parts of result has 4 total partitions but 2 are expected, as "
-            r"in_parts of x has",
+            r"out_parts \(2, 2\) has 4 total partitions but 2 are expected, as "
+            r"in_parts \(2, 1\) has",
         ),
         (
             sharded_jit(constrained((1, 2)), (2, 2), (2, 2)),
             r"with_sharding_constraint has 2 total partitions but 4 are expected, as "
-            r"in_parts of x",
+            r"in_parts \(2, 2\)",
         ),
         (
             sharded_jit(lambda x: x, (2, 1), None, num_partitions=4),
-            r"in_parts of x has 2 total partitions but 4 are expected, as "
+            r"in_parts \(2, 1\) has 2 total partitions but 4 are expected, as "
             r"num_partitions",
         ),
         (
