@@ -113,12 +113,9 @@ class Mapped(Generic[P, R]):
     @api_boundary
     def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
-        if isinstance(self.mesh, AbstractMesh):
-            # It has no program of its own without devices.
-            jitted = jax.jit(self, static_argnums=self.static_argnums)
-            return jitted.trace(*args, **kwargs)
-        given = wrap_statics(args, self._static)
-        return stages.trace(self._programs, given, kwargs)
+        programs = self._programs
+        given = programs.read(wrap_statics(args, self._static), kwargs)
+        return stages.trace(programs, programs.infer_params(given))
 
     def explain(self, *args: PyTree, **kwargs: PyTree) -> "Explanation":
         """What runs in parallel for these arguments, and at what cost.

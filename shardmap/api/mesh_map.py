@@ -190,7 +190,7 @@ class MeshPrograms(Programs[MeshCall]):
         out_blocks = [without_sharding(aval_of(v)) for v in jaxpr.outvars]
         _check_out_axes(out_axes, out_blocks, out_tree)
         # Inner maps may use mesh axes that no array is cut along here.
-        inside = axes_used_inside(jaxpr) - self._named_axes()
+        inside = axes_used_inside(jaxpr) - self._named_axes
         own = tuple(name for name in own if name not in inside)
         self._check_results(jaxpr, in_axes, out_axes, out_tree, own)
         out_avals = [
@@ -231,7 +231,7 @@ class MeshPrograms(Programs[MeshCall]):
             if name in there.manual_axes
             or tracing.is_bound(tracing.MeshAxisMarker(name))
         }
-        if both := self._named_axes() & around:
+        if both := self._named_axes & around:
             raise ValueError(
                 f"{self._named()} names the mesh axes {sorted(both)}, along which a "
                 "map or jax.shard_map around it runs already. Name other axes."
@@ -251,6 +251,7 @@ class MeshPrograms(Programs[MeshCall]):
                     "use lowering='spmd'."
                 )
 
+    @functools.cached_property
     def _named_axes(self) -> set[str]:
         given = self.options.in_axes, self.options.out_axes
         return {
@@ -269,8 +270,8 @@ class MeshPrograms(Programs[MeshCall]):
           The jaxpr, whose first inputs are the constants that the function closes over;
           and the structure of the result.
         """
-        named = self._named_axes()
-        bound: dict[Any, int] = _sizes(self.options.mesh, own)
+        named = self._named_axes
+        bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in own}
         if self.options.lowering == "spmd":
             mesh = self._mesh_inside(())
             bound |= {tracing.MeshAxisMarker(name): 1 for name in named}
@@ -310,16 +311,16 @@ class MeshPrograms(Programs[MeshCall]):
         own: Sequence[str],
     ) -> None:
         """Checks that results do not differ along mesh axes that they do not name."""
-        mesh = self.options.mesh
+        sizes = {name: self.options.mesh.shape[name] for name in own}
         jaxpr = tile_collectives(jaxpr)
         constants = (None,) * (len(jaxpr.invars) - len(in_axes))
-        for name in own:
+        for name, size in sizes.items():
             if all(name in axes for axes in out_axes):
                 continue
             dims = tuple(0 if name in axes else None for axes in in_axes)
-            with bound_axes(_sizes(mesh, own)):
+            with bound_axes(sizes):
                 differs = tracing.batched_results(
-                    jaxpr, tracing.Batch(name, mesh.shape[name]), constants + dims
+                    jaxpr, tracing.Batch(name, size), constants + dims
                 )
             bad = [
                 k for k, axes in enumerate(out_axes) if differs[k] and name not in axes
@@ -413,10 +414,6 @@ def _check_out_axes(
                 f"{trees.result_names(out_tree)[k]} of shape {aval.shape} does not "
                 "have."
             )
-
-
-def _sizes(mesh: AnyMesh, names: Sequence[str]) -> dict[str, int]:
-    return {name: mesh.shape[name] for name in names}
 
 
 # What is bound

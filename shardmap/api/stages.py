@@ -68,7 +68,7 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
         )
     # One process alone may ask for it.
     with agreement.unchecked():
-        lowered = _traced(programs, call).lower()
+        lowered = trace(programs, call).lower()
     in_specs, out_specs = (
         [
             ShardingSpec.from_named_sharding(sharding, aval.ndim)
@@ -88,12 +88,7 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
     )
 
 
-def trace(programs: Programs[Any], args: Args, kwargs: Kwargs) -> jax.stages.Traced:
-    """Traces the program of a call of a mapped function."""
-    return _traced(programs, programs.infer_params(programs.read(args, kwargs)))
-
-
-def _traced(programs: Programs[Any], call: Call) -> jax.stages.Traced:
+def trace(programs: Programs[Any], call: Call) -> jax.stages.Traced:
     """The program, whose static arguments compiled functions do not take."""
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
