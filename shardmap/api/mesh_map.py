@@ -349,8 +349,7 @@ class MeshPrograms(Programs[MeshCall]):
             results = run(*operands)
         if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
             results = [
-                explicit_sharding.sharding_type_p.bind(result, sharding=None)
-                for result in results
+                explicit_sharding.drop_sharding_p.bind(result) for result in results
             ]
         return jax.tree.unflatten(call.out_tree, results)
 

@@ -145,7 +145,12 @@ def map_mesh(
     elif shared:
         outer = math.gcd if len(groups) > 1 else _all_devices_for
         sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, _divisor_for)
-    own = _mesh_axis_names([axis_name, *names], {axis_name} | _axis_names(call_jaxpr))
+    inside = {
+        equation.params["axis_name"]
+        for equation in equations(call_jaxpr)
+        if equation.primitive is spmap_p
+    }
+    own = _mesh_axis_names([axis_name, *names], {axis_name} | inside)
     axes = dict(zip(own, sizes, strict=True)) | partitions
     if shared:
         axes[REPLICAS] = count // math.prod(sizes)
@@ -211,15 +216,6 @@ def _mesh_axis_names(
             name = next(n for n in numbered if n not in taken and n not in chosen)
         chosen.append(name)
     return tuple(chosen)
-
-
-def _axis_names(jaxpr: Jaxpr) -> set[Hashable]:
-    """The names of all maps inside, at every level."""
-    names: set[Hashable] = set()
-    for equation in inner_maps(jaxpr):
-        names |= {equation.params["axis_name"]}
-        names |= _axis_names(equation.params["call_jaxpr"])
-    return names
 
 
 def inner_maps(jaxpr: Jaxpr) -> list[Any]:

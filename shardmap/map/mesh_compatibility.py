@@ -7,7 +7,7 @@ the meshes of all maps and arguments of a program.
 import itertools
 import operator
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap._jax.walk import equations
 from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.axis import axis_text, map_text
+from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.sharding.conversions import axes_in
 
 # What a map holds
@@ -32,19 +33,20 @@ def check_inside(params: dict[str, Any]) -> None:
     Raises:
       ValueError: names the inner map, and the meshes or the mesh axis.
     """
-    _check_maps(params, params["mesh"], {})
-    _check_shard_maps(params)
+    _check_inside(params, params, {})
 
 
-def _check_maps(params: dict[str, Any], mesh: Mesh, used: dict[str, str]) -> None:
-    """Refuses maps inside a map that name another mesh, or mesh axes in use.
+def _check_inside(
+    params: dict[str, Any], outermost: dict[str, Any], used: dict[str, str]
+) -> None:
+    """Refuses what is inside a map.
 
     Args:
       params: of the map's equation.
-      mesh: of the outermost map.
+      outermost: those of the outermost map around it.
       used: the mesh axes of the maps around, with the names of these.
     """
-    name = params["name"]
+    name, mesh = params["name"], outermost["mesh"]
     for mesh_axis in params["mesh_axes"] or ():
         if mesh_axis in used:
             raise ValueError(
@@ -53,6 +55,9 @@ def _check_maps(params: dict[str, Any], mesh: Mesh, used: dict[str, str]) -> Non
                 "each of them axes of its own."
             )
         used = used | {mesh_axis: name}
+    for equation in equations(params["call_jaxpr"], is_no_map):
+        if equation.primitive is SHARD_MAP:
+            _check_shard_map(equation, outermost, {*used, *outermost["inner_axes"]})
     for equation in inner_maps(params["call_jaxpr"]):
         wanted = equation.params["mesh"]
         if wanted is not None and wanted != mesh:
@@ -61,65 +66,50 @@ def _check_maps(params: dict[str, Any], mesh: Mesh, used: dict[str, str]) -> Non
                 f"map of {name} around it runs on {mesh}. Nested maps are one program: "
                 "give both of them mesh= and mesh_axes= of one mesh."
             )
-        _check_maps(equation.params, mesh, used)
+        _check_inside(equation.params, outermost, used)
 
 
-def _shard_maps(
-    jaxpr: AnyJaxpr, used: frozenset[str]
-) -> Iterator[tuple[Equation, frozenset[str]]]:
-    """The shard_map equations, each with ``used`` and the axes of maps around it."""
+def _check_shard_map(
+    equation: Equation, params: dict[str, Any], used: set[str]
+) -> None:
+    """Refuses a `jax.shard_map` inside a map on another mesh, or along axes in use.
 
-    def is_plain(equation: Equation) -> bool:
-        return equation.primitive is not SHARD_MAP and not _map_axes(equation)
-
-    for equation in equations(jaxpr, is_plain):
-        if equation.primitive is SHARD_MAP:
-            yield equation, used
-        elif not is_plain(equation):
-            inside = equation.params["call_jaxpr"]
-            yield from _shard_maps(inside, used | _map_axes(equation))
-
-
-def _map_axes(equation: Equation) -> set[str]:
-    """The mesh axes of a map; none of another equation."""
-    return set(equation.params.get("mesh_axes") or ())
-
-
-def _check_shard_maps(params: dict[str, Any]) -> None:
-    """Refuses a `jax.shard_map` inside a map on another mesh, or along axes in use."""
+    Args:
+      equation: the shard_map's.
+      params: of the outermost map.
+      used: the mesh axes of the maps around.
+    """
     mesh, manual = params["mesh"], params["lowering"] == "manual"
-    used = frozenset(params["mesh_axes"] or ()) | set(params["inner_axes"])
-    for equation, around in _shard_maps(params["call_jaxpr"], used):
-        inner = equation.params["mesh"]
-        is_abstract = not isinstance(inner, Mesh)
-        same_devices = is_abstract or _devices(inner) == _devices(mesh)
-        same_axes = mesh.abstract_mesh.shape_tuple == inner.abstract_mesh.shape_tuple
-        both = sorted(manual_axes_of(equation) & around) if same_axes else []
-        if same_axes and same_devices and not (manual and both):
-            continue
-        other_way = ""
-        if same_devices and not is_abstract:
-            if not manual:
-                continue
-            other_way = ", or give spmap lowering='spmd'"
-        where = f"{map_text(params)} over {axis_text(params['axis_name'])}"
-        if is_pmap(equation):
-            raise ValueError(
-                f"{where} and the jax.pmap inside it cannot be one program, as each "
-                "names devices of its own. Put shardmap.spmap in place of jax.pmap: "
-                "nested maps share the devices."
-            )
-        problem = (
-            f"both use mesh axes {both}"
-            if both
-            else f"the map runs on {mesh}, the shard_map on {inner}"
-        )
+    inner = equation.params["mesh"]
+    is_abstract = not isinstance(inner, Mesh)
+    same_devices = is_abstract or _devices(inner) == _devices(mesh)
+    same_axes = mesh.abstract_mesh.shape_tuple == inner.abstract_mesh.shape_tuple
+    both = sorted(manual_axes_of(equation) & used) if same_axes else []
+    if same_axes and same_devices and not (manual and both):
+        return
+    other_way = ""
+    if same_devices and not is_abstract:
+        if not manual:
+            return
+        other_way = ", or give spmap lowering='spmd'"
+    where = f"{map_text(params)} over {axis_text(params['axis_name'])}"
+    if is_pmap(equation):
         raise ValueError(
-            f"{where} and the jax.shard_map inside it cannot be one program: "
-            f"{problem}. Give spmap the same mesh= and mesh_axes= which shard_map's "
-            f"axis_names= leave out{other_way}, or put shardmap.spmap in place of "
-            "jax.shard_map."
+            f"{where} and the jax.pmap inside it cannot be one program, as each "
+            "names devices of its own. Put shardmap.spmap in place of jax.pmap: "
+            "nested maps share the devices."
         )
+    problem = (
+        f"both use mesh axes {both}"
+        if both
+        else f"the map runs on {mesh}, the shard_map on {inner}"
+    )
+    raise ValueError(
+        f"{where} and the jax.shard_map inside it cannot be one program: "
+        f"{problem}. Give spmap the same mesh= and mesh_axes= which shard_map's "
+        f"axis_names= leave out{other_way}, or put shardmap.spmap in place of "
+        "jax.shard_map."
+    )
 
 
 def _devices(mesh: Mesh) -> list[jax.Device]:
@@ -144,7 +134,7 @@ def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
                 if isinstance(name, str)
             }
         elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
-            used |= _map_axes(equation)
+            used |= set(params.get("mesh_axes") or ())
     return used
 
 

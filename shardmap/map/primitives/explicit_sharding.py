@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 from jax.interpreters import ad, mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.context import concrete_mesh, without_mesh
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Value, is_typed, without_sharding
 
@@ -20,7 +18,7 @@ def drop_sharding(array: Value) -> Any:
     """The array without a sharding in its type."""
     if not is_typed(jax.typeof(array)):
         return array
-    return sharding_type_p.bind(array, sharding=None)
+    return drop_sharding_p.bind(array)
 
 
 def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> None:
@@ -42,12 +40,7 @@ def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> N
             )
 
 
-def _typed_aval(aval: Any, *, sharding: NamedSharding | None) -> Any:
-    plain = without_sharding(aval)
-    return plain if sharding is None else plain.update(sharding=sharding)
-
-
-def _transpose(cotangent: Value, operand: Value, **_: object) -> list[Any]:
+def _transpose(cotangent: Value, operand: Value) -> list[Any]:
     # The type of a tangent may have no sharding.
     if not is_typed(operand.aval):
         return [drop_sharding(cotangent)]
@@ -55,30 +48,15 @@ def _transpose(cotangent: Value, operand: Value, **_: object) -> list[Any]:
 
 
 def _batching_rule(
-    _: Vmap, args: Sequence[Any], dims: Sequence[int | None], *, sharding: Any
+    _: Vmap, args: Sequence[Any], dims: Sequence[int | None]
 ) -> tuple[Any, int | None]:
-    (array,), (dim,) = args, dims
     check_batch("a map", args, dims)
-    if dim is not None and sharding:
-        entries = list(sharding.spec)
-        entries += [None] * (dim - len(entries))
-        entries.insert(dim, None)
-        sharding = NamedSharding(sharding.mesh, PartitionSpec(*entries))
-    return sharding_type_p.bind(array, sharding=sharding), dim
+    return drop_sharding_p.bind(*args), dims[0]
 
 
-def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
-    here = concrete_mesh()
-    if sharding is None or here.empty or here.abstract_mesh != sharding.mesh:
-        return x
-    # The type of a concrete array follows its sharding.
-    with without_mesh():
-        return jax.device_put(x, NamedSharding(here, sharding.spec))
-
-
-sharding_type_p = jex_core.Primitive("typed")
-sharding_type_p.def_abstract_eval(_typed_aval)
-sharding_type_p.def_impl(_implementation)
-ad.deflinear2(sharding_type_p, _transpose)
-def_batching(sharding_type_p, _batching_rule)
-mlir.register_lowering(sharding_type_p, lambda ctx, x, **_: [x])
+drop_sharding_p = jex_core.Primitive("drop_sharding")
+drop_sharding_p.def_abstract_eval(without_sharding)
+drop_sharding_p.def_impl(lambda array: array)
+ad.deflinear2(drop_sharding_p, _transpose)
+def_batching(drop_sharding_p, _batching_rule)
+mlir.register_lowering(drop_sharding_p, lambda ctx, array: [array])

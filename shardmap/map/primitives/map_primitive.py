@@ -111,7 +111,7 @@ class MapPrimitive(jex_core.Primitive):
         """Sets how maps are bound with a function instead of a jaxpr.
 
         Args:
-          rule: takes `bind`, the function of one element, the operands and the
+          rule: takes the primitive, the function of one element, the operands and the
             parameters; returns the results.
         """
         cls._function_bind = staticmethod(rule)
@@ -146,7 +146,7 @@ class MapPrimitive(jex_core.Primitive):
         """
         args = (*params.pop("subfuns", ()), *args)
         if args and (callable(args[0]) or isinstance(args[0], WrappedFun)):
-            return self._function_bind(self.bind, args[0], args[1:], params)
+            return self._function_bind(self, args[0], args[1:], params)
         if missing := [name for name in _OF_EVERY_MAP if name not in params]:
             raise TypeError(
                 f"{self.name}.bind needs the parameters that every map has: "

@@ -5,18 +5,6 @@ the result with the axis bound, and binds the map again. So any composition of
 transformations of a map is a program of maps.
 """
 
-from shardmap.map.rules import (
-    checkify,
-    dce,
-    differentiation,
-    remat,
-    vectorization,
-)
+from shardmap.map.rules import checkify, dce, differentiation, remat, vectorization
 
-__all__ = [
-    "checkify",
-    "dce",
-    "differentiation",
-    "remat",
-    "vectorization",
-]
+__all__ = ["checkify", "dce", "differentiation", "remat", "vectorization"]

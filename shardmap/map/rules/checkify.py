@@ -6,6 +6,7 @@ leaves of the error and the results. The error of a map is that of its first ele
 that has one.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,11 @@ import jax.numpy as jnp
 from jax.extend.linear_util import WrappedFun
 
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
-from shardmap.map.tracing import trace_body
+from shardmap.map.tracing import bind_map, trace_body
 
 
 def bind_function(
-    bind: Callable[..., list[Any]],
+    primitive: MapPrimitive,
     function: WrappedFun | Callable[..., Any],
     operands: Sequence[Any],
     params: dict[str, Any],
@@ -26,7 +27,7 @@ def bind_function(
     """Binds a map of ``function``.
 
     Args:
-      bind: the map primitive's own bind.
+      primitive: to bind.
       function: of one element, over flat operands.
       operands: the leaves of checkify's error, if any, which every element gets, then
         the map's operands.
@@ -35,29 +36,18 @@ def bind_function(
     Returns:
       The leaves of the error of the first element that has one, then the results.
     """
-    errors = len(operands) - len(params["in_axes"])
-    in_axes = (None,) * errors + params["in_axes"]
+    mapped = params.pop("in_axes")
+    in_axes = (None,) * (len(operands) - len(mapped)) + mapped
     avals = list(map(remove_axis, map(jax.typeof, operands), in_axes))
     call = function.call_wrapped if isinstance(function, WrappedFun) else function
     body = trace_body(
-        lambda *args: call(*args),
-        avals,
-        params["axis_name"],
-        params["axis_size"],
+        lambda *args: call(*args), avals, params["axis_name"], params["axis_size"]
     )
-    if "out_axes_thunk" in params:
-        params["out_axes"] = tuple(params.pop("out_axes_thunk")())
-    count = len(body.jaxpr.outvars) - len(params["out_axes"])
-    results = bind(
-        *body.constants,
-        *operands,
-        **params
-        | {
-            "call_jaxpr": body.jaxpr,
-            "in_axes": (None,) * len(body.constants) + in_axes,
-            "out_axes": (0,) * count + params["out_axes"],
-        },
-    )
+    thunk = params.pop("out_axes_thunk", None)
+    out_axes = params.pop("out_axes") if thunk is None else tuple(thunk())
+    count = len(body.jaxpr.outvars) - len(out_axes)
+    axes = in_axes, (0,) * count + out_axes
+    results = bind_map(body, operands, *axes, params, primitive)
     return _first_error(results[:count]) + results[count:]
 
 
@@ -66,11 +56,7 @@ def _first_error(leaves: list[Any]) -> list[Any]:
 
     The leaves of an error begin with its predicates, one for each kind of error.
     """
-    predicates = []
-    for leaf in leaves:
-        if leaf.dtype != bool:
-            break
-        predicates.append(leaf)
+    predicates = list(itertools.takewhile(lambda leaf: leaf.dtype == bool, leaves))
     if not predicates:
         return leaves
     element = jnp.argmax(jnp.stack(predicates).any(0))
