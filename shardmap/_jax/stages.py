@@ -103,6 +103,14 @@ def trace_as(
     )
 
 
+def argument_names(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[str]:
+    """What JAX calls each leaf: ``x``, ``params['w']``, ``rest[0]``."""
+    info = jax.api_util.debug_info("call", fun, tuple(args), dict(kwargs))
+    return list(info.safe_arg_names(len(jax.tree.leaves((args, kwargs)))))
+
+
 SLOW_LEADING_SUMS = jax.__version_info__ < (0, 12)
 """Whether the CPU's compiler takes 30 to 60 times too long to sum over leading axes.
 

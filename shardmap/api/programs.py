@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from shardmap._jax.context import configuration, without_mesh
-from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
+from shardmap._jax.stages import FoundNaN, Mismatch, argument_names, trace_as
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments, Static
@@ -301,7 +301,7 @@ class Programs(abc.ABC, Generic[C]):
     def leaf_names(self, arguments: Arguments) -> list[str]:
         """How a caller would write each leaf."""
         args, kwargs = arguments.with_leaves(arguments.leaves)
-        return trees.leaf_names(self.fun(), range(len(args)), args, kwargs)
+        return argument_names(self.fun(), args, kwargs)
 
     def leaf_avals(self, arguments: Arguments) -> list[Aval]:
         """The avals of the leaves.

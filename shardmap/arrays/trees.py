@@ -1,12 +1,12 @@
 """Pytrees of arguments: the axes and the names of their leaves."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from shardmap._jax.types import PyTree, TreeDef, Value
+from shardmap._jax.types import PyTree, TreeDef
 
 
 def is_none(value: object) -> bool:
@@ -93,33 +93,6 @@ def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):  # Some builtins have no signature.
         return []
-
-
-def leaf_names(
-    fun: Callable[..., Any],
-    argnums: Sequence[int],
-    args: Sequence[Value],
-    kwargs: Mapping[str, Value],
-) -> list[str]:
-    """How a caller would write each leaf: ``x``, ``params['w']``, ``args[1][0]``."""
-    parameters = _parameters(fun)
-    names = []
-    for argnum, arg in zip(argnums, args, strict=True):
-        positional = argnum < len(parameters) and parameters[argnum].kind in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        root = parameters[argnum].name if positional else f"args[{argnum}]"
-        names += [
-            root + jax.tree_util.keystr(path)
-            for path, _ in jax.tree_util.tree_leaves_with_path(arg)
-        ]
-    for key in sorted(kwargs):
-        names += [
-            key + jax.tree_util.keystr(path)
-            for path, _ in jax.tree_util.tree_leaves_with_path(kwargs[key])
-        ]
-    return names
 
 
 MOST_LINES = 8

@@ -29,7 +29,7 @@ def test_a_map_is_compiled_for_its_devices():
 def test_an_abstract_mesh_is_refused():
     mesh = AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))
     mapped = sm.spmap(jnp.sin, "i", mesh=mesh, mesh_axes="i")
-    with pytest.raises(ValueError, match=r"no devices: give a Mesh\. JAX_NUM.*=16"):
+    with pytest.raises(ValueError, match="an AbstractMesh, which has no devices"):
         of(mapped, np.ones((16, 2)))
 
 

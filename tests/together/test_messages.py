@@ -28,7 +28,7 @@ CASES = {
     "more arguments than names": (
         lambda: sm.spmap(lambda *a: a)(FOUR, (np.ones(2), FOUR)),
         ValueError,
-        r"\* args\[0\] is float32\[4\].*\n  \* args\[1\]\[0\] is float32\[2\]",
+        r"\* a\[0\] is float32\[4\].*\n  \* a\[1\]\[0\] is float32\[2\]",
     ),
     "rank too low": (
         lambda: sm.spmap(add)(FOUR, {"w": 3.0}),

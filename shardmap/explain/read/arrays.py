@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
+from shardmap._jax.stages import argument_names
 from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
@@ -84,7 +85,7 @@ def array_layouts(
     static = (static,) if isinstance(static, int) else static
     argnums = [k for k in range(len(args)) if k not in static]
     names = [
-        *_input_names(fun, infos, argnums),
+        *_input_names(fun, infos, argnums, len(args)),
         *trees.result_names(jax.tree.structure(out_infos)),
     ]
     tree_in: Any = jax.tree.structure(infos)
@@ -105,7 +106,7 @@ def array_layouts(
 
 
 def _input_names(
-    fun: Callable[..., Any], info: PyTree, argnums: Sequence[int]
+    fun: Callable[..., Any], info: PyTree, argnums: Sequence[int], count: int
 ) -> list[str]:
     """The key path of each input.
 
@@ -113,13 +114,14 @@ def _input_names(
       fun: the function.
       info: positional and keyword arguments, as trees.
       argnums: the positions of the positional ones, if that is known.
+      count: the number of positions, those of static arguments included.
     """
     args, kwargs = info
     if len(args) != len(argnums):
-        paths = jax.tree_util.tree_leaves_with_path(args)
-        names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
-        return names + trees.leaf_names(fun, (), (), kwargs)
-    return trees.leaf_names(fun, argnums, args, kwargs)
+        return argument_names(lambda *args, **kwargs: None, args, kwargs)
+    given = dict(zip(argnums, args, strict=True))
+    positional = [given.get(k) for k in range(count)]
+    return argument_names(fun, positional, kwargs)
 
 
 def _array_layout(
