@@ -67,11 +67,11 @@ class Explanation(Report):
       collectives: in the order in which the program runs them.
       cost: per device; None for a plan.
       remarks: worth reading first.
-      notes: what the numbers do not say, such as the steps of an endless loop.
+      notes: limits of the numbers, such as that XLA counts the steps of a loop once.
       largest: the largest values alive where a device holds most, but its arguments.
       available: how many devices of that kind this process has; None for a plan.
-      pieces: of a function in pieces, what became of each cut, a line each.
-      stages: and what each stage of it makes, reads and keeps.
+      pieces: for a function in pieces, lines on each cut and each stage.
+      stages: for a function in pieces, what each stage makes, reads and keeps.
       title: of a plan, its shards and bytes in a line. Its explanation has ``pieces``
         and ``stages``, and nothing on devices. None for a function.
 
@@ -110,7 +110,7 @@ class Explanation(Report):
         return printable(f"<Explanation of {self.name}: {parts}>")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Functions seldom travel, and a report is of use without.
+        # Most functions cannot be pickled, and a report is useful without.
         return {**vars(self), "call": None}
 
     def _document(self) -> Document:

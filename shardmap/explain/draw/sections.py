@@ -1,4 +1,4 @@
-"""The documents of reports, plans, arrays and specs."""
+"""The documents of reports, plans and specs."""
 
 import collections
 import dataclasses
