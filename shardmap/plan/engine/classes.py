@@ -21,10 +21,10 @@ Walk = Callable[[Sequence[int]], tuple[Boxes, Recipe]]
 """What a shard whose pieces start there writes, and how."""
 
 FEW = 2
-"""Up to how many shards of equal lengths are walked each: one affine walk is slower."""
+"""So few shards of equal lengths are walked one by one: an affine walk is slower."""
 
 ALONE = 8
-"""After how many affine walks, none of which served a second shard, it is given up."""
+"""Affine walks end after so many that did not serve a second shard."""
 
 
 class Pattern(NamedTuple):

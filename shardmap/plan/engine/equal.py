@@ -16,11 +16,11 @@ from shardmap._jax.types import AnyJaxpr
 from shardmap._jax.walk import constants_of, opened
 
 COMPARED = 2**20
-"""Up to how many bytes constants are compared; a larger one equals itself only."""
+"""The most bytes of constants that are compared; a larger one equals itself only."""
 
 
 class Itself:
-    """A thing that equals itself only, and is held so that nothing gets its place."""
+    """A key that equals itself only. It holds the thing, so that its id stays unique."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing

@@ -111,7 +111,7 @@ class Node:
 
 
 class PlanPrimitive(NamedTuple):
-    """What a node is known by that no primitive of JAX computes."""
+    """The primitive of nodes that only the planner adds."""
 
     name: str
 

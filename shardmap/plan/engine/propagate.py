@@ -56,7 +56,7 @@ class Pending(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """As `Pending`, for whoever knows the loops by other names.
+    """As `Pending`, with loops by any names.
 
     Attributes:
       combiner: how the parts become the value.
@@ -148,7 +148,7 @@ class Analysis:
             self._keep_costly()
 
     def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
-        """So are those of an output and of the input that it becomes."""
+        """Axes of an output, and of the input that it becomes, are one loop."""
         for number, into in carried:
             if isinstance(value := self.graph.outputs[number], Value):
                 for axis in range(len(value.shape)):
@@ -167,7 +167,7 @@ class Analysis:
                 self.classes.unite(keys[0], key)
 
     def _link_views(self) -> None:
-        """So are axes that see one loop through equal windows."""
+        """Axes that see one loop through equal windows are one loop."""
         # x[1:] and y[1:] are one loop if x and y are, though neither is the loop of x:
         # each is known by what it looks at, and how.
         views = [
@@ -338,7 +338,7 @@ class Analysis:
         return found
 
     def _complete(self, value: Value) -> None:
-        """Ends the value's stage with it, or with what it is easily made from."""
+        """Keeps a partial value, or the one that it is cheaply made from."""
         # Of sqrt(x.sum() / n) the sum is kept, not the quotient: what is cheap to make
         # from one partial value that is no larger is made again where it is needed,
         # and one buffer serves all that is made of it.
@@ -362,7 +362,7 @@ class Analysis:
         self.kept[value] = None
 
     def _keep_costly(self) -> None:
-        """Keeps what several stages take and is costly to repeat, or many reads."""
+        """Keeps values that several stages take and that are costly to compute again."""
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
             if isinstance(value, Value):
@@ -389,7 +389,7 @@ class Analysis:
                     needed.setdefault(v, set()).update(own)
 
     def _is_long(self, value: Value, times: int) -> bool:
-        """Whether a cheap value is kept, as it is made of what many stages kept."""
+        """Whether to keep a cheap value because it is made of many kept values."""
         # What is made of parts is made of what they come to, and what is cut is made
         # of what is read anyway.
         whole = value not in self.pending and not any(c.at for c in self.cuts[value])

@@ -31,10 +31,10 @@ from shardmap.plan.engine.slices import (
 )
 
 MOST_VERSIONS = 4
-"""In how many boxes a value may be computed before they become one."""
+"""The most boxes of one value that are computed apart; more become their hull."""
 
 FEW_NODES = 64
-"""How many values are searched, at most, for one that is made of constants."""
+"""The most values that are searched to see whether one is made of constants."""
 
 
 class Ref(NamedTuple):

@@ -42,8 +42,8 @@ class Cut(NamedTuple):
 
     Attributes:
       at: the interior points.
-      soft: whether they may be moved: they come from cuts of another index space, and
-        give way where an axis has cuts of its own.
+      soft: whether they come through a window or a reshape. A hard cut of the same
+        axis overrides them.
       origins: whose cuts these are.
     """
 
@@ -55,7 +55,7 @@ class Cut(NamedTuple):
 UNCUT = Cut()
 
 MANY = 256
-"""How many operations each step of an equation takes of which nothing is known."""
+"""The operations per element of an equation whose cost is not known."""
 
 
 def meet(cuts: Sequence[Cut]) -> Cut:
@@ -178,7 +178,7 @@ class Rule(ABC):
     """Whether computing it again is better than keeping it for a later stage."""
 
     once: bool = False
-    """Whether it may not run again, so that what takes its results does so later."""
+    """Whether its results must be kept: what takes them runs in a later stage."""
 
     each: int = MANY
     """About how many operations each of `elements` takes, to an order of magnitude."""
@@ -187,7 +187,7 @@ class Rule(ABC):
     """Operands that a stage before must have made."""
 
     shared_out: frozenset[int] = frozenset()
-    """Operands of which it takes a part, and other shards or stages the others."""
+    """Operands divided among its shards or stages: none reads what another reads."""
 
     wholes: Mapping[Factor, Reason] = MappingProxyType({})
     """Factors that are never cut, and why, where a rule names its factors."""

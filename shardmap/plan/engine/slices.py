@@ -119,9 +119,8 @@ def slices(box: Box) -> tuple[slice, ...]:
 def merge(boxes: list[Box], limit: int) -> list[Box]:
     """At most ``limit`` boxes that hold all of these.
 
-    Two boxes become their hull where that costs no more elements than both apart. If
-    these are boxes of one shard of many, those that only touch are joined where they
-    touch in every shard, and not where these happen to be neighbours.
+    Two boxes become their hull where that costs no more elements than both apart. With
+    symbolic positions, boxes that only touch merge if they touch in every shard.
 
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]

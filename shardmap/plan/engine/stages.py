@@ -290,44 +290,36 @@ class Stage:
         starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
         return self.classes.recipe(key, self._count(key), starts, self._walk(key))
 
-    def alike(self, numbers: Sequence[int]) -> list[Alike]:
-        """Shards, those together that are alike: as many walks as there are kinds."""
-        found: list[Alike] = []
-        left = np.asarray(numbers, np.int64)
+    def alike(self) -> Iterator[Alike]:
+        """All shards, grouped by what they have in common; each group is walked once."""
         first = 0
         for family in self.families:
-            own = left[(left >= first) & (left < first + family.size)]
-            if own.size:
-                found += self._alike(family, own, own - first)
+            loops = [self.loops[k] for k in family.loops]
+            # A family of one shard has no loops, and a place all the same.
+            sizes = [len(loop.pieces) for loop in loops] or [1]
+            index = np.unravel_index(np.arange(family.size), sizes)
+            starts = np.zeros((family.size, len(loops)), np.int64)
+            kinds = np.zeros(family.size, np.int64)
+            for k, loop in enumerate(loops):
+                begins = np.asarray([start for start, _ in loop.pieces])
+                lengths = np.asarray([stop - start for start, stop in loop.pieces])
+                starts[:, k] = begins[index[k]]
+                # What is written depends on which pieces are the first ones.
+                _, kind = np.unique(2 * lengths + (begins > 0), return_inverse=True)
+                kinds = kinds * int(np.max(kind) + 1) + kind[index[k]]
+            _, firsts, which = np.unique(kinds, return_index=True, return_inverse=True)
+            keys: dict[Equal, list[int]] = {}
+            for number, place in enumerate(firsts.tolist()):
+                at = {k: int(index[n][place]) for n, k in enumerate(family.loops)}
+                keys.setdefault(self._key(family, at), []).append(number)
+            for key, members in keys.items():
+                [own] = np.nonzero(np.isin(which, members))
+                walk, count = self._walk(key), self._count(key)
+                found = self.classes.alike(key, count, own, starts[own], walk)
+                yield from (
+                    each._replace(numbers=first + each.numbers) for each in found
+                )
             first += family.size
-        return found
-
-    def _alike(
-        self, family: "Family", numbers: np.ndarray, places: np.ndarray
-    ) -> Iterator[Alike]:
-        """As `alike`, of one family, in which the shards have these places."""
-        loops = [self.loops[k] for k in family.loops]
-        # A family of one shard has no loops, and a place all the same.
-        sizes = [len(loop.pieces) for loop in loops]
-        index = np.unravel_index(places, sizes or [1])
-        starts = np.zeros((len(places), len(loops)), np.int64)
-        kinds = np.zeros(len(places), np.int64)
-        for k, loop in enumerate(loops):
-            begins = np.asarray([start for start, _ in loop.pieces])
-            lengths = np.asarray([stop - start for start, stop in loop.pieces])
-            starts[:, k] = begins[index[k]]
-            # What is written depends on which pieces are the first ones.
-            _, kind = np.unique(2 * lengths + (begins > 0), return_inverse=True)
-            kinds = kinds * int(np.max(kind) + 1) + kind[index[k]]
-        _, firsts, which = np.unique(kinds, return_index=True, return_inverse=True)
-        keys: dict[Equal, list[int]] = {}
-        for number, place in enumerate(firsts.tolist()):
-            at = {k: int(index[n][place]) for n, k in enumerate(family.loops)}
-            keys.setdefault(self._key(family, at), []).append(number)
-        for key, members in keys.items():
-            chosen = np.isin(which, members)
-            own = numbers[chosen], starts[chosen]
-            yield from self.classes.alike(key, self._count(key), *own, self._walk(key))
 
     def _count(self, key: Equal) -> int:
         """How many shards have pieces of these lengths, whatever they write."""

@@ -1,7 +1,7 @@
-"""What it takes to compute values again, and which loops divide that.
+"""The cost of computing values again, and the loops that divide it.
 
-A shard computes what it needs. Work that each loop of a result divides is done once in
-all; what does not lie along a loop is done again by every piece of it.
+A shard computes what it needs. The loops that a value depends on divide its work; every
+piece of any other loop repeats it.
 """
 
 import math
@@ -15,13 +15,13 @@ from shardmap.plan.engine.rules import Cut, Link, Rule
 from shardmap.plan.engine.slices import Window
 
 WORTH_KEEPING = 2**24
-"""From how many elements on that would be touched again a value is computed once."""
+"""A value is computed once if shards would touch at least so many elements again."""
 
 BYTE = 16
-"""How many operations take as long as to read or write a byte, of a disk or a store."""
+"""The operations that take as long as reading or writing a byte of a disk or store."""
 
 SMALL = 2**20
-"""Up to how many bytes a value that is cheap to compute is kept at all."""
+"""The most bytes of a value that is kept although it is cheap to compute."""
 
 
 class Choice(NamedTuple):

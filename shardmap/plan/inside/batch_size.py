@@ -48,7 +48,7 @@ def batch_that_fits(params: Params, memory: int) -> int | None:
 
 
 def _peak(params: Params, block: int, batch_size: int) -> Peak:
-    """What a device holds at once that takes so many of its elements together."""
+    """What a device holds at once with this batch size."""
     jaxpr, in_axes = params["call_jaxpr"], params["in_axes"]
     axis = AxisLayout(params["axis_name"], block, batch_size=batch_size)
     run = block_function(jaxpr, axis, in_axes, params["out_axes"])

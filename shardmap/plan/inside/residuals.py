@@ -95,7 +95,7 @@ def _traced(fun: Callable[..., Any], operands: Sequence[Any]) -> ClosedJaxpr:
 
 @jax.tree_util.register_static
 class _NoArray:
-    """What a backward pass has to know and is no array."""
+    """Static data of a backward pass."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

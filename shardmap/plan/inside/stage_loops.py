@@ -52,39 +52,13 @@ class SameSteps(NamedTuple):
 def with_same_steps(stage: Stage) -> list[SameSteps]:
     """The shards of a stage, those that run the same steps together."""
     found: dict[Any, SameSteps] = {}
-    alike = stage.alike(range(stage.num_shards))
+    alike = stage.alike()
     for member in sorted(alike, key=lambda member: int(member.numbers[0])):
         pattern = member.pattern
         sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
         key = pattern.recipe.static, sizes
         found.setdefault(key, SameSteps(*key, [])).members.append(member)
     return list(found.values())
-
-
-def shard_function(
-    cut_program: CutProgram, stage: Stage, shards: SameSteps
-) -> Callable[[Sequence[Any], Any], list[Any]]:
-    """``(boxes that are read, starts) -> results``, for each of the shards."""
-    values = [
-        None if size is None else result.value
-        for result, size in zip(stage.results, shards.sizes, strict=True)
-    ]
-    inner = cut_program.emitted(shards.static, values)
-
-    def function(reads: Sequence[Any], starts: Any) -> list[Any]:
-        results = inner(reads, starts)
-        return [
-            _as(result, value)
-            if result is not None and value is not None and not is_key(value.aval)
-            else result
-            for result, value in zip(results, values, strict=True)
-        ]
-
-    return function
-
-
-def _as(result: Any, value: Value) -> Any:
-    return jnp.asarray(result, value.aval.dtype)
 
 
 def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
@@ -140,8 +114,8 @@ def _run_shards(
       made: the buffers.
       beside: whether there are others that XLA could run at the same time.
     """
-    function = shard_function(cut_program, stage, shards)
     static = shards.static
+    function = cut_program.emitted(stage, static)
     positions = Positions(shards.members)
     nodes = {node.number: node for node in cut_program.graph.nodes}
     written = [
@@ -228,6 +202,8 @@ def _of_one_dtype(start: Sequence[Any]) -> list[Any]:
 
 
 def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
+    if not is_key(buffer):
+        part = jnp.asarray(part, buffer.dtype)
     if combiner != "insert":
         part = COMBINE[combiner](_read(buffer, start, part.shape), part)
     if part.shape == buffer.shape:

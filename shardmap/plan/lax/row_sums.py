@@ -26,7 +26,7 @@ from shardmap.plan.engine.nodes import PlanPrimitive
 from shardmap.plan.lax import pointwise
 
 LONG_ROW = 2**15
-"""From how many elements on a row is long: below, the compiler is not slow."""
+"""The least elements of a long row: the compiler is fast at shorter ones."""
 
 BLOCK = 8
 """How many rows are added at once."""

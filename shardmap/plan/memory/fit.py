@@ -14,22 +14,22 @@ from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import AUTO, Auto, size
 
 MOST_AXES = 3
-"""How many axes are cut at the most where nobody says which."""
+"""The most axes that are cut without ``in_slices``."""
 
 LEAVES_TRIED = 8
-"""Of how many arguments, the largest ones, the axes are tried."""
+"""The axes of so many arguments are tried, the largest first."""
 
 AXES_GROWN = 4
-"""How many axes, the best ones, are tried in more pieces."""
+"""The best axes that are tried in more pieces."""
 
 TRIED = 8
-"""Into how many pieces an axis is cut to see what that saves."""
+"""The pieces into which an axis is cut to see what that saves."""
 
 MOST_PIECES = 2**16
-"""Into how many pieces an axis is cut at the most where nobody says how many."""
+"""The most pieces of an axis that `AUTO` gives."""
 
 COMPILED = 3
-"""How often cuts are chosen anew where the compiler finds that shards hold more."""
+"""How often cuts are chosen anew if compiled shards hold more than the model says."""
 
 
 class _TooLittle(Exception):

@@ -183,20 +183,20 @@ class CutProgram:
         return self._compiled[key]
 
     def emitted(
-        self, static: StaticRecipe, values: Sequence[Value | None]
+        self, stage: Stage, static: StaticRecipe
     ) -> Callable[[Sequence[Any], Any], list[Any]]:
-        """``(boxes that are read, starts) -> boxes of values``."""
+        """``(boxes that are read, starts) -> results``, None for what others make."""
+        values = [
+            None if ref is None else result.value
+            for result, ref in zip(stage.results, static.outs, strict=True)
+        ]
         function = emit(static, self._nodes, self.analysis.rules, values)
         primitives = [self._nodes[step.node].primitive for step in static.steps]
         return by_rows(function, primitives)
 
     def function(self, stage: Stage, static: StaticRecipe) -> Callable[..., Any]:
         """The function of `compiled`, not compiled: of boxes as stored, and starts."""
-        values = [
-            result.value if ref is not None else None
-            for result, ref in zip(stage.results, static.outs, strict=True)
-        ]
-        inner = self.emitted(static, values)
+        inner = self.emitted(stage, static)
         impls = [key_impl(value.aval) for value in static.read_values]
 
         # Keys come in and go out as their bits, which NumPy and other processes know.
@@ -208,9 +208,11 @@ class CutProgram:
             ]
             results = inner(reads, starts)
             return tuple(
-                jax.random.key_data(result) if is_key(value.aval) else result
-                for result, value in zip(results, values, strict=True)
-                if value is not None
+                jax.random.key_data(made) if is_key(result.value.aval) else made
+                for made, result, ref in zip(
+                    results, stage.results, static.outs, strict=True
+                )
+                if ref is not None
             )
 
         return shard_function

@@ -429,7 +429,7 @@ class Inner(Rule):
         self._inside.append((body, places))
 
     def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
-        """What a body calls some loops -> their names here."""
+        """The names of some loops, by the body's own keys of them."""
         wanted = set(names)
         found = {}
         for (side, number, axis), root in self._inside[body][1].items():

@@ -59,7 +59,7 @@ def size_of_step(node: Node) -> int:
 
 
 def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
-    """The steps of a scan one after the other, of which some may stand for all."""
+    """The steps of a scan one after the other; few of them may stand for all."""
     params, ins = node.params, node.ins
     length, body = params["length"], params["jaxpr"]
     consts, carries = scan_counts(params)
