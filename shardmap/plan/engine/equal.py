@@ -20,7 +20,7 @@ COMPARED = 2**20
 
 
 class Itself:
-    """A key that equals itself only. It holds the thing, so that its id stays unique."""
+    """A key that equals itself only. It holds the thing, so that its id is unique."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing

@@ -362,7 +362,7 @@ class Analysis:
         self.kept[value] = None
 
     def _keep_costly(self) -> None:
-        """Keeps values that several stages take and that are costly to compute again."""
+        """Keeps values that several stages take and that cost much to compute again."""
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
             if isinstance(value, Value):

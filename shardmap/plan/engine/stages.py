@@ -291,7 +291,7 @@ class Stage:
         return self.classes.recipe(key, self._count(key), starts, self._walk(key))
 
     def alike(self) -> Iterator[Alike]:
-        """All shards, grouped by what they have in common; each group is walked once."""
+        """All shards, in groups that are walked once each."""
         first = 0
         for family in self.families:
             loops = [self.loops[k] for k in family.loops]
