@@ -118,7 +118,8 @@ def _input_names(
     """
     args, kwargs = info
     if len(args) != len(argnums):
-        return argument_names(lambda *args, **kwargs: None, args, kwargs)
+        named = [trees.leaf_paths(key, kwargs[key]) for key in sorted(kwargs)]
+        return sum(named, trees.leaf_paths("args", args))
     given = dict(zip(argnums, args, strict=True))
     positional = [given.get(k) for k in range(count)]
     return argument_names(fun, positional, kwargs)
