@@ -32,13 +32,14 @@ from shardmap.arrays.process_local import (
 )
 from shardmap.map import contexts, tracing
 from shardmap.map.layout import (
+    MapShardings,
     MeshPlacement,
     map_mesh,
+    map_shardings,
 )
 from shardmap.map.lowering import spmap_p
 from shardmap.map.mesh_compatibility import check_inside
 from shardmap.map.primitives.map_primitive import remove_axis
-from shardmap.map.shardings import MapShardings, map_shardings
 from shardmap.units import Auto
 
 

@@ -44,9 +44,9 @@ from shardmap.api.programs import (
 from shardmap.arrays import placement, trees
 from shardmap.map import contexts, tracing
 from shardmap.map.collectives.rewrites import in_mesh_order, tile_collectives
+from shardmap.map.layout import MapShardings
 from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
-from shardmap.map.shardings import MapShardings
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, mesh_devices, with_manual_axes
 from shardmap.units import decorator_with_options, shown

@@ -27,7 +27,7 @@ from shardmap.arrays.process_local import (
     to_local,
 )
 from shardmap.map import agreement, contexts, tracing
-from shardmap.map.shardings import MapShardings
+from shardmap.map.layout import MapShardings
 from shardmap.sharding.mesh import mesh_devices
 
 # One call

@@ -30,7 +30,7 @@ from shardmap.map.constraint import (
     partition_sharding,
     total_partitions,
 )
-from shardmap.map.shardings import MapShardings
+from shardmap.map.layout import MapShardings
 from shardmap.units import decorator_with_options
 
 Counts = tuple[int, ...] | None

@@ -52,21 +52,21 @@ def operations(jaxpr: Jaxpr) -> str:
     return _digest(jaxpr)[:8]
 
 
+_COMPARED = ("axes", "axis_name", "axis_size", "axis_index_groups", "perm", "parts")
+"""The parameters of collectives, maps inside and constraints."""
+
+
 @per_jaxpr
 def _digest(jaxpr: Jaxpr) -> str:
     # Processes may share different jaxprs, so each is hashed where it is called.
     steps = []
     for equation in jaxpr.eqns:
-        results = " ".join(var.aval.str_short() for var in equation.outvars)
-        steps.append(f"{equation.primitive} {results} {_parameters(equation.params)}")
-        steps += map(_digest, jaxprs_in(equation.params))
+        results = [var.aval.str_short() for var in equation.outvars]
+        params = equation.params
+        compared = {key: _plain(params[key]) for key in _COMPARED if key in params}
+        steps.append(f"{equation.primitive} {results} {compared}")
+        steps += map(_digest, jaxprs_in(params))
     return hashlib.sha256("\n".join(steps).encode()).hexdigest()
-
-
-def _parameters(params: dict[str, Any]) -> str:
-    """The parameters of collectives, maps inside and constraints."""
-    keys = ("axes", "axis_name", "axis_size", "axis_index_groups", "perm", "parts")
-    return " ".join(f"{key}={_plain(params[key])}" for key in keys if key in params)
 
 
 def _plain(value: Value) -> str:

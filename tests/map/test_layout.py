@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.map.shardings import map_shardings
+from shardmap.map.layout import map_shardings
 
 
 def equation_of(fun, *shapes):

@@ -15,11 +15,10 @@ from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
-from shardmap.map.layout import MeshPlacement, map_mesh
+from shardmap.map.layout import MeshPlacement, map_mesh, map_shardings
 from shardmap.map.lowering.lower_map import on_one_device
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import per_jaxpr
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")

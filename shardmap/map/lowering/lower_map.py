@@ -7,12 +7,10 @@ there are devices for it; else its elements are one batched operation. With
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -42,7 +40,12 @@ from shardmap.map.collectives.rewrites import (
     upcast_bfloat16_reductions,
 )
 from shardmap.map.collectives.split import split_collectives, with_batching_rules
-from shardmap.map.layout import MeshPlacement, inner_placement
+from shardmap.map.layout import (
+    MeshPlacement,
+    inner_placement,
+    map_shardings,
+    partition_spec,
+)
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import Decision, Enclosing
 from shardmap.map.lowering.effects import call_for_each
@@ -51,7 +54,6 @@ from shardmap.map.lowering.under_mesh import under_mesh
 from shardmap.map.mesh_compatibility import check_meshes
 from shardmap.map.primitives.axis import AxisLayout, map_text, pad, unpad
 from shardmap.map.primitives.map_primitive import MapPrimitive, is_no_map, spmap_p
-from shardmap.map.shardings import map_shardings, partition_spec
 from shardmap.map.tracing import Batch
 from shardmap.sharding.mesh import with_manual_axes
 
@@ -167,34 +169,14 @@ def _one_block_each(
     manual: Collection[str],
 ) -> Callable[..., Any]:
     """`jax.shard_map` of a block."""
-    mapped = functools.partial(
-        jax.shard_map,
+    return jax.shard_map(
+        block,
         mesh=mesh,
+        in_specs=tuple(partition_spec(axis.device_axes, a) for a in in_axes),
         out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
         axis_names=set(manual),
         check_vma=False,
     )
-
-    def is_empty(operand: Value) -> bool:
-        is_extended = jnp.issubdtype(operand.dtype, jax.dtypes.extended)
-        return operand.size == 0 and not is_extended
-
-    def empty_block(operand: Value, in_axis: int | None) -> jax.Array:
-        shape = list(operand.shape)
-        if in_axis is not None:
-            shape[in_axis] = axis.block
-        return jnp.zeros(shape, operand.dtype)
-
-    def run(*operands: Value) -> list[Any]:
-        if all(map(is_empty, operands)):
-            # XLA drops such operands, and cannot compile if no other is left.
-            return mapped(
-                lambda: block(*map(empty_block, operands, in_axes)), in_specs=()
-            )()
-        in_specs = tuple(partition_spec(axis.device_axes, a) for a in in_axes)
-        return mapped(block, in_specs=in_specs)(*operands)
-
-    return run
 
 
 def one_block_of_whole(
