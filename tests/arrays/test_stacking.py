@@ -75,12 +75,6 @@ def test_pieces_that_are_not_committed_stay_on_their_devices():
     check(again, np.asarray(array), devices)
 
 
-def test_sharded_shards_stay_usable():
-    shards = [on(k, np.ones(2)) for k in range(2)]
-    device_put_sharded(shards, jax.devices()[:2])
-    assert not any(shard.is_deleted() for shard in shards)
-
-
 # device_put_replicated
 
 

@@ -3,35 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import plan
 from tests.plan.checks import check, iota, slices
 from tests.plan.plan_programs import X, Y
-
-
-def test_transpose_squeeze_batched_dot():
-    left = iota(2, 2, 3, dtype=np.float32)
-    right = iota(1, 1, 3, 2, 2, dtype=np.float32) + 10
-
-    def fun(left, right):
-        x = jnp.transpose(left + jnp.ones((1, 1, 1)), (0, 2, 1))
-        y = jnp.squeeze(right - 1, (0, 1))
-        return jax.lax.dot_general(x, y, (((2, 1), (1, 0)), ((), ())))
-
-    made = check(
-        fun,
-        left,
-        right,
-        in_slices=({0: (2,), 1: (2,)}, {4: EACH}),
-        shards=2,
-        want=[[319, 340], [823, 880]],
-    )
-    whole = slices((0, 2), (0, 2), (0, 3))
-    for k, shard in enumerate(made.shards):
-        first = slices((0, 1), (0, 1), (0, 3), (0, 2), (k, k + 1))
-        assert shard.in_slices == (whole, first)
 
 
 def test_dot_in_rows_and_columns():
@@ -79,28 +55,6 @@ def test_a_dot_a_sum_and_what_follows():
         stages=2,
         want=[[-215, -198], [-225, -204]],
     )
-
-
-@pytest.mark.parametrize(
-    ("in_slices", "shards"),
-    [
-        (({0: EACH, 1: (3,)}, {0: (3,), 1: EACH}), 4),
-        ((EACH, {0: (3,), 1: EACH}), 12),
-        (({0: EACH, 1: (3,)}, EACH), 12),
-    ],
-)
-def test_a_dot_with_and_without_cut_contraction(in_slices, shards):
-    a = iota(2, 3, dtype=np.float32) + 1
-    b = iota(3, 2, dtype=np.float32) + 1
-
-    def fun(a, b):
-        return jnp.dot(a + 1, b - 2) * 3 / 4
-
-    want = [[9.75, 16.5], [16.5, 30]]
-    made = check(fun, a, b, in_slices=in_slices, shards=shards, want=want)
-    if shards == 4:
-        shapes = [[read.shape for read in s.args(a, b)[:-1]] for s in made.shards]
-        assert shapes == [[(1, 3), (3, 1)]] * 4
 
 
 def test_not_of_a_sum():

@@ -469,15 +469,6 @@ def test_replicated_subgroups_are_read_as_copies():
     assert ShardingSpec.from_proto(proto) == ShardingSpec((C(2),), (S(0), R(6)))
 
 
-def test_one_tile_of_one_device_is_whole():
-    proto = make_proto(
-        type=Type.OTHER,
-        tile_assignment_dimensions=[1, 1],
-        tile_assignment_devices=[0],
-    )
-    assert ShardingSpec.from_proto(proto) == ShardingSpec((None, None), ())
-
-
 def test_replicated_proto_needs_rank_and_devices():
     proto = make_proto(type=Type.REPLICATED)
     assert ShardingSpec.from_proto(proto, 2, 3) == ShardingSpec((None,) * 2, (R(3),))

@@ -101,12 +101,6 @@ CASES = {
         ValueError,
         r"static_broadcasted_argnums must be an int or several, none below 0",
     ),
-    "not a JAX type": (
-        lambda: sm.spmap(lambda x, s: x)(FOUR, {"name": "adam"}),
-        TypeError,
-        r"spmap argument s\['name'\] of type <class 'str'> is not a valid JAX type. "
-        r"Give its position in static_broadcasted_argnums",
-    ),
     "a backend that is no name": (
         lambda: sm.spmap(add, backend=3),
         TypeError,
@@ -208,11 +202,6 @@ CASES = {
         lambda: sm.spmap(lambda x: x, mesh=MESH.abstract_mesh, mesh_axes="data")(FOUR),
         ValueError,
         r"spmap of <lambda> cannot run on an AbstractMesh, which has no devices",
-    ),
-    "a donated argument that is not there": (
-        lambda: sm.spmap(add, donate_argnums=7),
-        ValueError,
-        r"spmap donate_argnums is \(7,\), but add takes 2 positional arguments",
     ),
     "check_replicas is text": (
         lambda: sm.spmap(add, check_replicas="no"),

@@ -153,11 +153,6 @@ CASES = {
         r"spmap argument x is a NumPy array of dtype object, which JAX cannot compute "
         r"with. Give numbers, such as x.astype\('float32'\)",
     ),
-    "donating what is not there": (
-        lambda: sm.sharded_jit(double, None, None, 2, donate_argnums=5),
-        ValueError,
-        r"sharded_jit donate_argnums is \(5,\), but double takes 1 positional argument",
-    ),
     # Tracing: JAX's errors name the user's function and argument.
     **{
         f"an if on {argument} in {what}": (
