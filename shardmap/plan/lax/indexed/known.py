@@ -7,7 +7,7 @@ indices looks at row ``i`` of ``x``, so that both are one loop.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,19 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Params
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
+from shardmap.plan.lax.reshape import groups
+
+T = TypeVar("T")
 
 
 def known_columns(indices: Operand) -> list[np.ndarray | None]:
     """The columns of indices along their last axis, None where one is not known."""
-    whole = evaluated(indices)
-    if whole is not None:
-        return [whole[..., k] for k in range(whole.shape[-1])]
-    last = len(indices.shape) - 1
-    node = indices.producer if isinstance(indices, Value) else None
-    if node is not None and node.primitive is p.concatenate_p:
-        if node.params["dimension"] == last:
-            return [column for part in node.ins for column in known_columns(part)]
-    return [None] * indices.shape[last]
 
+    def known(part: Operand) -> list[np.ndarray | None] | None:
+        whole = evaluated(part)
+        return None if whole is None else [*np.moveaxis(whole, -1, 0)]
 
-class Iota(NamedTuple):
-    """An array whose elements are their place along an axis, plus an offset."""
-
-    axis: int
-    offset: int
+    return _by_column(indices, known)
 
 
 def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
@@ -49,97 +42,71 @@ def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
       Axis of the first operand -> axis of the indices.
     """
     shape, indices_shape = node.in_shapes[0], node.in_shapes[1]
-    found = {}
-    for axis, iota in zip(columns, _columns(node.ins[1]), strict=False):
-        if iota is None or iota.offset or iota.axis == len(indices_shape) - 1:
-            continue
-        if indices_shape[iota.axis] == shape[axis] > 1:
-            found[axis] = iota.axis
-    return found
+
+    def known(part: Operand) -> list[int | None] | None:
+        along = _counts_along(part)
+        return None if along is None else [along] * part.shape[-1]
+
+    return {
+        axis: along
+        for axis, along in zip(columns, _by_column(node.ins[1], known), strict=False)
+        if along is not None
+        and along < len(indices_shape) - 1
+        and indices_shape[along] == shape[axis] > 1
+    }
 
 
-def _columns(indices: Operand) -> list[Iota | None]:
-    """What is known of each column, along the last axis."""
-    last = len(indices.shape) - 1
+def _by_column(
+    indices: Operand, known: Callable[[Operand], list[T | None] | None]
+) -> list[T | None]:
+    """What is known of each column of indices, along their last axis."""
+    found, last = known(indices), len(indices.shape) - 1
+    if found is not None:
+        return found
     node = indices.producer if isinstance(indices, Value) else None
-    if node is not None and node.primitive is p.convert_element_type_p:
-        return [each and _held(each, indices) for each in _columns(node.ins[0])]
     if node is not None and node.primitive is p.concatenate_p:
         if node.params["dimension"] == last:
-            return [column for part in node.ins for column in _columns(part)]
-    return [iota_of(indices)] * indices.shape[last]
+            return [each for part in node.ins for each in _by_column(part, known)]
+    return [None] * indices.shape[last]
 
 
-def _is_integer(operand: Operand) -> bool:
-    return bool(jnp.issubdtype(operand.aval.dtype, jnp.integer))
-
-
-def _held(iota: Iota, operand: Operand) -> Iota | None:
-    """What an operand counts along if its type holds all these numbers."""
-    limits, last = jnp.iinfo(operand.aval.dtype), operand.shape[iota.axis] - 1
-    is_held = limits.min <= iota.offset and iota.offset + last <= limits.max
-    return iota if is_held else None
-
-
-def iota_of(operand: Operand) -> Iota | None:
-    """What an operand counts along, None if that is not known."""
-    found = _iota_of(operand)
-    return found and _held(found, operand)
-
-
-def _iota_of(operand: Operand) -> Iota | None:
+def _counts_along(operand: Operand) -> int | None:
+    """The axis along which an operand counts from 0 on, None if that is not known."""
     node = operand.producer if isinstance(operand, Value) else None
-    if node is None or not _is_integer(operand):
+    if node is None or not jnp.issubdtype(operand.aval.dtype, jnp.integer):
         return None
+    axis = None
     if node.primitive is p.iota_p:
-        return Iota(node.params["dimension"], 0)
-    if node.primitive is p.select_n_p:
-        which = _truth(node.ins[0])
-        return None if which is None else iota_of(node.ins[1 + which])
-    if node.primitive is p.add_p:
-        return _plus(*node.ins) or _plus(*reversed(node.ins))
-    if node.primitive not in MOVES:
-        return None
-    inner = iota_of(node.ins[0])
-    if inner is None:
-        return None
-    old, new = node.in_shapes[0], node.out_shapes[0]
-    if node.primitive is p.broadcast_in_dim_p:
-        axis = node.params["broadcast_dimensions"][inner.axis]
-        return inner._replace(axis=axis) if new[axis] == old[inner.axis] else None
-    # Only axes of size 1 come and go.
-    kept = [axis for axis, size in enumerate(old) if size != 1]
-    there = [axis for axis, size in enumerate(new) if size != 1]
-    if inner.axis not in kept or [old[k] for k in kept] != [new[k] for k in there]:
-        return None
-    return inner._replace(axis=there[kept.index(inner.axis)])
+        axis = node.params["dimension"]
+    elif node.primitive is p.select_n_p:
+        # JAX adds the size of the axis to indices that are negative.
+        if _is_never_less(node.ins[0]):
+            axis = _counts_along(node.ins[1])
+    elif node.primitive is p.broadcast_in_dim_p:
+        inner = _counts_along(node.ins[0])
+        if inner is not None and node.in_shapes[0][inner] > 1:
+            axis = node.params["broadcast_dimensions"][inner]
+    elif node.primitive in MOVES:
+        inner = _counts_along(node.ins[0])
+        for group in groups(node.in_shapes[0], node.out_shapes[0]):
+            if group.ins == (inner,) and len(group.outs) == 1:
+                [axis] = group.outs
+    if axis is None or operand.shape[axis] - 1 > jnp.iinfo(operand.aval.dtype).max:
+        return None  # The last of these numbers are others.
+    return int(axis)
 
 
-MOVES = frozenset(
-    {p.broadcast_in_dim_p, p.convert_element_type_p, p.copy_p, p.reshape_p, p.squeeze_p}
-)
+MOVES = frozenset({p.convert_element_type_p, p.copy_p, p.reshape_p, p.squeeze_p})
 
 
-def _plus(operand: Operand, number: Operand) -> Iota | None:
-    inner = iota_of(operand)
-    if inner is None or not isinstance(number, Scalar):
-        return None
-    return inner._replace(offset=inner.offset + int(number.value))
-
-
-def _truth(operand: Operand) -> bool | None:
-    """The one value of all elements of a comparison, None if that is not known."""
+def _is_never_less(operand: Operand) -> bool:
+    """Whether an operand says of counts that they are less than 0."""
     node = operand.producer if isinstance(operand, Value) else None
     if node is None or node.primitive is not p.lt_p:
-        return None
-    left, right = node.ins
-    inner = iota_of(left)
-    if inner is None or not isinstance(right, Scalar):
-        return None
-    least = inner.offset
-    most = least + left.shape[inner.axis] - 1
-    bound = int(np.asarray(right.value))
-    return False if least >= bound else True if most < bound else None
+        return False
+    counts, bound = node.ins
+    is_low = isinstance(bound, Scalar) and int(np.asarray(bound.value)) <= 0
+    return is_low and _counts_along(counts) is not None
 
 
 def scalar_of(operand: Operand) -> Operand | None:
