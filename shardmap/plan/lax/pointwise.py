@@ -1,7 +1,8 @@
 """Rules of the primitives that compute each element from those at the same place."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,14 @@ from jax.extend.core import primitives as p
 from shardmap._jax.lax_primitives import MULHI, NEWER, RESHARD
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
-from shardmap.plan.engine.rules import Passes, RuleMaker, nothing_passes
+from shardmap.plan.engine.rules import RuleMaker, nothing_passes
+
+NodePasses: TypeAlias = Callable[[Node, str, frozenset[int]], str | None]
+"""The form of `Rule.passes`, with the node."""
 
 
 def pointwise(
-    passes: Callable[[Node], Passes] | None = None,
+    passes: NodePasses | None = None,
     emitter: Callable[[Local], Sequence[Any]] | None = None,
 ) -> RuleMaker:
     """``i j, i j -> i j``: operands of rank 0 and axes of size 1 are broadcast."""
@@ -27,95 +31,74 @@ def pointwise(
             for operand in node.in_shapes
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
-        commutes = passes(node) if passes else nothing_passes
+        commutes = functools.partial(passes, node) if passes else nothing_passes
         return Factors(node, ins, outs, emitter=emitter, commutes=commutes)
 
     return rule
 
 
-def _finite(operand: Operand) -> bool:
+def _is_inexact(node: Node) -> bool:
+    return bool(jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact))
+
+
+def _is_finite(operand: Operand) -> bool:
     """A literal that is finite. With infinity, ``1 * inf + -2 * inf`` is no number."""
     return isinstance(operand, Scalar) and bool(np.isfinite(operand.value))
 
 
-def _product(node: Node) -> Passes:
+def _product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     """Linear in each operand as long as the other one is complete and finite."""
-    exact = not jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact)
-
-    def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        if combiner != "add" or len(pending) != 1:
-            return None
-        other = node.ins[1 - min(pending)]
-        return combiner if exact or _finite(other) else None
-
-    return passes
+    if combiner != "add" or len(pending) != 1:
+        return None
+    other = node.ins[1 - min(pending)]
+    return combiner if not _is_inexact(node) or _is_finite(other) else None
 
 
-def _quotient(node: Node) -> Passes:
-    inexact = jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact)
+def _quotient(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     below = node.ins[1]
-    nonzero = isinstance(below, Scalar) and bool(np.asarray(below.value) != 0)
-    linear = inexact and nonzero and _finite(below)
-
-    def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        return combiner if combiner == "add" and linear and pending == {0} else None
-
-    return passes
+    if combiner != "add" or pending != {0} or not isinstance(below, Scalar):
+        return None
+    linear = _is_inexact(node) and _is_finite(below) and bool(below.value != 0)
+    return combiner if linear else None
 
 
-def _sum(node: Node) -> Passes:
-    def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        return combiner if combiner == "add" and pending == {0, 1} else None
-
-    return passes
+def _sum(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    return combiner if combiner == "add" and pending == {0, 1} else None
 
 
-def _extremum(own: str) -> Callable[[Node], Passes]:
-    def maker(node: Node) -> Passes:
-        def passes(combiner: str, pending: frozenset[int]) -> str | None:
-            return combiner if combiner == own else None
-
-        return passes
-
-    return maker
+def _extremum(own: str) -> NodePasses:
+    return lambda node, combiner, pending: combiner if combiner == own else None
 
 
-def _negated(node: Node) -> Passes:
-    swapped = {"add": "add"}
-    if jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact):
-        swapped |= {"min": "max", "max": "min"}
-
-    def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        return swapped.get(combiner)
-
-    return passes
+def _negated(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    swapped = {"min": "max", "max": "min"} if _is_inexact(node) else {}
+    return {"add": "add", **swapped}.get(combiner)
 
 
-def _linear(node: Node) -> Passes:
-    return lambda combiner, pending: combiner if combiner == "add" else None
+def _linear(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    return combiner if combiner == "add" else None
 
 
-def _unchanged(node: Node) -> Passes:
-    return lambda combiner, pending: combiner
+def _unchanged(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    return combiner
 
 
-def _chosen(node: Node) -> Passes:
+def _chosen(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     """``select_n``: partial results pass if all that is chosen from is partial."""
-    cases = frozenset(range(1, len(node.ins)))
-    return lambda combiner, pending: combiner if pending == cases else None
+    return combiner if pending == frozenset(range(1, len(node.ins))) else None
 
 
-def _converted(node: Node) -> Passes:
+def _converted(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     before, after = node.ins[0].aval.dtype, node.outs[0].aval.dtype
-    kept = (
-        {"add", "mul", "min", "max", "and", "or", "xor"} if before == after else set()
-    )
-    if before != after and _widens(before, after):
-        if jnp.issubdtype(before, jnp.inexact):
-            kept = {"add"} if jnp.issubdtype(after, jnp.inexact) else set()
-        if jnp.issubdtype(after, jnp.floating) or jnp.issubdtype(after, jnp.integer):
-            kept |= {"min", "max"}
-    return lambda combiner, pending: combiner if combiner in kept else None
+    if before == after:
+        return combiner
+    if not _widens(before, after):
+        return None
+    if combiner == "add":
+        inexact = jnp.issubdtype(before, jnp.inexact) and _is_inexact(node)
+        return combiner if inexact else None
+    ordered = jnp.issubdtype(after, jnp.floating) or jnp.issubdtype(after, jnp.integer)
+    return combiner if combiner in ("min", "max") and ordered else None
 
 
 def _widens(before: np.dtype, after: np.dtype) -> bool:

@@ -1,5 +1,6 @@
 """Rules of the primitives that move elements: permute, slice, pad, join, position."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -223,20 +224,15 @@ class Concatenate(Rule):
 
 def split(graph: Graph, node: Node) -> list[Operand]:
     """Written as slices, so that each result has boxes of its own."""
-    [operand] = node.ins
-    axis = node.params["axis"]
-    starts, limits = [0] * len(operand.shape), list(operand.shape)
-    outs: list[Operand] = []
-    for size, out in zip(node.params["sizes"], node.outs, strict=True):
-        limits[axis] = starts[axis] + size
-        params = {
-            "start_indices": tuple(starts),
-            "limit_indices": tuple(limits),
-            "strides": None,
-        }
-        outs += graph.add(p.slice_p, params, node.ins, [out.aval])
-        starts[axis] += size
-    return outs
+    axis, sizes = node.params["axis"], node.params["sizes"]
+    edges = list(itertools.accumulate(sizes, initial=0))
+
+    def parts(x: jax.Array) -> list[jax.Array]:
+        return [
+            lax.slice_in_dim(x, *ends, axis=axis) for ends in itertools.pairwise(edges)
+        ]
+
+    return graph.call(parts, node.ins)
 
 
 def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
@@ -245,19 +241,18 @@ def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
     places = [int(begin.value) for begin in begins if isinstance(begin, Scalar)]
     if len(places) < len(begins):
         return None
-    [out] = node.outs
+    taken = node.out_shapes[0]
     # As `lax.dynamic_slice` does: one that would end outside begins earlier.
     starts = [
-        min(max(place, 0), size - taken)
-        for place, size, taken in zip(places, operand.shape, out.shape, strict=True)
+        min(max(place, 0), size - n)
+        for place, size, n in zip(places, operand.shape, taken, strict=True)
     ]
-    limits = [a + n for a, n in zip(starts, out.shape, strict=True)]
     params = {
         "start_indices": tuple(starts),
-        "limit_indices": tuple(limits),
+        "limit_indices": tuple(a + n for a, n in zip(starts, taken, strict=True)),
         "strides": None,
     }
-    return list(graph.add(p.slice_p, params, [operand], [out.aval]))
+    return list(graph.add(p.slice_p, params, [operand], [node.outs[0].aval]))
 
 
 MOST_COPIES = 16
