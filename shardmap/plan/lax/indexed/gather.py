@@ -12,7 +12,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
@@ -22,7 +21,7 @@ from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.indexed.known import counted
-from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of
+from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of, moved
 from shardmap.plan.lax.indexed.ranges import lines, looked_at
 
 TOGETHER = Reason(
@@ -91,7 +90,10 @@ def _named(node: Node) -> _Named:
             wholes |= dict.fromkeys(
                 [operand[axis], out[place]], INDEXED if known is None else WINDOWS
             )
-    single = [axis for axis in single if axis not in along]
+    # Of what has no coordinate the first place is taken.
+    lost = [axis for axis in single if axis not in numbers.start_index_map]
+    wholes |= {operand[axis]: INDEXED for axis in lost}
+    single = [axis for axis in single if axis not in (*along, *lost)]
     stretches: dict[int, Window] = {}
     for line in known or ():
         axis = line.axis
@@ -137,37 +139,44 @@ def gather(node: Node) -> Factors:
 
 def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     """The equation for one shard."""
-    [shape, _], operand = node.in_shapes, named.operand
-    coordinates = node.params["dimension_numbers"].start_index_map
-    taken = list(node.params["slice_sizes"])
+    [shape, _], operand, params = node.in_shapes, named.operand, dict(node.params)
+    coordinates = params["dimension_numbers"].start_index_map
+    taken = list(params["slice_sizes"])
+    last = [size - count for size, count in zip(shape, taken, strict=True)]
     for axis in named.full:
         taken[axis] = local.sizes[operand[axis]]
-    params = {**node.params, "slice_sizes": tuple(taken)}
-    values = list(local.values)
-    for axis, places in named.stretches.items():
-        column = coordinates.index(axis)
-        if values[0].shape[axis] != places.size and values[1].size:
-            # The least of them is where the shard's box starts.
-            start = jnp.min(values[1][..., column])
-            values[1] = _earlier(values[1], column, start)
-    for axis in named.along:
-        if local.sizes[operand[axis]] != shape[axis]:
-            column = coordinates.index(axis)
-            values[1] = _earlier(values[1], column, local.starts[operand[axis]])
+    params["slice_sizes"] = tuple(taken)
+    value, index = local.values
     starts = {
         axis: local.starts[operand[axis]]
-        for axis in named.single
+        for axis in (*named.along, *named.single)
         if local.sizes[operand[axis]] != shape[axis]
     }
+    is_part = any(axis in starts for axis in named.single)
+    for axis, window in named.stretches.items():
+        if value.shape[axis] != window.size and index.size:
+            # The least of them is where the shard's box starts.
+            starts[axis] = jnp.min(as_int32(index)[..., coordinates.index(axis)])
     if not starts:
-        return bind(node, values, params)
-    return [_part(node, values, params, starts)]
-
-
-def _earlier(index: jax.Array, column: int, start: jax.Array) -> jax.Array:
-    """Places of which one coordinate is counted from ``start``."""
-    moved = index[..., column] - jnp.asarray(start, index.dtype)
-    return index.at[..., column].set(moved)
+        return bind(node, [value, index], params)
+    fills = params["mode"] == FILL
+    places = moved(index, coordinates, starts, None if fills else last)
+    if not is_part:
+        return bind(node, [value, places], params)
+    # What lies elsewhere is zero. The clipping has mixed the places up.
+    params |= {"mode": FILL, "fill_value": 0}
+    params |= {"indices_are_sorted": False, "unique_indices": False}
+    [result] = bind(node, [value, places], params)
+    if not fills:
+        return [result]
+    outside, index = jnp.zeros(index.shape[:-1], bool), as_int32(index)
+    for k, axis in enumerate(coordinates):
+        outside |= (index[..., k] < 0) | (index[..., k] > last[axis])
+    # One shard fills in, else the sum would have as many fill values as shards.
+    for axis in named.single:
+        outside &= starts.get(axis, 0) == 0
+    outside = lax.broadcast_in_dim(outside, result.shape, _batch_axes(node))
+    return [jnp.where(outside, jnp.full_like(result, fill_value(node)), result)]
 
 
 def _batch_axes(node: Node) -> list[int]:
@@ -181,86 +190,6 @@ def _window_axes(node: Node) -> list[int]:
     numbers = node.params["dimension_numbers"]
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     return [axis for axis in range(len(node.in_shapes[0])) if axis not in gone]
-
-
-class _Places(NamedTuple):
-    """Where a shard looks, and which of its places count. Per place:
-
-    Attributes:
-      own: the place in the shard's box, or some place in it if it lies elsewhere.
-      inside: whether it lies in the operand.
-      here: whether it lies in the shard's box, as far as the axes say that are cut.
-      first: whether the shard is the first one along all of them.
-    """
-
-    own: jax.Array
-    inside: Any
-    here: Any
-    first: Any
-
-
-def _places(
-    node: Node, box: tuple[int, ...], index: jax.Array, starts: dict[int, jax.Array]
-) -> _Places:
-    """Moves places of the operand to those of a box of it.
-
-    Args:
-      node: the equation.
-      box: the shape of the shard's box.
-      index: the places.
-      starts: where the box starts, by axis, for the axes that are cut.
-    """
-    coordinates = node.params["dimension_numbers"].start_index_map
-    inside: Any = True
-    here: Any = True
-    first: Any = True
-    for axis, start in starts.items():
-        first = first & (start == 0)
-        if axis not in coordinates:
-            here = here & first  # Its place is 0.
-    columns = []
-    for k, axis in enumerate(coordinates):
-        last = node.in_shapes[0][axis] - node.params["slice_sizes"][axis]
-        column = index[..., k]
-        inside = inside & (column >= 0) & (column <= last)
-        # Of the modes, only CLIP looks at these; FILL masks them by `inside`.
-        column = jnp.clip(column, 0, last)
-        if axis in starts:
-            column = column - starts[axis]
-            here = here & (column >= 0) & (column < box[axis])
-            column = jnp.clip(column, 0, box[axis] - 1)
-        columns.append(column)
-    return _Places(jnp.stack(columns, -1) if columns else index, inside, here, first)
-
-
-def _part(
-    node: Node,
-    values: Sequence[Any],
-    params: dict[str, Any],
-    starts: dict[int, jax.Array],
-) -> jax.Array:
-    """What a shard has of the result, zero elsewhere."""
-    operand, index = values[0], as_int32(values[1])
-    places = _places(node, operand.shape, index, starts)
-    params |= {
-        "mode": lax.GatherScatterMode.CLIP,
-        # The clipping has mixed them up.
-        "indices_are_sorted": False,
-        "unique_indices": False,
-    }
-    [result] = bind(node, [operand, places.own], params)
-
-    def spread(mask: jax.Array) -> jax.Array:
-        mask = jnp.broadcast_to(mask, places.own.shape[:-1])
-        return lax.broadcast_in_dim(mask, result.shape, _batch_axes(node))
-
-    zero = jnp.zeros_like(result)
-    if node.params["mode"] != FILL:
-        return jnp.where(spread(places.here), result, zero)
-    result = jnp.where(spread(places.here & places.inside), result, zero)
-    # One shard fills in, else the sum would have as many fill values as shards.
-    fills = spread(jnp.logical_not(places.inside) & places.first)
-    return jnp.where(fills, jnp.full_like(result, fill_value(node)), result)
 
 
 def fill_value(node: Node) -> Any:

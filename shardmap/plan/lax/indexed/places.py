@@ -1,5 +1,7 @@
 """Places that are known only when a program runs, and what comes of them in parts."""
 
+from collections.abc import Mapping, Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +38,31 @@ def as_int32(index: ArrayLike) -> jax.Array:
     elif index.dtype.itemsize > 4:
         index = jnp.clip(index, limits.min, limits.max)
     return index.astype(jnp.int32)
+
+
+def moved(
+    index: jax.Array,
+    axes: Sequence[int],
+    starts: Mapping[int, ArrayLike],
+    last: Sequence[int] | None,
+) -> jax.Array:
+    """Places as those of a box that starts elsewhere. Those before it are negative.
+
+    Args:
+      index: the places, their coordinates along the last axis.
+      axes: the axis of each coordinate.
+      starts: where the box starts, by axis.
+      last: the last place on each axis, to which the others are clipped.
+    """
+    index = as_int32(index)
+    columns = []
+    for k, axis in enumerate(axes):
+        column = index[..., k]
+        if last is not None:
+            column = jnp.clip(column, 0, last[axis])
+        start = starts.get(axis)
+        columns.append(column if start is None else column - as_int32(start))
+    return jnp.stack(columns, -1)
 
 
 def combiner_of(node: Node) -> str | None:

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -16,7 +15,7 @@ from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.lax.indexed.known import counted
-from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, as_int32
+from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, moved
 from shardmap.plan.lax.indexed.ranges import landing, lines
 
 
@@ -159,9 +158,15 @@ def _emitted(
         values[0] = jnp.where(first, values[0], nothing)
     if any(local.sizes[axis] != shape[axis] for axis in shifted):
         starts = {axis: local.starts[axis] for axis in shifted}
-        values[1] = _moved(node, values[1], starts, named.windows)
-        # Updates of other boxes are dropped. Moved, those before this box are negative,
-        # and those behind it are too large.
+        numbers, last = node.params["dimension_numbers"], None
+        if params["mode"] == lax.GatherScatterMode.CLIP:
+            last = [size - 1 for size in shape]
+            places = zip(named.windows, numbers.update_window_dims, strict=True)
+            for axis, place in places:
+                last[axis] = shape[axis] - node.in_shapes[2][place]
+        axes = numbers.scatter_dims_to_operand_dims
+        values[1] = moved(values[1], axes, starts, last)
+        # Updates of other boxes are dropped: their places are negative or too large.
         params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
         params["indices_are_sorted"] = False
     return bind(node, values, params)
@@ -170,31 +175,6 @@ def _emitted(
 MOST_TOGETHER = 16
 """Up to how many updates that combine go to one place, if cuts are to follow them:
 those of one place are in one piece."""
-
-
-def _moved(
-    node: Node, index: jax.Array, starts: dict[int, jax.Array], windows: list[int]
-) -> jax.Array:
-    """Places of the operand as those of a box of it that starts at ``starts``.
-
-    The shard drops what is outside. Where the equation does not drop but clips, that is
-    done here, with the sizes of the whole operand.
-    """
-    numbers = node.params["dimension_numbers"]
-    shape, _, updates_shape = node.in_shapes
-    clips = node.params["mode"] == lax.GatherScatterMode.CLIP
-    moved = as_int32(index)
-    columns = []
-    for k, axis in enumerate(numbers.scatter_dims_to_operand_dims):
-        column = moved[..., k]
-        if clips:
-            length = 1
-            if axis not in starts:
-                place = numbers.update_window_dims[windows.index(axis)]
-                length = updates_shape[place]
-            column = jnp.clip(column, 0, shape[axis] - length)
-        columns.append(column - starts[axis] if axis in starts else column)
-    return jnp.stack(columns, -1)
 
 
 COMBINERS = {
