@@ -16,7 +16,6 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Params
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
-from shardmap.plan.lax.reshape import groups
 
 T = TypeVar("T")
 
@@ -88,9 +87,11 @@ def _counts_along(operand: Operand) -> int | None:
             axis = node.params["broadcast_dimensions"][inner]
     elif node.primitive in MOVES:
         inner = _counts_along(node.ins[0])
-        for group in groups(node.in_shapes[0], node.out_shapes[0]):
-            if group.ins == (inner,) and len(group.outs) == 1:
-                [axis] = group.outs
+        old, new = node.in_shapes[0], node.out_shapes[0]
+        # Only axes of size 1 come and go.
+        kept, there = ([k for k, n in enumerate(s) if n != 1] for s in (old, new))
+        if inner in kept and [old[k] for k in kept] == [new[k] for k in there]:
+            axis = there[kept.index(inner)]
     if axis is None or operand.shape[axis] - 1 > jnp.iinfo(operand.aval.dtype).max:
         return None  # The last of these numbers are others.
     return int(axis)
