@@ -35,24 +35,30 @@ from shardmap.plan.lax.control.written_out import (
 Arrays: TypeAlias = list[jax.Array]
 
 
-class Scanned(NamedTuple):
-    """What a shard computes of a scan.
+class Looped(NamedTuple):
+    """What a shard computes of a loop.
 
     Attributes:
-      length: how many steps it makes.
       recipe: what is computed in one step.
       made: the boxes of one step's results, carried ones first.
       needs: the boxes that one step reads.
       crops: what is taken of the results.
       limited: the loops that are summed over in part.
+      length: how many steps a scan makes.
+      test: what is computed of the condition of a ``while``.
+      looked: the boxes that the condition reads.
+      lead: the box of the condition's result.
     """
 
-    length: int
     recipe: Recipe
     made: Boxes
     needs: Boxes
     crops: Crops
     limited: tuple[Factor, ...]
+    length: int = 0
+    test: Any = None
+    looked: Boxes = ()
+    lead: Box = ()
 
 
 class Scan(Inner):
@@ -124,17 +130,17 @@ class Scan(Inner):
             tuple(limited),
         )
         every = (*carry, *inner)
-        content = Scanned(length, recipe, every, needs, shapes, tuple(limited))
+        content = Looped(recipe, every, needs, shapes, tuple(limited), length)
         starts = (*recipe.starts, *begins, *(start for start, _ in limited.values()))
         return Need(tuple(needed), Frozen(key, content), starts)
 
     def emit(
         self,
         values: Sequence[Any],
-        static: Frozen[Scanned],
+        static: Frozen[Looped],
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        length, recipe, wanted, needs, shapes, limited = static.content
+        recipe, wanted, needs, shapes, limited, length, *_ = static.content
         own = starts[: len(recipe.starts)]
         parts, here = self.first_ones(0, limited, starts)
         first = self.consts + self.carries
@@ -180,30 +186,6 @@ class Scan(Inner):
         found = iter([*final, *stacked])
         results = [None if box is None else next(found) for box in wanted]
         return crop(results, shapes, starts[len(recipe.starts) :])
-
-
-class Iterated(NamedTuple):
-    """What a shard computes of a loop.
-
-    Attributes:
-      test: what is computed of the condition.
-      recipe: what is computed in one step.
-      carry: the boxes that are carried.
-      looked: the boxes that the condition reads.
-      needs: the boxes that one step reads.
-      lead: the box of the condition's result.
-      crops: what is taken of the results.
-      limited: the loops that are summed over in part.
-    """
-
-    test: Recipe
-    recipe: Recipe
-    carry: Boxes
-    looked: Boxes
-    needs: Boxes
-    lead: Box
-    crops: Crops
-    limited: tuple[Factor, ...]
 
 
 class While(Inner):
@@ -292,8 +274,11 @@ class While(Inner):
         inside = fits(needs, carry), fits(looked, carry)
         names = tuple(limited)
         key = (test.static, recipe.static, shapes_of(needed), inside, shapes, names)
-        content = Iterated(
-            test, recipe, tuple(carry), looked, needs, lead, shapes, names
+        content = Looped(
+            *(recipe, tuple(carry), needs, shapes, names),
+            test=test,
+            looked=looked,
+            lead=lead,
         )
         firsts = [start for start, _ in limited.values()]
         starts = (*test.starts, *recipe.starts, *begins, *firsts)
@@ -302,10 +287,10 @@ class While(Inner):
     def emit(
         self,
         values: Sequence[Any],
-        static: Frozen[Iterated],
+        static: Frozen[Looped],
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        test, recipe, carry, looked, needs, lead, shapes, limited = static.content
+        recipe, carry, needs, shapes, limited, _, test, looked, lead = static.content
         parts, here = self.first_ones(0, limited, starts)
         count = len(test.starts)
         first, second = starts[:count], starts[count : count + len(recipe.starts)]
