@@ -186,10 +186,11 @@ class Programs(abc.ABC, Generic[C]):
             assert call.mesh is not None
             assert call.shardings is not None
             types = ", ".join(aval.str_short() for aval in call.global_avals)
-            specs = [[str(s.spec) for s in each] for each in call.shardings]
+            specs = [", ".join(str(s.spec) for s in each) for each in call.shardings]
             return (
                 f"{self.name}, mesh {dict(call.mesh.shape)}, arguments ({types}), "
-                f"specs {specs}, operations {agreement.operations(call.jaxpr)}"
+                f"in_specs ({specs[0]}), out_specs ({specs[1]}), operations "
+                f"{agreement.operations(call.jaxpr)}"
             )
 
         agreement.agree(call.mesh, self._named(), text)

@@ -75,7 +75,7 @@ def check_partitions_are_told_apart():
     refused(
         RuntimeError,
         f"sharded_jit of <lambda>: {DIFFERENT}  * process 0: <lambda>, mesh "
-        f"{{'_partitions0': {DEVICES}}}, arguments (float32[{DEVICES},3]), specs",
+        f"{{'_partitions0': {DEVICES}}}, arguments (float32[{DEVICES},3]), in_specs",
         parts(functions[PROCESS % 2]),
         ones(3),
     )

@@ -304,7 +304,7 @@ def check_other_functions_are_told_apart():
     refused(
         RuntimeError,
         "the processes do not call the same function with equal shapes:\n"
-        "  * process 0: <lambda>, axis 'i' of ",
+        "  * process 0: <lambda>, mesh {'i': ",
         sm.spmap(same[PROCESS % 2], "i"),
         mine,
     )
