@@ -7,10 +7,12 @@ there are devices for it; else its elements are one batched operation. With
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -169,14 +171,34 @@ def _one_block_each(
     manual: Collection[str],
 ) -> Callable[..., Any]:
     """`jax.shard_map` of a block."""
-    return jax.shard_map(
-        block,
+    mapped = functools.partial(
+        jax.shard_map,
         mesh=mesh,
-        in_specs=tuple(partition_spec(axis.device_axes, a) for a in in_axes),
         out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
         axis_names=set(manual),
         check_vma=False,
     )
+
+    def is_empty(operand: Value) -> bool:
+        is_extended = jnp.issubdtype(operand.dtype, jax.dtypes.extended)
+        return operand.size == 0 and not is_extended
+
+    def empty_block(operand: Value, in_axis: int | None) -> jax.Array:
+        shape = list(operand.shape)
+        if in_axis is not None:
+            shape[in_axis] = axis.block
+        return jnp.zeros(shape, operand.dtype)
+
+    def run(*operands: Value) -> list[Any]:
+        if all(map(is_empty, operands)):
+            # XLA drops such operands, and cannot compile if no other is left.
+            return mapped(
+                lambda: block(*map(empty_block, operands, in_axes)), in_specs=()
+            )()
+        in_specs = tuple(partition_spec(axis.device_axes, a) for a in in_axes)
+        return mapped(block, in_specs=in_specs)(*operands)
+
+    return run
 
 
 def one_block_of_whole(
