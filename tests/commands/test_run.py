@@ -100,7 +100,7 @@ def test_when_one_fails_all_end(failure, code, text, script, capfd):
 
 
 def test_the_first_failure_counts(script):
-    path = script("time.sleep(1.5 * me); sys.exit(3 + me)")
+    path = script("time.sleep(0.5 * me); sys.exit(3 + me)")
     assert run.main(["-n", "2", path]) == 3
 
 

@@ -40,79 +40,30 @@ SYMMETRIC = SQUARES @ SQUARES.swapaxes(1, 2) + 5 * np.eye(5, dtype=np.float32)
 IMAGE, KERNEL = reals(2, 9, 8, 3), reals(3, 2, 3, 4, seed=4)
 KEY = jax.random.key(7)
 
-UNARY = {
-    "abs": X,
-    "acos": fraction(8, 6),
-    "acosh": positive(8, 6) + 1,
-    "asin": fraction(8, 6),
-    "asinh": X,
-    "atan": X,
-    "atanh": fraction(8, 6),
-    "bessel_i0e": X,
-    "bessel_i1e": X,
-    "cbrt": X,
-    "ceil": X,
-    "cos": X,
-    "cosh": X,
-    "digamma": positive(8, 6),
-    "erf": X,
-    "erf_inv": fraction(8, 6),
-    "erfc": X,
-    "exp": X,
-    "exp2": X,
-    "expm1": X,
-    "floor": X,
-    "is_finite": X,
-    "lgamma": positive(8, 6),
-    "log": positive(8, 6),
-    "log1p": positive(8, 6),
-    "logistic": X,
-    "neg": X,
-    "round": X,
-    "rsqrt": positive(8, 6),
-    "sign": X,
-    "sin": X,
-    "sinh": X,
-    "sqrt": positive(8, 6),
-    "square": X,
-    "tan": X,
-    "tanh": X,
-    "bitwise_not": ints(8, 6),
-    "clz": ints(8, 6),
-    "population_count": ints(8, 6),
-    "conj": X + 1j * Y,
-    "real": X + 1j * Y,
-    "imag": X + 1j * Y,
-}
-BINARY = {
-    "add": (X, Y),
-    "atan2": (X, Y),
-    "bitwise_and": (ints(8, 6), ints(8, 6)),
-    "bitwise_or": (ints(8, 6), ints(8, 6)),
-    "bitwise_xor": (ints(8, 6), ints(8, 6)),
-    "complex": (X, Y),
-    "div": (X, positive(8, 6)),
-    "eq": (ints(8, 6), ints(8, 6)),
-    "ge": (X, Y),
-    "gt": (X, Y),
-    "igamma": (positive(8, 6), positive(8, 6)),
-    "igammac": (positive(8, 6), positive(8, 6)),
-    "le": (X, Y),
-    "lt": (X, Y),
-    "max": (X, Y),
-    "min": (X, Y),
-    "mul": (X, Y),
-    "ne": (ints(8, 6), ints(8, 6)),
-    "nextafter": (X, Y),
-    "pow": (positive(8, 6), Y),
-    "polygamma": (np.float32(1) + np.zeros_like(X), positive(8, 6)),
-    "rem": (X, positive(8, 6)),
-    "shift_left": (ints(8, 6), ints(8, 6)),
-    "shift_right_arithmetic": (ints(8, 6), ints(8, 6)),
-    "shift_right_logical": (ints(8, 6), ints(8, 6)),
-    "sub": (X, Y),
-    "zeta": (positive(8, 6) + 1, positive(8, 6)),
-}
+# Elementwise functions by what they take, all of one line in one program.
+ELEMENTWISE = {
+    "reals": ((X,), """abs asinh atan bessel_i0e bessel_i1e cbrt ceil cos cosh erf erfc
+        exp exp2 expm1 floor is_finite logistic neg round sign sin sinh square tan tanh
+        """),
+    "positive": ((positive(8, 6),), "digamma lgamma log log1p rsqrt sqrt"),
+    "above one": ((positive(8, 6) + 1,), "acosh"),
+    "fractions": ((fraction(8, 6),), "acos asin atanh erf_inv"),
+    "integers": ((ints(8, 6),), "bitwise_not clz population_count"),
+    "complex numbers": ((X + 1j * Y,), "conj real imag"),
+    "two reals": ((X, Y), "add atan2 complex ge gt le lt max min mul nextafter sub"),
+    "a real and a positive": ((X, positive(8, 6)), "div rem"),
+    "two positive": ((positive(8, 6), positive(8, 6)), "igamma igammac"),
+    "a positive and a real": ((positive(8, 6), Y), "pow"),
+    "zeta": ((positive(8, 6) + 1, positive(8, 6)), "zeta"),
+    "polygamma": ((np.ones_like(X), positive(8, 6)), "polygamma"),
+    "two integers": ((ints(8, 6), ints(8, 6)), """bitwise_and bitwise_or bitwise_xor eq
+        ne shift_left shift_right_arithmetic shift_right_logical"""),
+}  # fmt: skip
+
+
+def all_of(names: str) -> Callable[..., Any]:
+    """Gives the results of each of these functions of `jax.lax`, by name."""
+    return lambda *args: {name: getattr(lax, name)(*args) for name in names.split()}
 
 
 def conv(x, w, strides=(1, 1), padding="SAME", **options):
@@ -287,7 +238,6 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 SINGLE: dict[str, Program] = {
-    **{name: Program(getattr(lax, name), (x,)) for name, x in UNARY.items()},
-    **{name: Program(getattr(lax, name), xs) for name, xs in BINARY.items()},
+    **{kind: Program(all_of(fs), args) for kind, (args, fs) in ELEMENTWISE.items()},
     **{name: Program(fun, args) for name, (fun, args) in OTHERS.items()},
 }
