@@ -17,7 +17,7 @@ LOST = "total: a collective with the other processes failed. One of them has end
 AT_ONCE = r"after \d s: "
 WAITED = (
     r"after \d+ s: spmap of <lambda>: waited 2 s for the other processes to call it "
-    r"too: <lambda>, axis 'i' of 2, "
+    r"too: <lambda>, "
 )
 TWO_SECONDS = {"SHARDMAP_PROCESS_TIMEOUT": "2"}
 
