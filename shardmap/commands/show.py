@@ -4,6 +4,7 @@ It needs no devices.
 """
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
@@ -53,9 +54,13 @@ def main(arguments: Sequence[str]) -> int:
         help="names and sizes of its axes, such as data=4,model=2, which a "
         "PartitionSpec needs",
     )
+    parser.add_argument(
+        "--json", action="store_true", help="write the same as JSON, for programs"
+    )
     options = parser.parse_args(arguments)
+    shown = page_as_json if options.json else page
     try:
-        text = page(options.spec, options.shape, options.mesh)
+        text = shown(options.spec, options.shape, options.mesh)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     print(text)
@@ -86,6 +91,39 @@ def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
             picture(asked.spec, asked.shape),
             *_forms(asked.spec, asked.shape, asked.names),
         ]
+    )
+
+
+def page_as_json(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
+    """The content of `page` without the picture, for all devices.
+
+    >>> found = json.loads(page_as_json("P('x')", "4", "x=2"))
+    >>> found["shard_shape"], found["indices"]
+    ([2], [[[0, 2]], [[2, 4]]])
+    """
+    asked = _Asked.read(spec_text, shape_text, mesh_text)
+    spec, shape = asked.spec, asked.shape
+    outside = spec.stacked()
+    return json.dumps(
+        {
+            "spec": repr(spec),
+            "partition_spec": asked.partitions,
+            "shape": shape,
+            "shard_shape": spec.shard_shape(shape),
+            "mesh_shape": spec.mesh_shape,
+            "mesh_axes": asked.names,
+            # Of each device, row-major over the mesh: a number, or start and stop.
+            "indices": [
+                [
+                    item if isinstance(item, int) else item.indices(size)[:2]
+                    for item, size in zip(index, shape, strict=True)
+                ]
+                for index in spec.indices(shape).flat
+            ],
+            "op_sharding": "\n".join(_proto_fields(outside)),
+            "hlo": str(outside.hlo_sharding()),
+            "sdy": outside.sdy(asked.names),
+        }
     )
 
 
