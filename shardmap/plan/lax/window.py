@@ -8,7 +8,7 @@ import jax
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors, Local, out_size, taken_whole
+from shardmap.plan.engine.factors import Factors, Local, bind, out_size, taken_whole
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
@@ -133,11 +133,6 @@ def _moved(value: Any, source: Sequence[int], target: Sequence[int]) -> Any:
     return lax.transpose(value, [moves[axis] for axis in range(len(moves))])
 
 
-def _bind(node: Node, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
-    outs = node.primitive.bind(*values, **{**node.params, **params})
-    return outs if node.primitive.multiple_results else [outs]
-
-
 def reduce_window(node: Node) -> Factors:
     """Poolings: all axes have windows, most of them of size 1."""
     params = node.params
@@ -170,7 +165,7 @@ def reduce_window(node: Node) -> Factors:
         padding = tuple(
             local.holes.get((0, axis), (0, 0)) for axis in range(len(shape))
         )
-        return _bind(node, local.values, {"padding": padding})
+        return bind(node, local.values, {**params, "padding": padding})
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
         own = {

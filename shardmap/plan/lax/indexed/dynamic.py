@@ -31,28 +31,21 @@ def dynamic_slice(node: Node) -> Factors:
     def emitter(local: Local) -> Sequence[Any]:
         value, *starts = local.values
         begins: list[Any] = [jnp.int32(0)] * len(shape)
-        here: Any = True
         for k in cut:
             # As JAX does it: the start gives way, so that all elements exist.
             first = jnp.clip(as_int32(starts[k]), 0, shape[k] - taken[k])
             begins[k] = first + local.starts[k]
-            length = local.sizes[f"o{k}"]
-            if length != shape[k]:
+            if local.sizes[f"o{k}"] != shape[k]:
                 # The axis is cut: what lies in this box is taken element by element,
                 # the rest is zero.
                 places = begins[k] + jnp.arange(local.sizes[k], dtype=jnp.int32)
-                places = places - local.starts[f"o{k}"]
+                at = (*[slice(None)] * k, places - local.starts[f"o{k}"])
+                value = value.at[at].get(
+                    mode="fill", fill_value=0, wrap_negative_indices=False
+                )
                 begins[k] = jnp.int32(0)
-                along = [1] * len(shape)
-                along[k] = local.sizes[k]
-                here = here & ((places >= 0) & (places < length)).reshape(along)
-                places = jnp.clip(places, 0, length - 1)
-                value = jnp.take(value, places, axis=k, mode="clip")
         sizes = out_size(local, range(len(shape)))
-        result = lax.dynamic_slice(value, begins, sizes)
-        if here is not True:
-            result = jnp.where(here, result, jnp.zeros_like(result))
-        return [result]
+        return [lax.dynamic_slice(value, begins, sizes)]
 
     return Factors(
         node,
