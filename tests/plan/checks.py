@@ -57,3 +57,14 @@ def check_cut(fun, *args, in_slices, tolerance=2e-5):
     assert_same(made.run(*args), jax.jit(fun)(*args), tolerance)
     assert made.num_shards > 1
     return made
+
+
+def times_read(made, arguments=slice(None)):
+    """How often those of the arguments are read, the one that is read most."""
+    read = dict.fromkeys(made._cut_program.graph.inputs[arguments], 0)
+    for stage in made.stages:
+        for number in range(stage.num_shards):
+            for value, box in stage.recipe(number)[1].reads:
+                if value in read:
+                    read[value] += np.prod([stop - start for start, stop in box])
+    return max(count / value.size for value, count in read.items())

@@ -118,10 +118,6 @@ def triangular_solve(node: Node) -> Factors:
     return Factors(node, ins, [[*batch, *sides]], wholes=wholes, cheap=False, each=MANY)
 
 
-def from_pivots(node: Node) -> Factors:
-    return by_batch(node, len(node.in_shapes[0]) - 1)
-
-
 RULES: dict[Any, RuleMaker] = {
     p.approx_top_k_p: top_k,
     p.cholesky_p: core(2),
@@ -139,5 +135,5 @@ RULES: dict[Any, RuleMaker] = {
     p.triangular_solve_p: triangular_solve,
     p.tridiagonal_p: core(2),
     p.tridiagonal_solve_p: core(1),
-    PIVOTS: from_pivots,
+    PIVOTS: core(1),
 }

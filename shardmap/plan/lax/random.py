@@ -23,6 +23,8 @@ from shardmap.plan.engine.factors import Factors, Local, taken_whole
 from shardmap.plan.engine.keys import key_impl
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
+from shardmap.plan.lax.pointwise import pointwise
+from shardmap.plan.lax.special import whole_because
 
 GENERATOR = Reason(
     "this generator makes all its bits at once",
@@ -117,24 +119,15 @@ def fold_in(node: Node) -> Factors:
     return Factors(node, [range(len(keys)), range(len(messages))], [axes])
 
 
-def seed(node: Node) -> Factors:
-    axes = range(len(node.in_shapes[0]))
-    return Factors(node, [axes], [axes])
-
-
-def one_sequence(node: Node) -> Factors:
-    return taken_whole(node, SEQUENCE)
-
-
 RULES: dict[Any, RuleMaker] = {
     p.random_bits_p: lambda node: by_position(node, is_split=False),
     p.random_split_p: lambda node: by_position(node, is_split=True),
     p.random_fold_in_p: fold_in,
     p.random_gamma_p: gamma,
-    p.rng_bit_generator_p: one_sequence,
-    p.rng_uniform_p: one_sequence,
-    RANDOM_CLONE: seed,
-    RANDOM_SEED: seed,
+    p.rng_bit_generator_p: whole_because(SEQUENCE),
+    p.rng_uniform_p: whole_because(SEQUENCE),
+    RANDOM_CLONE: pointwise(),
+    RANDOM_SEED: pointwise(),
     RANDOM_UNWRAP: key_axes,
     RANDOM_WRAP: key_axes,
 }

@@ -66,6 +66,18 @@ def general_reduction(node: Node) -> Factors:
     return Factors(node, ins, [out] * count, wholes=wholes, cheap=False)
 
 
+def arg_whole(node: Node) -> Factors:
+    """The place of an extremum that is found over the whole axis."""
+    gone = node.params["axes"]
+    rank = len(node.in_shapes[0])
+    out = [axis for axis in range(rank) if axis not in gone]
+    fit = places_fit(node.params, node.in_shapes[0])
+    reason = FOUND_OVER_ALL if fit else TOO_FAR
+    return Factors(
+        node, [range(rank)], [out], wholes=dict.fromkeys(gone, reason), cheap=False
+    )
+
+
 def arg_fits(node: Node) -> bool:
     """Whether the place of an extremum can be found of parts."""
     dtype = node.ins[0].aval.dtype
@@ -184,8 +196,8 @@ STAGES: dict[Any, Stages] = {
 """How sums over a cut axis are written."""
 
 RULES: dict[Any, RuleMaker] = {
-    p.argmax_p: lambda node: _arg_whole(node),
-    p.argmin_p: lambda node: _arg_whole(node),
+    p.argmax_p: arg_whole,
+    p.argmin_p: arg_whole,
     p.dot_general_p: dot_general,
     p.reduce_and_p: reduction("and"),
     p.reduce_max_p: reduction("max"),
@@ -196,14 +208,3 @@ RULES: dict[Any, RuleMaker] = {
     p.reduce_sum_p: reduction("add"),
     p.reduce_xor_p: reduction("xor"),
 }
-
-
-def _arg_whole(node: Node) -> Factors:
-    gone = node.params["axes"]
-    rank = len(node.in_shapes[0])
-    out = [axis for axis in range(rank) if axis not in gone]
-    fit = places_fit(node.params, node.in_shapes[0])
-    reason = FOUND_OVER_ALL if fit else TOO_FAR
-    return Factors(
-        node, [range(rank)], [out], wholes=dict.fromkeys(gone, reason), cheap=False
-    )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same, check_cut
+from tests.plan.checks import assert_same, check_cut, times_read
 from tests.plan.plan_programs import reals
 
 X = reals(160, 6)
@@ -44,18 +44,6 @@ CASES = {
 }
 
 
-def times_read(made):
-    inputs = made._cut_program.graph.inputs
-    elements = sum(
-        np.prod([stop - start for start, stop in box])
-        for stage in made.stages
-        for number in range(stage.num_shards)
-        for value, box in stage.recipe(number)[1].reads
-        if value in inputs
-    )
-    return elements / X.size
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_read_as_often_as_it_must_be(name):
@@ -68,7 +56,7 @@ def test_it_is_read_as_often_as_it_must_be(name):
 def test_the_centre_may_be_any():
     y = reals(160, 6) * 3 + 5
     made = check_cut(around, X, y, in_slices=({0: 4}, {0: 4}), tolerance=1e-5)
-    assert times_read(made) == 2
+    assert times_read(made) == 1
 
 
 def test_it_is_no_less_accurate_than_two_passes():
