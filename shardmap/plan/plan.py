@@ -221,6 +221,11 @@ class ShardPlan:
         """
         return plan_peak(self._cut_program).bytes
 
+    @property
+    def cut_fraction(self) -> float:
+        """The bytes that the largest shard reads and writes, over all bytes."""
+        return report.cut_fraction(self._cut_program)
+
     def explain(self) -> Any:
         """Explains what became of each cut: what it reaches, or why an axis is whole.
 
@@ -327,7 +332,7 @@ class ShardPlan:
             process, as many threads read, which hides the latency of remote stores.
             Default: one thread reads up to two shards ahead, or one if it is larger
             than 32 MiB or ``memory`` has no room for two.
-          progress: whether to show a bar, which needs tqdm.
+          progress: whether to show a bar of tqdm, or lines of text without tqdm.
           retries: how often to retry a shard that fails.
           checkpoint: a folder for the results of shards. A run that was stopped
             continues with those that are missing. The arguments must have the same

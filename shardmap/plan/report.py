@@ -11,6 +11,7 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
 from shardmap.plan.costs import choices, functions, repeated, told
 from shardmap.plan.engine.factors import BESIDE
+from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage
@@ -18,11 +19,13 @@ from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.memory.plan_peak import (
     kept_bytes,
     plan_peak,
+    sample,
     scratch_bytes,
     shard_peak,
     temporaries,
 )
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.shards import Shard
 from shardmap.units import count, size
 
 Origin = tuple[int, int]
@@ -191,6 +194,19 @@ def out_slices(cut_program: CutProgram) -> PyTree:
         for v in cut_program.graph.outputs
     ]
     return jax.tree.unflatten(cut_program.out_tree, outputs)
+
+
+def cut_fraction(cut_program: CutProgram) -> float:
+    """The bytes that the largest shard reads and writes, over those of the values."""
+    largest, values = 0, set[tuple[Value, bool]]()
+    for stage in cut_program.stages:
+        values |= {(result.value, True) for result in stage.results}
+        for shard in (Shard(cut_program, stage, k) for k in sample(stage)):
+            largest = max(largest, shard.nbytes)
+            values |= {(value, False) for value, _ in shard.recipe.reads}
+    whole = sum(nbytes(value) for value, _ in values)
+    # A shard may read an element of a value several times.
+    return min(largest / whole, 1.0) if whole else 1.0
 
 
 def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:

@@ -76,6 +76,7 @@ def test_a_value_and_its_transpose():
     made = check(lambda x: x + x.T, iota(4, 4), in_slices=({0: 2, 1: 2},), shards=4)
     apart = made.shards[1].in_slices[0]
     assert apart == [slices((0, 2), (2, 4)), slices((2, 4), (0, 2))]
+    assert made.cut_fraction <= 0.5
 
 
 def test_an_unused_argument_is_not_read():

@@ -20,7 +20,8 @@ from tests.plan.plan_programs import X, Y
 
 def test_constants_are_cut_too():
     constant = jnp.asarray(Y)
-    check(lambda x: x * constant, X, in_slices=({0: 4},), shards=4)
+    made = check(lambda x: x * constant, X, in_slices=({0: 4},), shards=4)
+    assert made.cut_fraction == 0.25
 
 
 def test_two_stages_pass_what_the_second_needs(monkeypatch):
@@ -239,6 +240,7 @@ def test_a_plan_shows_what_is_documented_and_no_more():
     made = plan(jnp.sin, X, in_slices=({0: 2},))
     shown = {name for name in dir(made) if not name.startswith("_")}
     assert shown == {
+        "cut_fraction",
         "explain",
         "num_shards",
         "out_slices",

@@ -32,6 +32,7 @@ def test_explain_and_str():
 def test_a_plan_begins_with_its_memory_and_what_it_reads():
     made = plan(lambda x: x * 2, X, in_slices=({0: (5, 3)},))
     assert made.peak_bytes == 2 * 5 * 6 * 4
+    assert made.cut_fraction == 5 / 8
     first, second, *_ = str(made).splitlines()
     assert first == "ShardPlan: 2 shards"
     assert second == "  a shard holds at most 240 B; all read args[0] once"
@@ -74,6 +75,15 @@ def test_what_is_kept_counts_and_is_told():
 def test_a_neighbour_is_read_twice_and_so_it_says():
     made = plan(lambda x: x[1:] - x[:-1], X, in_slices=({0: 2},))
     assert "reads args[0] 1.12 times" in str(made.explain())
+
+
+def test_a_shard_moves_no_more_than_there_is():
+    def fun(x):
+        return x + x[::-1] + x.T[::-1].T
+
+    assert plan(fun, X, in_slices=({0: 2, 1: 2},)).cut_fraction <= 1
+    assert plan(lambda x: (x + x[::-1], x), X).cut_fraction == 1
+    assert plan(lambda x: (x + 1, x), X, in_slices={0: 4}).cut_fraction == 0.25
 
 
 def test_what_a_slice_leaves_out_is_no_news_of_a_cut_that_arrives():

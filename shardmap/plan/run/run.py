@@ -6,7 +6,6 @@ that the same plan gives the same bytes each time.
 
 import contextlib
 import ctypes
-import importlib
 import os
 import time
 from typing import Any
@@ -20,6 +19,7 @@ from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.scratch import checked, scratch_arrays
 from shardmap.plan.run.out import outputs
+from shardmap.plan.run.progress import progress_bar
 from shardmap.plan.run.shards import Accumulator
 from shardmap.plan.run.workers import Workers
 
@@ -75,7 +75,9 @@ def run(
             for stage in cut_program.stages
         ]
         total = sum(map(len, numbers))
-        bar = stack.enter_context(_bar(total)) if progress else None
+        step = None
+        if progress:
+            step = stack.enter_context(progress_bar(cut_program, total))
         ahead = max_in_flight or work.ahead
         trim, trimmed = _trim_of_glibc() if trims else None, time.monotonic()
         for place, stage in enumerate(cut_program.stages):
@@ -85,8 +87,8 @@ def run(
                 acc.flush()
             tasks = work.tasks(stage, numbers[place])
             for done in work.run(tasks, ahead, retries, saved):
-                if bar is not None and not done.needs:
-                    bar.update()
+                if step and not done.needs:
+                    step(done)
                 if trim and time.monotonic() - trimmed > SECONDS:
                     trim(0)
                     trimmed = time.monotonic()
@@ -107,15 +109,6 @@ def run(
             array[...] = made
         results.append(made if array is None else array)
     return jax.tree.unflatten(cut_program.out_tree, results)
-
-
-def _bar(total: int) -> Any:
-    """A bar of tqdm."""
-    try:
-        tqdm = importlib.import_module("tqdm.auto").tqdm
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    return tqdm(total=total, unit="shard")
 
 
 def _trim_of_glibc() -> Any:

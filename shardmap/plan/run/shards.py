@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from shardmap._jax.types import PyTree
 from shardmap.arrays import combining
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.engine.keys import data_aval, is_key, key_impl
+from shardmap.plan.engine.keys import box_bytes, data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
@@ -210,6 +210,12 @@ class Shard:
             for result, box in zip(self._stage.results, self.boxes, strict=True)
             if box is not None
         ]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it reads and writes."""
+        boxes = [*self.recipe.reads, *((value, box) for box, _, value in self.writes)]
+        return sum(box_bytes(value, box) for value, box in boxes)
 
     def __repr__(self) -> str:
         return (

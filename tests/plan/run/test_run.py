@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import re
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -205,13 +206,21 @@ def test_within_memory_what_glibc_keeps_is_given_back(has_trim, memory, monkeypa
     assert bool(calls) is (has_trim and memory is not None)
 
 
-def test_a_bar_counts_shards(made, capsys, monkeypatch):
+def test_a_bar_names_its_stage_and_counts_shards_and_bytes(made, capsys):
     pytest.importorskip("tqdm", reason="shows it")
     made.run(X, W, progress=True)
-    assert "16/16" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "stage 1: 100%" in shown
+    assert "16/16" in shown
+    assert re.search(r"\d KiB, \d.*/s", shown)
+
+
+def test_without_tqdm_there_are_lines(made, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ImportError, match="progress=True needs tqdm: pip install"):
-        made.run(X, W, progress=True)
+    made.run(X, W, progress=True)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"stage 0: 1 of 16 shards, \d.* B, .*/s, \d+ s left", first)
+    assert re.fullmatch(r"stage 1: 16 of 16 shards, \d.*B, .*/s, 0 s left", last)
 
 
 def test_wrong_options_are_refused(tmp_path):
