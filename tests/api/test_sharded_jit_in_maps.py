@@ -391,3 +391,12 @@ def test_vmap_with_a_name(fun, is_set):
     with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
         got = jax.vmap(fun, axis_name="k")(*args)
     assert_close(got, jax.vmap(plain)(*args) if fun is SHARDED else jnp.asarray(*args))
+
+
+def test_partitions_in_a_map_with_a_loop():
+    def fun(x):
+        doubled = sharded_jit(lambda x: 2 * jnp.sin(x), (4, 1), (4, 1))(x)
+        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + 1, doubled)
+
+    text = spmap(fun, "i").lower(np.ones((2, 8, 3), np.float32)).compile().as_text()
+    assert "f32[2,3]" in text

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.types import AnyMesh, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import lowers_per_device
-from shardmap.map.layout import MeshPlacement
+from shardmap.map.layout import PARTITIONED, MeshPlacement
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -73,8 +73,14 @@ class Decision:
 
 
 def may_branch(jaxpr: Jaxpr) -> bool:
-    """Whether elements may take different branches, outside of maps in ``jaxpr``."""
-    return any(e.primitive in (cond_p, while_p) for e in equations(jaxpr, is_no_map))
+    """Whether elements may take different branches, outside of maps in ``jaxpr``.
+
+    False if ``jaxpr`` has partitions, which only the partitioner can make.
+    """
+    branches = any(
+        e.primitive in (cond_p, while_p) for e in equations(jaxpr, is_no_map)
+    )
+    return branches and not any(e.primitive in PARTITIONED for e in equations(jaxpr))
 
 
 def decide(
