@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import is_dataset, is_labelled
@@ -29,6 +30,7 @@ class Labels:
 
     def __init__(self, fun: Callable[..., PyTree], args: tuple[PyTree, ...]) -> None:
         self._fun, self._args = fun, args
+        self._stored = _variables(args)
         self._tree: Any = None
         self._rebuild: list[Rebuild | None] = []
         self._names: list[list[str] | None] = []
@@ -51,7 +53,7 @@ class Labels:
         self._rebuild, self._names, bare = [], [], []
         for leaf in made:
             if is_labelled(leaf):
-                rebuild, names, arrays_of_leaf = _taken_apart(leaf)
+                rebuild, names, arrays_of_leaf = _taken_apart(leaf, self._stored)
                 bare.append(arrays_of_leaf)
                 self._names.append(names)
                 self._rebuild.append(rebuild)
@@ -121,11 +123,50 @@ def _labelled(leaf: Any, arrays: Any) -> Any:
     )
 
 
+def _variables(args: tuple[PyTree, ...]) -> dict[Any, Any]:
+    """The variables of the arguments by name, the first of each name."""
+    found: dict[Any, Any] = {}
+    for leaf in jax.tree.leaves(args, is_leaf=is_labelled):
+        if is_labelled(leaf):
+            arrays = leaf.data_vars if is_dataset(leaf) else {leaf.name: leaf}
+            found = {k: v.variable for k, v in arrays.items()} | found
+    return found
+
+
+LAYOUT = (
+    *("chunks", "preferred_chunks", "shards", "chunksizes"),
+    *("compressors", "compressor", "zlib", "complevel", "shuffle"),
+)
+"""The keys of an encoding for chunks and compression."""
+
+NUMBERS = (
+    *("dtype", "_FillValue", "missing_value", "fill_value"),
+    *("filters", "serializer"),
+)
+"""The keys of an encoding for how numbers are written."""
+
+PACKED = {"scale_factor", "add_offset"}
+"""The keys that pack numbers into integers, which may be too small for a result."""
+
+
+def _encoding(stored: Any, made: Any) -> dict[str, Any]:
+    """The part of an argument's encoding that a result of its name keeps."""
+    if stored is None or (stored.dims, stored.shape) != (made.dims, made.shape):
+        return {}
+    before = stored.encoding
+    dtype = np.dtype(before.get("dtype", stored.dtype)).newbyteorder("=")
+    is_plain = dtype == made.dtype and not PACKED & before.keys()
+    kept = LAYOUT + NUMBERS if is_plain else LAYOUT
+    return {key: before[key] for key in kept if key in before}
+
+
 ARRAY = "<array>"
 """What an array is called as a dataset, where a coordinate may have its own name."""
 
 
-def _taken_apart(value: Any) -> tuple[Rebuild, list[str], list[Any]]:
+def _taken_apart(
+    value: Any, stored: Mapping[Any, Any]
+) -> tuple[Rebuild, list[str], list[Any]]:
     """What builds a result again, the names of its arrays, and these."""
     whole = value if is_dataset(value) else value.to_dataset(name=ARRAY)
     own = list(whole.data_vars)
@@ -134,12 +175,16 @@ def _taken_apart(value: Any) -> tuple[Rebuild, list[str], list[Any]]:
         *(k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)),
     ]
     dims = {k: (whole[k].dims, whole[k].attrs) for k in names}
+    encodings = {
+        k: _encoding(stored.get(value.name if k == ARRAY else k), whole[k].variable)
+        for k in names
+    }
     rest = whole.drop_vars(names)
     order = [str(name) for name in names]
 
     def rebuild(arrays: list[Any]) -> Any:
         made = {
-            k: (dims[k][0], array, dims[k][1])
+            k: (dims[k][0], array, dims[k][1], encodings[k])
             for k, array in zip(names, arrays, strict=True)
         }
         full = rest.assign({k: made[k] for k in own})

@@ -224,3 +224,31 @@ def test_to_dask_gives_labels(ds):
     xr.testing.assert_identical(got["t"].compute(), want["t"])
     xr.testing.assert_identical(got["all"].compute(), want["all"])
     np.testing.assert_array_equal(got["plain"].compute(), want["plain"])
+
+
+@pytest.mark.filterwarnings("ignore:plan. args.*float64, computed in float32")
+def test_encodings_of_the_arguments_stay(ds, tmp_path):
+    pytest.importorskip("zarr", reason="writes the store")
+    encoding = {
+        "t": {"chunks": (4, 3), "_FillValue": -9.0},
+        "mask": {"dtype": "i2", "scale_factor": 0.5, "chunks": (2,), "_FillValue": -1},
+    }
+    ds.drop_vars("name").to_zarr(tmp_path / "a", consolidated=False, encoding=encoding)
+    stored = xr.open_zarr(tmp_path / "a", chunks=None, consolidated=False)
+
+    def fun(ds):
+        average = ds.t.mean("time", skipna=False)
+        return ds.assign(t=ds.t * 2, average=average, mask=ds.mask + 1)
+
+    got = plan(fun, stored, in_slices={"time": 6}).run(stored)
+    assert got.average.encoding == {}
+    assert got["mask"].encoding["chunks"] == (2,)
+    assert not {"dtype", "scale_factor", "_FillValue"} & got["mask"].encoding.keys()
+    got.to_zarr(tmp_path / "b", consolidated=False)
+    again = xr.open_zarr(tmp_path / "b", chunks=None, consolidated=False)
+    xr.testing.assert_identical(again.load(), got)
+    for key in ("chunks", "compressors", "_FillValue", "dtype"):
+        assert again.t.encoding[key] == stored.t.encoding[key], key
+    for part, chunks in ((slice(None), (4, 3)), (slice(1, 9), None)):
+        one = plan(lambda t, k=part: t[k] + 1, stored.t).run(stored.t)
+        assert one.encoding.get("chunks") == chunks
