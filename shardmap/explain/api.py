@@ -16,9 +16,9 @@ from shardmap.explain.read import arrays, remarks, sharded
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import (
     cost_of,
-    has_loops,
     largest_at_peak,
     library_bytes,
+    loops_of,
 )
 from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import Module, module_of
@@ -186,13 +186,14 @@ def _explain(
         axes=axes,
         arrays=found,
         collectives=tuple(collectives),
-        cost=cost_of(compiled),
+        cost=cost_of(compiled, module),
         remarks=(
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(found, idle),
             *remarks.short_axes(axes, available),
             *remarks.copies(found),
             *remarks.constants(traced.jaxpr.consts, num_devices),
+            *remarks.outside(traced.jaxpr, module, sources, num_devices),
             *remarks.looped(axes, cuts),
             *remarks.rematerialised(collectives),
         ),
@@ -265,9 +266,15 @@ def _facts(
 def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
     """Notes on what is unknown, or known in part."""
     notes = []
-    if has_loops(module):
+    if loops := loops_of(module):
         notes.append(
-            "XLA counts the steps of a loop once in operations and bytes accessed."
+            "XLA counts the steps of a loop once. Flops also have the products and "
+            "convolutions of its other steps."
+        )
+    if any(loop.trips is None for loop in loops):
+        notes.append(
+            "The steps of a loop whose length only the running program knows count "
+            "once in flops."
         )
     besides = library_bytes(module)
     if besides >= LARGE:

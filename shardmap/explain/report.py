@@ -209,13 +209,15 @@ class Cost:
     """The cost of one call on one device, by the compiler. None: unknown.
 
     Attributes:
-      flops: arithmetic operations. The steps of a loop count once.
-      bytes_accessed: bytes read and written in memory, counted in the same way.
+      flops: arithmetic operations. Of a loop of known length, products and
+        convolutions count in every step, all else in one.
+      bytes_accessed: bytes read and written in memory. The steps of a loop count once.
       peak_bytes: most bytes in use at once: arguments, results and temporary values,
         less what a donated argument saves.
       argument_bytes, output_bytes, temporary_bytes: the parts of it.
       transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
       donated_bytes: of the results, what is in the place of donated arguments.
+      later_flops: of ``flops``, those of the steps of loops after the first.
     """
 
     flops: float | None
@@ -226,13 +228,14 @@ class Cost:
     temporary_bytes: int | None
     transcendentals: float | None = None
     donated_bytes: int | None = None
+    later_flops: float = 0
 
     @property
     def intensity(self) -> float | None:
-        """Arithmetic intensity: flops per byte accessed."""
+        """Arithmetic intensity: flops per byte accessed, with a step of each loop."""
         if self.flops is None or not self.bytes_accessed:
             return None
-        return self.flops / self.bytes_accessed
+        return (self.flops - self.later_flops) / self.bytes_accessed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,27 @@
 """Remarks: what to change in a program, with numbers and the remedy."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
+
+from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.types import ClosedJaxpr, Equation, aval_of
+from shardmap._jax.walk import equations
 from shardmap.explain.read.hlo.causes import REMATERIALISED
+from shardmap.explain.read.hlo.cost import flops_of_product
+from shardmap.explain.read.hlo.sources import Sources
+from shardmap.explain.read.hlo.text import Module
 from shardmap.explain.read.sharded import ShardedDimension
+from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Collective, Remark
+from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.units import size
 
 LARGE = 1 << 20
-"""From how many bytes on an array is large."""
+"""From how many bytes on an array is large, or from how many flops on a product."""
 
 _CUT_INPUT = (
     "Where a device needs only a part, shard it: map it, or name a mesh axis for one "
@@ -187,6 +198,48 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
         for value in values
         if num_devices > 1 and value.nbytes >= LARGE
     ]
+
+
+def outside(
+    closed: ClosedJaxpr, module: Module, sources: Sources, num_devices: int
+) -> list[Remark]:
+    """Large products outside of the maps that the compiler has not sharded."""
+    maps = (spmap_p, SHARD_MAP)
+    found = list(equations(closed, into=lambda each: each.primitive not in maps))
+    if num_devices == 1 or not any(each.primitive in maps for each in found):
+        return []
+    on_a_device = {
+        (sources.of(each), flops)
+        for each in module.by_name.values()
+        if (flops := flops_of_product(each, module))
+    }
+    large = [
+        Remark(
+            f"{each.primitive} of {flops:,} flops is outside of the map: all of it is "
+            f"done on each of {num_devices:,} devices",
+            "Do it inside the map, on each element's part, or map it too.",
+            source_of(each),
+        )
+        for each in found
+        if (flops := _flops(each)) >= LARGE and (source_of(each), flops) in on_a_device
+    ]
+    return list(dict.fromkeys(large))
+
+
+def _flops(equation: Equation) -> int:
+    """The flops of a product or a convolution; 0 for other operations."""
+    if equation.primitive is dot_general_p:
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        shape = aval_of(equation.invars[0]).shape
+        depth = math.prod(shape[dimension] for dimension in contracted)
+    elif equation.primitive is conv_general_dilated_p:
+        kernel = aval_of(equation.invars[1]).shape
+        _, *others = equation.params["dimension_numbers"].rhs_spec
+        depth = math.prod(kernel[dimension] for dimension in others)
+        depth //= math.prod(equation.params["lhs_dilation"])
+    else:
+        return 0
+    return 2 * depth * math.prod(aval_of(equation.outvars[0]).shape)
 
 
 def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:

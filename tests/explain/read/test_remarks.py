@@ -100,6 +100,44 @@ def test_a_large_value_that_an_inner_map_cuts_is_left_alone():
     assert remarks(fun, shape(8, 1024), shape(1024, 1024)) == []
 
 
+# Outside of the map
+
+
+def test_a_product_outside_of_the_map_that_every_device_does():
+    @jax.jit
+    def fun(x, w):
+        return sm.spmap(jnp.dot, in_axes=(0, None))(x, w @ w)
+
+    (found,) = sm.explain(fun)(shape(8, 256), shape(256, 256)).remarks
+    assert found.text == (
+        f"dot_general of {2 * 256**3:,} flops is outside of the map: all of it is "
+        "done on each of 8 devices"
+    )
+    assert found.source.endswith(".fun)")
+    assert remarks(fun, shape(8, 16), shape(16, 16)) == []
+
+
+def test_a_convolution_outside_of_the_map_that_every_device_does():
+    def fun(x, images, kernel):
+        return sm.spmap(jnp.sin)(x), lax.conv(images, kernel, (1, 1), "SAME")
+
+    (text,) = remarks(fun, shape(8), shape(2, 8, 32, 32), shape(8, 8, 3, 3))
+    assert text.startswith(f"conv_general_dilated of {2 * 16 * 32**2 * 72:,} flops is")
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x, w: sm.spmap(jnp.sin)(x @ w),
+        lambda x, w: sm.spmap(jnp.sin)(x) @ w,
+        sm.spmap(jnp.dot, in_axes=(0, None)),
+    ],
+    ids=["before", "after", "inside"],
+)
+def test_a_product_that_is_sharded_is_left_alone(fun):
+    assert remarks(jax.jit(fun), shape(8, 256), shape(256, 256)) == []
+
+
 # Axes
 
 

@@ -1,5 +1,7 @@
 """What a compiled program costs: operations, bytes, and the memory that it holds."""
 
+import math
+import re
 from typing import Any
 
 import jax
@@ -11,11 +13,20 @@ from shardmap.explain.report import Cost, Held
 _NO_MEMORY = frozenset(
     "bitcast call conditional constant get-tuple-element parameter tuple while".split()
 )
+# Of a dot, and of a call of cuBLAS, which has the same in its configuration.
+_CONTRACTED = re.compile(r'\blhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)')
+_KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_SPREAD = re.compile(r"lhs_dilate=([\dx]+)")
 MOST_HELD = 5
 
 
-def cost_of(compiled: jax.stages.Compiled) -> Cost:
-    """The compiler's numbers."""
+def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
+    """The compiler's numbers, with the products in every step of a loop.
+
+    Args:
+      compiled: the program.
+      module: its text.
+    """
     analysis = compiled.cost_analysis() or {}
     keys = ("flops", "transcendentals", "bytes accessed")
     # The compiler says -1 where it does not know.
@@ -26,8 +37,9 @@ def cost_of(compiled: jax.stages.Compiled) -> Cost:
         for part in ("argument", "output", "temp", "alias")
     ]
     argument, output, temporary, alias = sizes
+    later = _products(module, module.entry) - _products(module, module.entry, once=True)
     return Cost(
-        flops=numbers[0],
+        flops=None if numbers[0] is None else numbers[0] + later,
         transcendentals=numbers[1],
         bytes_accessed=numbers[2],
         # Temporary values are one block, which is there as long as the call runs.
@@ -36,12 +48,48 @@ def cost_of(compiled: jax.stages.Compiled) -> Cost:
         output_bytes=output,
         temporary_bytes=temporary,
         donated_bytes=alias,
+        later_flops=later,
     )
 
 
-def has_loops(module: Module) -> bool:
-    """Whether the program has a loop, the body of which XLA counts once."""
-    return any(each.opcode == "while" for each in module.by_name.values())
+def loops_of(module: Module) -> list[Instruction]:
+    """The loops of a program, the bodies of which XLA counts once."""
+    return [each for each in module.by_name.values() if each.opcode == "while"]
+
+
+def _products(module: Module, name: str, once: bool = False) -> int:
+    """The flops of products and convolutions in a computation and those it calls.
+
+    Args:
+      module: the program.
+      name: the computation's.
+      once: whether to count one step of each loop, and not all where XLA knows them.
+    """
+    total = 0
+    for each in module.computations.get(name, ()):
+        inside = [_products(module, called, once) for _, called in each.called]
+        together = max if each.opcode == "conditional" else sum
+        steps = 1 if once else each.trips or 1
+        total += flops_of_product(each, module) + steps * together(inside or [0])
+    return total
+
+
+def flops_of_product(each: Instruction, module: Module) -> int:
+    """Two for each multiplication, those with padding too; 0 for other operations."""
+    contracted = _CONTRACTED.search(each.line)
+    labels = _KERNEL_LABELS.search(each.line) if each.opcode == "convolution" else None
+    if not contracted and not labels:
+        return 0
+    left, right = [operand.shapes[0][1] for operand in module.operands_of(each)[:2]]
+    depth = 1
+    if contracted:
+        dims = contracted[1].replace('"', "").split(",")
+        depth = math.prod(left[int(dim)] for dim in dims if dim)
+    elif labels:
+        spread = _SPREAD.search(each.line)
+        zeros = math.prod(map(int, spread[1].split("x"))) if spread else 1
+        depth = math.prod(right) // right[labels[1].index("o")] // zeros
+    return 2 * depth * math.prod(each.shapes[0][1])
 
 
 def largest_at_peak(module: Module, sources: Sources) -> tuple[Held, ...]:
