@@ -15,9 +15,10 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from shardmap._jax.context import configuration, without_mesh
+from shardmap._jax.context import config_value, configuration, without_mesh
 from shardmap._jax.stages import FoundNaN, Mismatch, argument_names, trace_as
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
+from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments, Static
 from shardmap.arrays import array_likes, placement, processes, running, trees
@@ -400,6 +401,15 @@ class Programs(abc.ABC, Generic[C]):
                 f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
                 "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
             )
+        level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
+        logging.log(
+            level,
+            "shardmap: compiling %s: mesh %s, devices %s, arguments (%s)",
+            self.name,
+            dict(call.mesh.shape) if call.mesh else {},
+            [device.id for device in call.devices],
+            ", ".join(aval.str_short() for aval in call.global_avals),
+        )
         return {
             "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
             "compiler_options": running.compiler_options(call.devices),

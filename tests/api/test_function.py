@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import inspect
+import logging
 import pickle
 import traceback
 import weakref
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -273,6 +275,23 @@ def test_what_jax_is_told_anew_is_traced_anew(kind):
     with jax.enable_x64(True):
         assert f(np.arange(8)).dtype == np.int64
     assert f(np.arange(8)).dtype == np.int32
+
+
+@every_kind
+def test_one_line_for_each_compile(kind, caplog):
+    absl_logging.get_absl_logger().propagate = True
+    f = mapped(kind, lambda x: x + 1)
+    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
+        for _ in range(2):
+            f(X)
+            f(np.ones(16, np.float32))
+    lines = [m for m in caplog.messages if "shardmap: compiling" in m]
+    assert len(lines) == 2
+    axis = "_partitions0" if kind == "sharded_jit" else "i"
+    assert lines[0] == (
+        f"shardmap: compiling <lambda>: mesh {{'{axis}': 8}}, devices "
+        "[0, 1, 2, 3, 4, 5, 6, 7], arguments (float32[8])"
+    )
 
 
 # Refusals
