@@ -73,8 +73,8 @@ def plan(
         with cuts of your own. To stay below it, values are computed again instead of
         kept. In this process two shards run at once if both fit; other processes, and
         threads of an executor, use as much each.
-      scratch: the folder where runs store values of more than 1 MiB for later stages.
-        Default: in memory.
+      scratch: where runs store values of more than 1 MiB for later stages: a folder, or
+        a zarr group. Default: in memory.
       **kwargs: keyword arguments of the function, which stay whole. Bind arguments that
         are not arrays with `functools.partial`, and those with the name of a parameter
         of ``plan`` or of `ShardPlan.run`.

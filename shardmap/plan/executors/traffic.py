@@ -4,14 +4,14 @@ from typing import Any, NamedTuple
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.arrays.sources.registry import Away, kind_named
+from shardmap.arrays.sources.registry import Away
 from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.executors.processes import RemoteAccess
 from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.disk.scratch import checked, scratch_values
+from shardmap.plan.run.disk.scratch import checked, scratch_sinks
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
@@ -44,12 +44,7 @@ def traffic(
     places = outputs(cut_program, out, leaves)
     given = {value: array for value, array in places if value}
     access = RemoteAccess(cut_program.graph.inputs, leaves, given)
-    mapped = kind_named("memmap")
-    if scratch is not None and mapped is not None:
-        for value in scratch_values(cut_program):
-            # As the run maps it; nothing is created here.
-            about, grain = {"place": str(scratch)}, (1,) * len(value.shape)
-            access.sinks[value] = Away(mapped.name, about, mapped.reopen, grain)
+    access.sinks.update(scratch_sinks(cut_program, scratch))
     names = dict(zip(cut_program.graph.inputs, cut_program.names, strict=True))
     results = result_names(cut_program.out_tree)
     for name, output in zip(results, cut_program.graph.outputs, strict=True):

@@ -1,4 +1,4 @@
-"""What later stages need is kept in a folder, and is gone in the end."""
+"""What later stages need is kept in a folder or a group, and is gone in the end."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from shardmap.plan.plan import plan
 from shardmap.plan.run import cut_program
-from shardmap.plan.run.disk import scratch
+from shardmap.plan.run.disk import folder, scratch
 from shardmap.plan.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
@@ -31,13 +31,28 @@ def _small_values_too(monkeypatch):
     monkeypatch.setattr(cut_program, "IN_MEMORY", 100)
 
 
-@pytest.fixture
-def place(tmp_path):
-    return tmp_path / "below" / "scratch"
+def store_of_fsspec(zarr, tmp_path):
+    local = pytest.importorskip("fsspec.implementations.local")
+    wrapper = pytest.importorskip("fsspec.implementations.asyn_wrapper")
+    system = local.LocalFileSystem(auto_mkdir=True)
+    system = wrapper.AsyncFileSystemWrapper(system, asynchronous=True)
+    return zarr.storage.FsspecStore(system, path=str(tmp_path / "store"))
+
+
+@pytest.fixture(params=["folder", "zarr", "fsspec"])
+def place(request, tmp_path):
+    if request.param == "folder":
+        return tmp_path / "below" / "scratch"
+    zarr = pytest.importorskip("zarr", reason="a store of zarr")
+    is_local = request.param == "zarr"
+    store = tmp_path / "store" if is_local else store_of_fsspec(zarr, tmp_path)
+    return zarr.open_group(store, mode="w")
 
 
 def content(place):
-    return sorted(os.listdir(place))
+    if hasattr(place, "create_array"):
+        return sorted(place)
+    return sorted(os.listdir(place)) if place.exists() else []
 
 
 class Watched(Recorded):
@@ -119,16 +134,16 @@ def test_nothing_stays_of_a_run_that_ends_early(place, error):
 
 def test_a_run_goes_on_from_its_checkpoint(place, tmp_path):
     made = plan(spectrum, X, in_slices=({0: 4},))
-    folder = tmp_path / "done"
+    done = tmp_path / "done"
     # The second and the third shard read the same rows.
     with pytest.raises(ShardError, match="the disk is gone"):
         made.run(
             Recorded(X, failures=[(12, 2)]),
-            checkpoint=folder,
+            checkpoint=done,
             scratch=place,
             max_in_flight=1,
         )
-    got = made.run(X, checkpoint=folder, scratch=place)
+    got = made.run(X, checkpoint=done, scratch=place)
     assert got.tobytes() == made.run(X).tobytes()
 
 
@@ -211,7 +226,7 @@ def test_a_full_disk_is_told_before_anything_is_read(tmp_path, monkeypatch):
 def test_a_place_that_is_none_is_refused(tmp_path):
     made = plan(spectrum, X, in_slices=({0: 4},))
     for call in (lambda: plan(spectrum, X, scratch=3), lambda: made.run(X, scratch=3)):
-        with pytest.raises(TypeError, match="the path of a folder, got 3 of"):
+        with pytest.raises(TypeError, match="of a folder or a zarr group, got 3"):
             call()
     path = tmp_path / "file"
     path.write_text("mine")
@@ -229,4 +244,15 @@ def test_traffic_knows_what_goes_through_scratch(place):
     assert here.here - there.here == there.there == 2 * KEPT
     own = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
     assert own.traffic(X) == there
-    assert not place.exists()
+    assert content(place) == []
+
+
+def test_what_a_killed_run_left_in_a_group_is_removed(tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr", reason="a store of zarr")
+    group = zarr.open_group(tmp_path / "store", mode="w")
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.os, "getpid", lambda: 2**22 + 1)
+        group.create_group(scratch.PREFIX + folder.own_name())
+    group.create_group("mine")
+    plan(spectrum, X, in_slices=({0: 4},)).run(X, scratch=group)
+    assert content(group) == ["mine"]
