@@ -19,6 +19,7 @@ __all__ = [
     "EACH",
     "Chunked",
     "Explanation",
+    "Interconnect",
     "MapPrimitive",
     "MappedFunction",
     "Mesh",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from shardmap.explain.api import explain
     from shardmap.explain.draw.text import picture
     from shardmap.explain.explanation import Explanation
+    from shardmap.explain.interconnect import Interconnect
     from shardmap.map.collectives.table import register_collective
     from shardmap.map.lowering import MapPrimitive, spmap_p
     from shardmap.plan.chunked import chunked
@@ -110,6 +112,7 @@ else:
             "shardmap.explain.api": ["explain"],
             "shardmap.explain.draw.text": ["picture"],
             "shardmap.explain.explanation": ["Explanation"],
+            "shardmap.explain.interconnect": ["Interconnect"],
             "shardmap.map.collectives.table": ["register_collective"],
             "shardmap.map.lowering": ["MapPrimitive", "spmap_p"],
             "shardmap.plan.chunked": ["chunked"],

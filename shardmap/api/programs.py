@@ -344,6 +344,7 @@ class Programs(abc.ABC, Generic[C]):
 
     def _compiled(self, call: C) -> CompiledEntry:
         """Compiles a call."""
+        self.check_devices(call)
         self.agree(call)
         arguments, structs = call.arguments, call.structs()
         donated = self._donated(arguments)
@@ -358,6 +359,14 @@ class Programs(abc.ABC, Generic[C]):
         if call.process_local is not None:
             program, shardings = across_processes(program, call, donated), None
         return CompiledEntry(program, shardings, donated, arguments.statics)
+
+    def check_devices(self, call: C) -> None:
+        """Refuses to lower a call over an abstract mesh."""
+        if not call.devices:
+            raise ValueError(
+                f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
+                "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
+            )
 
     def jitted(
         self, call: C, static_argnums: Collection[int] = ()
@@ -394,13 +403,9 @@ class Programs(abc.ABC, Generic[C]):
         )
 
     def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
-        if call.shardings is None:
+        # Over an abstract mesh a call is only traced.
+        if call.shardings is None or not call.devices:
             return {}
-        if not call.devices:
-            raise ValueError(
-                f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
-                "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
-            )
         level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
         logging.log(
             level,

@@ -66,6 +66,7 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
             f"{programs.what} of {programs.name} cannot be lowered inside another map: "
             "it is part of that map's program. Lower the outermost one."
         )
+    programs.check_devices(call)
     # One process alone may ask for it.
     with agreement.unchecked():
         lowered = trace(programs, call).lower()

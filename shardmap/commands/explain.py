@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explain.api import explain
 from shardmap.explain.explanation import Explanation
+from shardmap.explain.interconnect import Interconnect
 
 EXAMPLES = (
     "python -m shardmap explain shardmap.commands.example:predict "
     "--arg f32[64,32] --arg f32[256,64] --devices 8",
     "python -m shardmap explain shardmap.commands.example:predict "
-    "--arg f32[64,32] --arg f32[256,64] --devices 8 --html predict.html",
+    "--arg f32[64,32] --arg f32[256,64] --devices 8 --interconnect nvlink4",
 )
 # Virtual ones: many more take a long time to start.
 MOST_DEVICES = 4096
@@ -68,6 +69,13 @@ def main(arguments: Sequence[str]) -> int:
         help="virtual devices of the CPU; by default the devices that JAX finds",
     )
     parser.add_argument(
+        "--interconnect",
+        choices=tuple(Interconnect.KNOWN),
+        metavar="NAME",
+        help="what joins the devices, to estimate times: "
+        f"{', '.join(Interconnect.KNOWN)}",
+    )
+    parser.add_argument(
         "--html", metavar="FILE", help="write a page with pictures to this file"
     )
     options = parser.parse_args(arguments)
@@ -93,7 +101,7 @@ def explanation_of(options: Any) -> Explanation:
     args = [read_argument(text) for text in options.args]
     function, name = find_function(options.function)
     try:
-        return explain(function)(*args)
+        return explain(function, interconnect=options.interconnect)(*args)
     except Exception as error:
         raise Failure(f"{name} cannot be explained: {_what(error)}") from None
 

@@ -2,5 +2,5 @@
 
 `api` has `explain`. It compiles a function, `read` finds facts in its jaxpr
 and in the compiled text, and `report` holds them. `draw` turns a report into text and
-HTML for an `explanation`.
+HTML for an `explanation`. `interconnect` estimates times.
 """

@@ -12,7 +12,8 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explain.explanation import Explanation
-from shardmap.explain.read import arrays, remarks, sharded
+from shardmap.explain.interconnect import Interconnect, interconnect_of
+from shardmap.explain.read import abstract, arrays, remarks, sharded
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import (
     cost_of,
@@ -64,14 +65,20 @@ class Traceable(Lowerable, Protocol):
 
 
 @overload
-def explain(fun: Plan) -> Explanation: ...
+def explain(
+    fun: Plan, *, interconnect: str | Interconnect | None = None
+) -> Explanation: ...
 
 
 @overload
-def explain(fun: Callable[..., Any]) -> Callable[..., Explanation]: ...
+def explain(
+    fun: Callable[..., Any], *, interconnect: str | Interconnect | None = None
+) -> Callable[..., Explanation]: ...
 
 
-def explain(fun: Any, *args: Any) -> Callable[..., Explanation] | Explanation:
+def explain(
+    fun: Any, *args: Any, interconnect: str | Interconnect | None = None
+) -> Callable[..., Explanation] | Explanation:
     """Explains what runs in parallel in a function, where arrays are, and what moves.
 
     The function is compiled as for a call, but does not run. It may be any function of
@@ -84,19 +91,23 @@ def explain(fun: Any, *args: Any) -> Callable[..., Explanation] | Explanation:
       others are unknown.
     * Collectives are read from the compiled program. Those that only the compiler added
       are marked.
+    * Over a `jax.sharding.AbstractMesh`, nothing is compiled: collectives are read from
+      the jaxpr, and the cost is None.
 
     Args:
       fun: the function. A plan is accepted too, and explained immediately: what became
         of each cut, and its stages.
+      interconnect: what joins the devices, to estimate the time of collectives: a name
+        in ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect`.
 
     Returns:
       A function that takes the arguments of ``fun``, arrays or `jax.ShapeDtypeStruct`,
       and returns an `Explanation`: print it, save it as a page with
-      ``save("report.html")``, or read its fields. It raises ValueError for a program
-      over a `jax.sharding.AbstractMesh`, which cannot be compiled.
+      ``save("report.html")``, or read its fields.
 
     Raises:
       TypeError: ``fun`` is not callable.
+      ValueError: no interconnect has this name.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -121,11 +132,11 @@ def explain(fun: Any, *args: Any) -> Callable[..., Explanation] | Explanation:
             f"explain takes only the function: write "
             f"explain({name})(x), not explain({name}, x)"
         )
-    fun = _as_function(fun)
+    fun, wires = _as_function(fun), interconnect_of(interconnect)
 
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        return _explain(fun, args, kwargs)
+        return _explain(fun, wires, args, kwargs)
 
     return explained
 
@@ -145,17 +156,22 @@ def _as_function(fun: Callable[..., Any]) -> Any:
 
 
 def _explain(
-    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    fun: Callable[..., Any],
+    wires: Interconnect | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Explanation:
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
     # What the jaxpr says.
     traced = _trace(fun, args, kwargs)
     meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
-    _check_devices(meshes)
     facts = _facts(fun, traced, args, kwargs)
-    # What the compiler says.
-    compiled = _lower(fun, traced, args, kwargs).compile()
-    text = compiled.as_text()
+    # What the compiler says; an abstract mesh has no devices to compile for.
+    is_abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
+    compiled = None
+    if not is_abstract:
+        compiled = _lower(fun, traced, args, kwargs).compile()
+    text = None if compiled is None else compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
     found, layouts = arrays.array_layouts(fun, args, traced, compiled)
@@ -168,11 +184,16 @@ def _explain(
     cuts = sharded.sharded_dimensions(found, layouts)
     asked = sharded.constrained(facts.constraints)
     axes = sharded.with_devices(facts, found, cuts, asked, mesh_axes)
-    collectives = compiled_collectives(module, sources, mesh_axes, facts.constraints)
+    if is_abstract:
+        collectives = abstract.collectives_of(traced.jaxpr.jaxpr, definition_of(fun))
+    else:
+        collectives = compiled_collectives(
+            module, sources, mesh_axes, facts.constraints
+        )
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
-    device = arrays.device_of(layouts, meshes)
-    available = len(jax.local_devices(backend=device.platform))
+    device = None if is_abstract else arrays.device_of(layouts, meshes)
+    available = device and len(jax.local_devices(backend=device.platform))
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
     if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
@@ -182,11 +203,12 @@ def _explain(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=mesh_axes,
         num_devices=num_devices,
-        device_kind=device.device_kind,
+        device_kind=device and device.device_kind,
         axes=axes,
         arrays=found,
-        collectives=tuple(collectives),
-        cost=cost_of(compiled, module),
+        collectives=tuple(each.on(wires) for each in collectives),
+        cost=None if compiled is None else cost_of(compiled, module),
+        interconnect=wires,
         remarks=(
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(found, idle),
@@ -197,7 +219,7 @@ def _explain(
             *remarks.looped(axes, cuts),
             *remarks.rematerialised(collectives),
         ),
-        notes=tuple(_notes(facts, module, bool(collectives))),
+        notes=tuple(_notes(facts, module, bool(collectives), is_abstract)),
         pieces=pieces,
         stages=stages,
         largest=largest_at_peak(module, sources),
@@ -236,16 +258,6 @@ def _stage(made: Any, name: str, kind: type) -> Any:
     return inner if isinstance(inner, kind) else made
 
 
-def _check_devices(meshes: Sequence[Any]) -> None:
-    for mesh in meshes:
-        if isinstance(mesh, AbstractMesh):
-            raise ValueError(
-                f"explain compiles the program, and {mesh} has no devices: give a "
-                f"Mesh. JAX_NUM_CPU_DEVICES={mesh.size} in the environment makes as "
-                "many devices of a CPU"
-            )
-
-
 def _facts(
     fun: Callable[..., Any], traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Facts:
@@ -263,9 +275,16 @@ def _facts(
     return facts_of(traced.jaxpr.jaxpr, source)
 
 
-def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
+def _notes(
+    facts: Facts, module: Module, has_collectives: bool, is_abstract: bool
+) -> list[str]:
     """Notes on what is unknown, or known in part."""
     notes = []
+    if is_abstract:
+        notes.append(
+            "Nothing was compiled: the mesh is abstract. Collectives are those of the "
+            "program; what the compiler adds or changes, and costs, are not known."
+        )
     if loops := loops_of(module):
         notes.append(
             "XLA counts the steps of a loop once. Flops also have the products and "

@@ -61,19 +61,21 @@ class Explanation(Report):
       name: the function's.
       mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
       num_devices: how many devices the program runs on.
-      device_kind: which, such as "cpu"; None for a plan.
+      device_kind: which, such as "cpu"; None for a plan or an abstract mesh.
       axes: outermost first, in program order.
       arrays: inputs, then outputs, in the order of the pytrees.
       collectives: in the order in which the program runs them.
-      cost: per device; None for a plan.
+      cost: per device; None for a plan or an abstract mesh.
       remarks: worth reading first.
       notes: limits of the numbers, such as that XLA counts the steps of a loop once.
       largest: the largest values alive where a device holds most, but its arguments.
-      available: how many devices of that kind this process has; None for a plan.
+      available: how many devices of that kind this process has; None for a plan or an
+        abstract mesh.
       pieces: for a function in pieces, lines on each cut and each stage.
       stages: for a function in pieces, what each stage makes, reads and keeps.
       title: of a plan, its shards and bytes in a line. Its explanation has ``pieces``
         and ``stages``, and nothing on devices. None for a function.
+      interconnect: what times are estimated for, or None.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -100,7 +102,7 @@ class Explanation(Report):
         if self.title is not None:
             return printable(f"<Explanation of {self.title}>")
         found = (
-            (self.num_devices, f"{self.device_kind} device"),
+            (self.num_devices, f"{self.device_kind or 'abstract'} device"),
             (len(self.axes), "axis", "axes"),
             (len(self.arrays), "array"),
             (len(self.collectives), "collective"),
@@ -132,7 +134,7 @@ class Explanation(Report):
 
         Raises:
           TypeError: an argument is only a shape.
-          ValueError: it is of a plan, or has been pickled.
+          ValueError: it is of a plan or an abstract mesh, or has been pickled.
 
         Example:
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
@@ -143,8 +145,8 @@ class Explanation(Report):
         """
         if self.call is None or self.cost is None:
             raise ValueError(
-                f"the explanation of {self.name} cannot run it: it is of a plan, or "
-                "was pickled. Explain the function again"
+                f"the explanation of {self.name} cannot run it: it is of a plan or an "
+                "abstract mesh, or was pickled. Explain the function again, on devices"
             )
         for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
             if isinstance(leaf, jax.ShapeDtypeStruct):

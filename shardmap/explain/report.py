@@ -7,6 +7,7 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 import dataclasses
 from typing import Any, Literal
 
+from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
@@ -169,6 +170,8 @@ class Collective:
       together: how many collectives XLA sends as one with it, itself included.
       before, after: what a device puts in and gets out, with dtype and shape as XLA
         writes them, such as ``f32[4,2]``; None where not known.
+      seconds: the estimated time of all ``count`` times on the interconnect that was
+        given; None without one, or where ``link_bytes`` is None.
     """
 
     kind: str
@@ -185,6 +188,7 @@ class Collective:
     together: int = 1
     before: str | None = None
     after: str | None = None
+    seconds: float | None = None
 
     @property
     def link_bytes(self) -> int | None:
@@ -194,14 +198,18 @@ class Collective:
         """
         if self.count is None or self.group_size is None:
             return None
-        others = self.group_size - 1
-        sent = {
-            "all-reduce": 2 * self.bytes_in * others / self.group_size,
-            "all-gather": self.bytes_in * others,
-            "reduce-scatter": self.bytes_in * others / self.group_size,
-            "all-to-all": self.bytes_in * others / self.group_size,
-        }
-        return self.count * round(sent.get(self.kind, self.bytes_in))
+        return self.count * sent_bytes(self.kind, self.bytes_in, self.group_size)
+
+    def on(self, wires: Interconnect | None) -> "Collective":
+        """The same with its time on an interconnect, if that can be told.
+
+        Collectives that XLA sends as one share the latency.
+        """
+        if wires is None or self.count is None or self.group_size is None:
+            return self
+        sent = self.bytes_in * self.together
+        time = wires.time(self.kind, sent, self.group_size) / self.together
+        return dataclasses.replace(self, seconds=self.count * time)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +297,13 @@ class Report:
     pieces: tuple[str, ...] = ()
     stages: tuple[Any, ...] = ()
     title: str | None = None
+    interconnect: Interconnect | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The estimated time of all collectives of known number."""
+        known = [each.seconds for each in self.collectives if each.seconds is not None]
+        return None if self.interconnect is None else sum(known)
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:
@@ -305,7 +320,7 @@ class Report:
 
         Derived values that a reader wants are there too: ``layout`` of an axis,
         ``copies`` of an array, ``link_bytes`` of a collective, ``intensity`` of the
-        cost.
+        cost, ``seconds`` of all collectives.
         """
         return _plain(self)
 
@@ -315,6 +330,7 @@ _DERIVED: dict[type, tuple[str, ...]] = {
     ArrayLayout: ("num_devices", "copies"),
     Collective: ("link_bytes",),
     Cost: ("intensity",),
+    Report: ("seconds",),
 }
 
 

@@ -63,6 +63,13 @@ def test_it_prints_the_explanation(expected):
     assert "axis 'batch' of 256 = 8 devices x 32 vectorised x 1 step" in result.stdout
 
 
+def test_times_are_for_the_interconnect_that_is_named(expected):
+    nvlink = ("--interconnect", "nvlink4")
+    result = call(main, "predict.py:predict", *ARRAYS, *nvlink)
+    assert result.stdout == f"{expected(interconnect='nvlink4')}\n"
+    assert "estimated for nvlink4" in result.stdout
+
+
 def test_the_page_is_written(tmp_path, expected):
     html = ("--html", str(tmp_path / "out.html"))
     assert call(main, "predict.py:predict", *ARRAYS, *html).returncode == 0
@@ -234,6 +241,7 @@ def test_too_few_arguments_are_named(program):
         (["--devices", "0"], "--devices must be from 1 to 4,096, got 0"),
         (["--devices", "99999999999"], "--devices must be from 1 to 4,096"),
         (["--devices", "x"], "argument --devices: invalid int value: 'x'"),
+        (["--interconnect", "wire"], "--interconnect: invalid choice: 'wire'"),
         (["--html", "no/such/folder/x.html"], "No such file or directory: 'no/such"),
         (["--hmtl", "x.html"], "unrecognized arguments: --hmtl"),
     ],

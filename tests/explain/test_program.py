@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
 
 import shardmap as sm
 
@@ -24,13 +22,6 @@ def test_a_map_is_compiled_for_its_devices():
     assert [array.path for array in program.arrays] == ["x", "result"]
     assert [each.operation for each in program.collectives] == ["psum"]
     assert program.notes == ()
-
-
-def test_an_abstract_mesh_is_refused():
-    mesh = AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))
-    mapped = sm.spmap(jnp.sin, "i", mesh=mesh, mesh_axes="i")
-    with pytest.raises(ValueError, match="an AbstractMesh, which has no devices"):
-        of(mapped, np.ones((16, 2)))
 
 
 def test_what_a_library_takes_besides_is_bounded():

@@ -33,7 +33,7 @@ from shardmap.explain.report import (
     Report,
 )
 from shardmap.sharding.spec import ShardingSpec
-from shardmap.units import count, size
+from shardmap.units import count, duration, size
 
 UNKNOWN = "unknown"
 MOST_CARDS = 8
@@ -97,8 +97,8 @@ def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
 
 
 def _where(report: Report) -> str:
-    several = "s" * (report.num_devices != 1)
-    text = f"{report.num_devices:,} {report.device_kind} device{several}"
+    kind, several = report.device_kind or "abstract", "s" * (report.num_devices != 1)
+    text = f"{report.num_devices:,} {kind} device{several}"
     if report.mesh:
         axes = ", ".join(f"{name!r}: {length:,}" for name, length in report.mesh)
         text += f", mesh {axes}"
@@ -272,7 +272,7 @@ def _table_of_arrays(arrays: Sequence[ArrayLayout]) -> Table:
     return Table(("Array", "Type", "Bytes", "On a device"), tuple(map(Row, rows)))
 
 
-def _total(counts: Iterable[int | None]) -> int | None:
+def _total(counts: Iterable[float | None]) -> float | None:
     """The sum; None if one of the numbers is not known."""
     known = [*counts]
     return None if None in known else sum(filter(None, known))
@@ -300,35 +300,51 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
         return
     groups = _by_line(report.collectives)
     first, others = groups[:MOST_COLLECTIVES], groups[MOST_COLLECTIVES:]
-    yield _table(first, said)
+    has_times = report.interconnect is not None
+    yield _table(first, said, has_times)
     if others:
         lines = "line" if len(others) == 1 else "lines"
         title = f"{len(others):,} more {lines} of the program, which send less"
-        yield Details(title, (_table(others, said),))
+        yield Details(title, (_table(others, said, has_times),))
+    if report.interconnect is not None and report.seconds:
+        joined = report.interconnect
+        yield paragraph(
+            f"Together about {duration(report.seconds)}, estimated for {joined.name}: "
+            f"{joined.bandwidth / 1e9:,.4g} GB/s from a device, "
+            f"{duration(joined.latency)} a message ({joined.source})."
+        )
 
 
-def _table(groups: Sequence[Sequence[Collective]], said: set[str]) -> Table:
-    titles = ("Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all")
-    return Table(titles, tuple(_row(group, said) for group in groups))
+def _table(
+    groups: Sequence[Sequence[Collective]], said: set[str], has_times: bool
+) -> Table:
+    titles = ["Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all"]
+    if has_times:
+        titles.append("Time in all")
+    rows = (_row(group, said, has_times) for group in groups)
+    return Table(tuple(titles), tuple(rows))
 
 
-def _row(group: Sequence[Collective], said: set[str]) -> Row:
+def _row(group: Sequence[Collective], said: set[str], has_times: bool) -> Row:
     """The row of collectives of one kind, over the same axes, for one line."""
     first = group[0]
     is_one_size = len({(each.bytes_in, each.bytes_out) for each in group}) == 1
     at_most = "" if is_one_size else "<= "
     times = _total(each.count for each in group)
-    cells = (
+    seconds = _total(each.seconds for each in group)
+    cells = [
         first.kind,
         "some" if times is None else f"{times:,}",
         UNKNOWN if first.group_size is None else f"{first.group_size:,}",
         at_most + size(max(each.bytes_in for each in group)),
         at_most + size(max(each.bytes_out for each in group)),
         _size(_total(each.link_bytes for each in group)),
-    )
+    ]
+    if has_times:
+        cells.append(UNKNOWN if seconds is None else duration(seconds))
     types = dict.fromkeys(filter(None, (first.before, first.after)))
     operand = " -> ".join(types) if is_one_size else ""
-    return Row(cells, tuple(_about(group, operand, said)))
+    return Row(tuple(cells), tuple(_about(group, operand, said)))
 
 
 def _about(

@@ -11,6 +11,7 @@ from shardmap._jax.stages import argument_names
 from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
+from shardmap.explain.read.abstract import shardings_of
 from shardmap.explain.report import ArrayLayout
 from shardmap.sharding.spec import ShardingSpec
 
@@ -67,15 +68,15 @@ def array_layouts(
     fun: Callable[..., Any],
     args: Sequence[Any],
     traced: jax.stages.Traced,
-    compiled: jax.stages.Compiled,
+    compiled: jax.stages.Compiled | None,
 ) -> tuple[tuple[ArrayLayout, ...], list[Any]]:
-    """How the compiler shards each argument and each result.
+    """How each argument and each result is sharded.
 
     Args:
       fun: the function.
       args: its positional arguments.
       traced: its trace.
-      compiled: the program.
+      compiled: the program; None over an abstract mesh: then the maps say it.
 
     Returns:
       The layouts, and the sharding of each; `UNUSED` for an argument that is not used.
@@ -89,14 +90,15 @@ def array_layouts(
         *trees.result_names(jax.tree.structure(out_infos)),
     ]
     tree_in: Any = jax.tree.structure(infos)
-    # An argument that is not used has None, which is no leaf.
-    shardings = [
-        *(
-            UNUSED if sharding is None else sharding
-            for sharding in tree_in.flatten_up_to(compiled.input_shardings)
-        ),
-        *jax.tree.leaves(compiled.output_shardings),
-    ]
+    if compiled is None:
+        ins, outs = shardings_of(traced.jaxpr.jaxpr)
+    else:
+        # An argument that is not used has None, which is no leaf.
+        ins = [
+            each or UNUSED for each in tree_in.flatten_up_to(compiled.input_shardings)
+        ]
+        outs = jax.tree.leaves(compiled.output_shardings)
+    shardings = [*ins, *outs]
     avals = [*jax.tree.leaves(infos), *jax.tree.leaves(out_infos)]
     found = [
         _array_layout("input" if k < tree_in.num_leaves else "output", *each)
@@ -146,8 +148,9 @@ def _array_layout(
         except ValueError:
             layout = str(layout)
         else:
-            places: Any = layout.devices_indices_map(shape)
-            devices = tuple(device.id for device in places)
+            if not isinstance(getattr(layout, "mesh", None), AbstractMesh):
+                places: Any = layout.devices_indices_map(shape)
+                devices = tuple(device.id for device in places)
             layout = describe(spec)
     return ArrayLayout(
         role=role,

@@ -83,6 +83,11 @@ def may_branch(jaxpr: Jaxpr) -> bool:
     return branches and not any(e.primitive in PARTITIONED for e in equations(jaxpr))
 
 
+def platform_of(mesh: AnyMesh) -> str:
+    """The platform of a mesh, such as "cpu"; "" of an abstract one."""
+    return "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+
+
 def decide(
     params: dict[str, Any],
     mesh: AnyMesh | None,
@@ -111,12 +116,11 @@ def decide(
     # The partitioner refuses collectives along one device where others are.
     if not placement.mesh_axes or axis.devices == 1 < mesh.size:
         return Decision(one_block, "unsharded")
-    platform = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
     # Not every collective of JAX takes several mesh axes for one name.
     one_each = (
         axis.devices == size
         and len(placement.mesh_axes) == 1
-        and lowers_per_device(params["call_jaxpr"], name, platform)
+        and lowers_per_device(params["call_jaxpr"], name, platform_of(mesh))
     )
     manual_axes = placement.mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:

@@ -112,7 +112,22 @@ def _lower_on_mesh(
     decided: Decision,
 ) -> Any:
     """A map on the devices of its mesh."""
-    mesh = with_manual_axes(params["mesh"], manual_axes(ctx))
+    mesh, run = on_mesh(params, decided, manual_axes(ctx))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        # Operands may be typed with shardings over a mesh of the caller's.
+        avals = list(map(without_sharding, ctx.avals_in))
+        return lower_inside(ctx, run, avals, args)
+
+
+def on_mesh(
+    params: dict[str, Param], decided: Decision, manual: Collection[str]
+) -> tuple[AnyMesh, Callable[..., Any]]:
+    """The mesh of a map inside a program that is manual along some axes.
+
+    Returns:
+      The mesh, and the function that runs the map under it.
+    """
+    mesh = with_manual_axes(params["mesh"], manual)
     mesh_axis = decided.axis.device_axes[0] if decided.branch == "element" else None
     axis_name, jaxpr = for_mesh(
         params["axis_name"], params["call_jaxpr"], mesh, mesh_axis
@@ -120,10 +135,7 @@ def _lower_on_mesh(
     changed = {"mesh": mesh, "axis_name": axis_name, "call_jaxpr": jaxpr}
     lower = partitioned if decided.branch == "partitioned" else per_device
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        run = lower(decided=decided, **params | changed)
-        # Operands may be typed with shardings over a mesh of the caller's.
-        avals = list(map(without_sharding, ctx.avals_in))
-        return lower_inside(ctx, run, avals, args)
+        return mesh, lower(decided=decided, **params | changed)
 
 
 # A program per device
@@ -143,7 +155,7 @@ def per_device(
     """A map as `jax.shard_map`: on each device along some mesh axes, a block."""
     axis = dataclasses.replace(decided.axis, name=axis_name)
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
-    if mesh.devices.flat[0].platform == "cpu" and len(mesh.axis_names) > 1:
+    if decision.platform_of(mesh) == "cpu" and len(mesh.axis_names) > 1:
         jaxpr = upcast_bfloat16_reductions(jaxpr)
     manual = decided.manual_axes
     jaxpr = under_mesh(jaxpr, with_manual_axes(mesh, manual).abstract_mesh)

@@ -1,0 +1,155 @@
+"""The links between devices, and the time of collectives on them."""
+
+import dataclasses
+import numbers
+import types
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+@dataclasses.dataclass(frozen=True)
+class Interconnect:
+    """How fast one device sends to another.
+
+    Attributes:
+      bandwidth: what one device can send, in bytes per second.
+      latency: of a message from one device to the next, in seconds.
+      name: what it is called.
+      source: where the numbers are from.
+      KNOWN: public figures, by name. Bandwidths are peaks, of all links of a device
+        together. The makers state no latency of a message: those are orders of
+        magnitude, and a reason to measure your own.
+
+    Raises:
+      TypeError: the bandwidth or the latency is not a number.
+      ValueError: the bandwidth is not above 0, or the latency is below 0.
+
+    Example:
+      >>> import shardmap as sm
+      >>> ours = sm.Interconnect(bandwidth=25e9, latency=2e-6)
+      >>> ours.time("all-gather", 1000, 8)
+      1.428e-05
+      >>> sm.Interconnect.KNOWN["nvlink4"].bandwidth
+      450000000000.0
+    """
+
+    KNOWN: ClassVar[Mapping[str, "Interconnect"]]
+
+    bandwidth: float
+    latency: float
+    name: str = "given"
+    source: str = "the caller"
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth", "latency"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(
+                    f"the {name} of an Interconnect must be a number, got {value!r} of "
+                    f"type {type(value).__name__}: bytes per second and seconds, such "
+                    "as Interconnect(25e9, 2e-6)"
+                )
+        if not self.bandwidth > 0 or not self.latency >= 0:
+            raise ValueError(
+                "an Interconnect has a bandwidth above 0 bytes per second and a "
+                f"latency of at least 0 seconds, got {self.bandwidth} and "
+                f"{self.latency}"
+            )
+
+    def time(self, kind: str, bytes_in: int, group_size: int) -> float:
+        """The estimated seconds of one collective.
+
+        The devices of a group form a ring, in the order of the mesh. One device puts
+        ``n`` bytes into a collective of ``g`` devices; a message to the next device
+        costs the latency ``a``, and each sends ``B`` bytes per second. Then
+
+        ===================  ==================  ============  =======================
+        collective           a device sends      messages      time
+        ===================  ==================  ============  =======================
+        all-reduce, ring     ``2 n (g-1)/g``     ``2 (g-1)``   ``messages a + sent/B``
+        all-reduce, tree     ``2 n log2 g``      ``2 log2 g``  the same
+        all-gather, ring     ``n (g-1)``         ``g-1``       the same
+        reduce-scatter       ``n (g-1)/g``       ``g-1``       the same
+        all-to-all           ``n (g-1)/g``       ``g-1``       the same
+        collective-permute   ``n``               ``1``         the same
+        ===================  ==================  ============  =======================
+
+        ``log2`` is rounded up. An all-reduce takes the ring or the tree, whichever is
+        faster: a tree wins for few bytes. These are lower bounds: nothing else is on
+        the wire, all devices arrive at the same time, and reading and adding up cost
+        nothing.
+
+        Args:
+          kind: as XLA calls it, such as "all-reduce".
+          bytes_in: what one device puts in.
+          group_size: how many devices take part in one group.
+        """
+        return min(
+            self.latency * messages + sent / self.bandwidth
+            for sent, messages in _ways(kind, bytes_in, group_size)
+        )
+
+
+def sent_bytes(kind: str, bytes_in: int, group_size: int) -> int:
+    """What one device sends in one collective, by the ring formula.
+
+    >>> sent_bytes("all-reduce", 800, 8)
+    1400
+    """
+    (sent, _), *_ = _ways(kind, bytes_in, group_size)
+    return round(sent)
+
+
+def _ways(kind: str, n: int, g: int) -> list[tuple[float, int]]:
+    """The bytes that a device sends, and the messages: by a ring, then by a tree."""
+    if kind == "all-reduce":
+        rounds = 2 * (g - 1).bit_length()
+        return [(2 * n * (g - 1) / g, 2 * (g - 1)), (n * rounds, rounds)]
+    if kind == "all-gather":
+        return [(n * (g - 1), g - 1)]
+    if kind in ("reduce-scatter", "all-to-all"):
+        return [(n * (g - 1) / g, g - 1)]
+    return [(n, 1)]
+
+
+_TPU = "Google Cloud TPU documentation, all links of a chip, one direction"
+_NVLINK = "NVIDIA product page, half of the bidirectional total"
+_PCIE = "PCI-SIG, 16 lanes, one direction"
+_LINE = "the line rate"
+
+Interconnect.KNOWN = types.MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Interconnect(300e9, 1e-6, "tpu-v4", f"{_TPU}: 2400 Gbps"),
+            Interconnect(200e9, 1e-6, "tpu-v5e", f"{_TPU}: half of 400 GBps"),
+            Interconnect(600e9, 1e-6, "tpu-v5p", f"{_TPU}: half of 1200 GBps"),
+            Interconnect(300e9, 2e-6, "nvlink3", f"{_NVLINK} of 600 GB/s (A100)"),
+            Interconnect(450e9, 2e-6, "nvlink4", f"{_NVLINK} of 900 GB/s (H100, H200)"),
+            Interconnect(900e9, 2e-6, "nvlink5", f"{_NVLINK} of 1800 GB/s (B200)"),
+            Interconnect(32e9, 5e-6, "pcie4", f"{_PCIE}: 16 GT/s a lane"),
+            Interconnect(64e9, 5e-6, "pcie5", f"{_PCIE}: 32 GT/s a lane"),
+            Interconnect(100e9 / 8, 10e-6, "ethernet-100g", _LINE),
+            Interconnect(400e9 / 8, 10e-6, "ethernet-400g", _LINE),
+            Interconnect(400e9 / 8, 2e-6, "infiniband-ndr", f"{_LINE} of NDR, 4 lanes"),
+        )
+    }
+)
+
+
+def interconnect_of(given: str | Interconnect | None) -> Interconnect | None:
+    """The interconnect with a name; an `Interconnect` as it is."""
+    if given is None or isinstance(given, Interconnect):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(
+            "interconnect must be a name or an Interconnect(bandwidth, latency), got "
+            f"{given!r} of type {type(given).__name__}"
+        )
+    if given not in Interconnect.KNOWN:
+        raise ValueError(
+            f"no interconnect is called {given!r}. Known are "
+            f"{', '.join(Interconnect.KNOWN)}; for another, give "
+            "Interconnect(bandwidth=bytes_per_second, latency=seconds)"
+        )
+    return Interconnect.KNOWN[given]

@@ -1,0 +1,161 @@
+"""What a program over an abstract mesh says by itself: collectives and shardings."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+from jax.extend.core.primitives import jit_p, scan_p, while_p
+from jax.sharding import NamedSharding
+
+from shardmap._jax.collectives import named_axes
+from shardmap._jax.context import NO_MESH
+from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
+from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of, without_sharding
+from shardmap._jax.walk import equations, jaxprs_in
+from shardmap.explain.read.source import source_of
+from shardmap.explain.report import Collective
+from shardmap.map.collectives.table import COLLECTIVES
+from shardmap.map.layout import MeshPlacement, map_shardings
+from shardmap.map.lowering import decision, lower_map
+from shardmap.map.lowering.decision import Enclosing
+from shardmap.map.primitives.map_primitive import spmap_p
+
+UNKNOWN = "as the compiler decides"
+
+
+class _Around(NamedTuple):
+    """What is around an equation.
+
+    Attributes:
+      line: the line of the program, for equations that a map makes.
+      runs: how often it runs; None if only the running program knows.
+      mesh: the mesh of the program of one device.
+    """
+
+    line: str | None
+    runs: int | None = 1
+    mesh: Any = NO_MESH
+
+
+def collectives_of(jaxpr: Jaxpr, source: str | None) -> list[Collective]:
+    """The collectives of a program between different devices, in program order.
+
+    Args:
+      jaxpr: the program.
+      source: the line of the function, for equations without a line.
+    """
+    found: list[Collective] = []
+    _walk(jaxpr, _Around(source), found)
+    return found
+
+
+def _walk(jaxpr: Jaxpr, around: _Around, found: list[Collective]) -> None:
+    for equation in jaxpr.eqns:
+        primitive, params = equation.primitive, equation.params
+        here = around._replace(line=source_of(equation) or around.line)
+        if primitive in COLLECTIVES:
+            found += _sent(equation, here)
+        elif primitive is spmap_p:
+            _walk(_written_out(equation, here.mesh), here, found)
+        elif primitive is SHARD_MAP:
+            manual = {*manual_axes_of(equation), *here.mesh.manual_axes}
+            mesh = lower_map.with_manual_axes(params["mesh"].abstract_mesh, manual)
+            _walk(params["jaxpr"], here._replace(mesh=mesh), found)
+        else:
+            runs = None if primitive is while_p else here.runs
+            if primitive is scan_p and runs is not None:
+                runs *= params["length"]
+            for body in filter(_sends, jaxprs_in(params)):
+                _walk(body, here._replace(runs=runs), found)
+
+
+def _sends(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr holds anything that may go between devices."""
+    primitives = {equation.primitive for equation in equations(jaxpr)}
+    return not primitives.isdisjoint((*COLLECTIVES, spmap_p, SHARD_MAP))
+
+
+def _written_out(equation: Equation, around: Any) -> Jaxpr:
+    """A map as it is lowered, with the collectives that the partitioner would do."""
+    params = equation.params | {"lowering": "manual"}
+    mesh, manual = params["mesh"], frozenset(around.manual_axes)
+    placement = None if mesh is None else MeshPlacement.of(params)
+    program = Enclosing(around.axis_names if manual else (), manual)
+    decided = decision.decide(params, mesh, placement, program)
+    if decided.branch == "inline":
+        mesh, run = around, lower_map.on_one_device(**params)
+    else:
+        mesh, run = lower_map.on_mesh(params, decided, manual)
+    sizes = [(name, around.shape[name]) for name in around.manual_axes]
+    avals = [without_sharding(aval_of(atom)) for atom in equation.invars]
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        traced = jax.make_jaxpr(lambda *args: run(*args), axis_env=sizes)(*avals)
+    return traced.jaxpr
+
+
+def _sent(equation: Equation, around: _Around) -> list[Collective]:
+    collective = COLLECTIVES[equation.primitive]
+    names, mesh = named_axes(equation), around.mesh
+    axes = [name for name in mesh.manual_axes if name in names]
+    groups = equation.params.get("axis_index_groups")
+    size = math.prod(mesh.shape[name] for name in axes)
+    size = size if groups is None else max(map(len, groups))
+    if size == 1 or collective.kind is None:
+        return []
+    ins, outs = (
+        sum(aval_of(atom).size * aval_of(atom).dtype.itemsize for atom in atoms)
+        for atoms in (equation.invars, equation.outvars)
+    )
+    return [
+        Collective(
+            kind=collective.kind,
+            operation=collective.name,
+            axes=tuple(axes),
+            group_size=size,
+            count=around.runs,
+            bytes_in=ins,
+            bytes_out=outs,
+            source=around.line,
+            added_by_partitioner=False,
+        )
+    ]
+
+
+def shardings_of(jaxpr: Jaxpr) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The shardings of inputs and outputs that the maps of a program fix.
+
+    Args:
+      jaxpr: the program.
+
+    Returns:
+      For inputs and for outputs, each a `NamedSharding` or `UNKNOWN`.
+    """
+    known: dict[Any, Any] = {}
+    for equation in jaxpr.eqns:
+        ins, outs = _shardings(equation)
+        known.update(zip(equation.outvars, outs, strict=True))
+        for atom, sharding in zip(equation.invars, ins, strict=True):
+            if not isinstance(atom, jex_core.Literal) and sharding != UNKNOWN:
+                known.setdefault(atom, sharding)
+
+    def of(atom: Atom) -> Any:
+        is_literal = isinstance(atom, jex_core.Literal)
+        return UNKNOWN if is_literal else known.get(atom, UNKNOWN)
+
+    return [*map(of, jaxpr.invars)], [*map(of, jaxpr.outvars)]
+
+
+def _shardings(equation: Equation) -> tuple[Sequence[Any], Sequence[Any]]:
+    params = equation.params
+    if equation.primitive is spmap_p and params["mesh"] is not None:
+        return map_shardings(params)
+    if equation.primitive is SHARD_MAP:
+        return (
+            [NamedSharding(params["mesh"], spec) for spec in params["in_specs"]],
+            [NamedSharding(params["mesh"], spec) for spec in params["out_specs"]],
+        )
+    if equation.primitive is jit_p:
+        return shardings_of(*jaxprs_in(params))
+    return [UNKNOWN] * len(equation.invars), [UNKNOWN] * len(equation.outvars)
