@@ -112,8 +112,8 @@ def _aval_of(leaf: Any, name: str) -> Any:
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         raise TypeError(
             f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
-            f"{type(leaf).__name__} in {name}; bind what is no array before, with "
-            "functools.partial"
+            f"{type(leaf).__name__} in {name}; what is no array is static: name it in "
+            "static_argnums or static_argnames"
         )
     dtype = leaf.dtype
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

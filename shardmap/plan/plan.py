@@ -11,14 +11,19 @@
 array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 """
 
+import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
 from shardmap._lazy import ask
+from shardmap.api.arguments import Static
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
 from shardmap.plan.cutting import cut_function
@@ -44,6 +49,8 @@ def plan(
     partial: bool = True,
     memory: int | str | None = None,
     scratch: Any = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     **kwargs: PyTree,
 ) -> "ShardPlan":
     """Cuts a function into independent shards.
@@ -75,9 +82,11 @@ def plan(
         threads of an executor, use as much each.
       scratch: where runs store values of more than 1 MiB for later stages: a folder, or
         a zarr group. Default: in memory.
-      **kwargs: keyword arguments of the function, which stay whole. Bind arguments that
-        are not arrays with `functools.partial`, and those with the name of a parameter
-        of ``plan`` or of `ShardPlan.run`.
+      static_argnums: the positions of arguments that are not arrays, as for `jax.jit`.
+        In ``in_slices`` they are None; `ShardPlan.run` takes them again.
+      static_argnames: the names of such arguments.
+      **kwargs: keyword arguments of the function, which stay whole. Bind those with the
+        name of a parameter of ``plan`` or of `ShardPlan.run` with `functools.partial`.
 
     Returns:
       The plan. Nothing runs yet.
@@ -106,14 +115,18 @@ def plan(
     refuse_no_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
-    function, own = _by_position(fun, args, kwargs), in_order(args, kwargs)
+    statics = _statics(fun, args, kwargs, static_argnums, static_argnames)
+    own = in_order(args, kwargs, statics)
+    function, given = _by_position(fun, own, kwargs), _weakly(own)
     labels = labels_of(function, own)
     if labels is not None:
-        in_slices = named_cuts(in_slices, args)
+        cut = tuple(None if k in statics else x for k, x in enumerate(args))
+        in_slices = named_cuts(in_slices, cut)
         function, own = labels.fun, plain(own)
     made = cut_function(
         function, own, in_slices, partial, room, out_slices, place, len(args)
     )
+    made.statics = statics
     if narrowed := report.narrowed(made):
         warnings.warn(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
@@ -126,7 +139,7 @@ def plan(
             "explain() of the plan says why.",
             stacklevel=2,
         )
-    return ShardPlan(made, labels, room)
+    return ShardPlan(made, labels, room, given)
 
 
 OPTIONS = frozenset(
@@ -138,10 +151,49 @@ OPTIONS = frozenset(
 """What a plan's own methods take by name."""
 
 
+def _statics(
+    fun: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kwargs: Mapping[str, PyTree],
+    argnums: int | Sequence[int],
+    argnames: str | Sequence[str],
+) -> set[int | str]:
+    """The static arguments, by position or name as they were given.
+
+    Raises:
+      TypeError: one is not hashable.
+      ValueError: there is no such argument.
+    """
+    numbers = [argnums] if isinstance(argnums, int) else argnums
+    names = [argnames] if isinstance(argnames, str) else argnames
+    parameters = list(inspect.signature(fun).parameters) if names else []
+    found: set[int | str] = set()
+    for number in numbers:
+        if not -len(args) <= number < len(args):
+            raise ValueError(
+                f"static_argnums names the positional argument {number}, but there are "
+                f"{len(args)}"
+            )
+        found.add(number % len(args))
+    for name in names:
+        if name not in kwargs and name not in parameters:
+            raise ValueError(f"static_argnames names {name!r}, no argument of {fun}")
+        found.add(name if name in kwargs else parameters.index(name))
+    values = {f"args[{k}]": x for k, x in enumerate(args) if k in found}
+    values |= {f"kwargs[{k!r}]": x for k, x in kwargs.items() if k in found}
+    for where, value in values.items():
+        if not isinstance(value, Hashable):
+            raise TypeError(
+                f"static arguments must be hashable, got {value!r} of type "
+                f"{type(value).__name__} in {where}"
+            )
+    return found
+
+
 def _by_position(
-    fun: Callable[..., PyTree], args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    fun: Callable[..., PyTree], own: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
 ) -> Callable[..., PyTree]:
-    """The function with its keyword arguments as one more positional one, a dict.
+    """The function of arguments `in_order`, such as ``own``.
 
     Raises:
       TypeError: the name of one is an option of a plan.
@@ -153,13 +205,43 @@ def _by_position(
             "as a plan has an option of that name: bind it before, with "
             f"functools.partial(fun, {taken[0]}=...)"
         )
-    count, names = len(args), bool(kwargs)
+    count, has_names = len(own) - bool(kwargs), bool(kwargs)
+
+    def bare(x: PyTree) -> PyTree:
+        return x.value if isinstance(x, Static) else x
 
     def call(*given: PyTree) -> PyTree:
-        return fun(*given[:count], **(given[count] if names else {}))
+        named = given[count] if has_names else {}
+        by_name = {name: bare(x) for name, x in named.items()}
+        return fun(*map(bare, given[:count]), **by_name)
 
-    trace_as(call, "plan", fun, args, kwargs)
+    trace_as(call, "plan", fun, own[:count], own[count] if has_names else {})
     return call
+
+
+def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
+    """Gives arguments again, as long as someone else holds them."""
+
+    def ref(leaf: Any) -> Callable[[], Any]:
+        try:
+            return weakref.ref(leaf)
+        except TypeError:  # Such as of a number.
+            return lambda: leaf
+
+    leaves, tree = jax.tree.flatten(args)
+    refs = [ref(leaf) for leaf in leaves]
+
+    def again() -> tuple[PyTree, ...]:
+        found = [ref() for ref in refs]
+        if any(x is None or isinstance(x, jax.ShapeDtypeStruct) for x in found):
+            raise ValueError(
+                "the arguments that the plan was made with are shapes only, or are "
+                "gone: pass them again"
+            )
+        made: tuple[PyTree, ...] = jax.tree.unflatten(tree, found)
+        return made
+
+    return again
 
 
 class ShardPlan:
@@ -180,8 +262,10 @@ class ShardPlan:
         cut_program: CutProgram,
         labels: Labels | None = None,
         memory: int | None = None,
+        given: Callable[[], tuple[PyTree, ...]] = tuple,
     ) -> None:
         self._cut_program, self._labels, self._memory = cut_program, labels, memory
+        self._given = given
 
     @property
     def stages(self) -> list[Stage]:
@@ -260,7 +344,7 @@ class ShardPlan:
         process.
 
         Args:
-          *args: as for `run`.
+          *args: as for `run`. Default: those of `plan`, if they still exist.
           out: as for `run`.
           scratch: as for `run`; nothing is created there.
           **kwargs: as for `run`.
@@ -273,8 +357,13 @@ class ShardPlan:
           args[0]: 64 B are sent from here, as it lies in memory
           result: 32 B come back
         """
-        arrays = in_order(args, kwargs)
+        arrays = self._arrays(args, kwargs) if args or kwargs else self._given()
         return traffic(self._cut_program, arrays, self._bare(out), scratch)
+
+    def _arrays(
+        self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    ) -> tuple[PyTree, ...]:
+        return in_order(args, kwargs, self._cut_program.statics)
 
     def _bare(self, out: PyTree) -> PyTree:
         return out if self._labels is None else self._labels.out(out)
@@ -289,7 +378,8 @@ class ShardPlan:
         their disks; ``scratch`` is not used.
 
         Args:
-          *args: as for `run`. Dask arrays stay where they are.
+          *args: as for `run`. Default: those of `plan`, if they still exist. Arrays of
+            Dask stay where they are.
           **kwargs: as for `run`.
 
         Example:
@@ -299,7 +389,8 @@ class ShardPlan:
           >>> made.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
-        return self._labelled(to_dask(self._cut_program, in_order(args, kwargs)))
+        arrays = self._arrays(args, kwargs) if args or kwargs else self._given()
+        return self._labelled(to_dask(self._cut_program, arrays))
 
     def run(
         self,
@@ -366,7 +457,7 @@ class ShardPlan:
         with engine_of(executor, max_in_flight or 1) as (engine, pool):
             made = run(
                 self._cut_program,
-                in_order(args, kwargs),
+                self._arrays(args, kwargs),
                 self._bare(out),
                 engine=engine,
                 executor=pool,

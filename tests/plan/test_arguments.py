@@ -17,10 +17,39 @@ def _powers(x, power, *, scale, shift=None):
     return y * scale["by"] + (0 if shift is None else shift)
 
 
-def test_static_and_keyword_arguments_are_bound_before():
-    bound = functools.partial(_powers, power=2, scale={"by": np.float32(3)})
-    made = plan(bound, X, in_slices={0: 2})
-    np.testing.assert_allclose(made.run(X), X * X * 3, rtol=1e-6)
+@pytest.mark.parametrize(
+    "static", [{"static_argnums": -1}, {"static_argnames": ["power", "shift"]}]
+)
+def test_static_arguments_by_position(static):
+    scale = {"by": np.arange(6, dtype=np.float32)[None]}
+    made = plan(_powers, X, 2, scale=scale, in_slices=({0: 2}, None), **static)
+    assert made.num_shards == 2
+    np.testing.assert_allclose(made.run(X, 2, scale=scale), X * X * np.arange(6))
+    out = None
+    for shard in made.shards:
+        out = shard.reduce(shard.function(*shard.args(X, 2, scale=scale)), out)
+    np.testing.assert_allclose(out, X * X * np.arange(6))
+    assert str(made.traffic()) == str(made.traffic(X, 2, scale=scale))
+
+
+def test_static_arguments_by_name():
+    options = {"power": 2, "shift": None}
+    scale = {"by": 2.0}
+    made = plan(_powers, X, **options, scale=scale, static_argnames="power")
+    got = made.run(X, **options, scale={"by": 3.0})
+    np.testing.assert_allclose(got, X * X * 3, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"structure .*Static\[2\].* got .*Static\[1"):
+        made.run(X, power=1, shift=None, scale={"by": 3.0})
+
+
+def test_static_arguments_are_checked():
+    scale = {"by": 2.0}
+    with pytest.raises(ValueError, match="names the positional argument 3, but there"):
+        plan(_powers, X, 2, scale=scale, static_argnums=3)
+    with pytest.raises(ValueError, match="static_argnames names 'pow', no argument of"):
+        plan(_powers, X, 2, scale=scale, static_argnames="pow")
+    with pytest.raises(TypeError, match=r"hashable, got \[\] .* in args\[1\]"):
+        plan(_powers, X, [], scale=scale, static_argnums=1)
 
 
 def test_keyword_arguments_are_whole():
@@ -47,7 +76,7 @@ def test_other_keyword_arguments_than_planned_are_refused():
 
 
 def test_arguments_that_are_no_arrays_are_refused():
-    with pytest.raises(TypeError, match=r"in args\[0\]; bind .*functools.partial"):
+    with pytest.raises(TypeError, match=r"in args\[0\]; .* name it in static_arg"):
         plan(lambda x: x, "x")
 
 
@@ -65,7 +94,7 @@ def test_names_of_options_are_refused():
 
 
 def test_a_value_that_python_needs_is_named_as_the_function_calls_it():
-    def picks(x, y, *, z):
+    def picks(static, x, y, *, by, z):
         return x if z["at"].sum() > 0 else y
 
     with pytest.raises(
@@ -73,4 +102,6 @@ def test_a_value_that_python_needs_is_named_as_the_function_calls_it():
         match=r"the function picks at \S*test_arguments.py:\d+ for plan. .* on the "
         r"value of the argument z\['at'\]",
     ):
-        plan(picks, X, X, z={"at": X})
+        plan(
+            picks, 3, X, X, by="a", z={"at": X}, static_argnums=0, static_argnames="by"
+        )

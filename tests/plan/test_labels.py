@@ -206,8 +206,13 @@ def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
     xr.testing.assert_allclose(got, fun(ds))
     mapped = np.memmap(tmp_path / "x", "f4", "w+", shape=(6, 2))
     array = xr.DataArray(mapped, dims=("a", "b"))
-    made = plan(lambda a: a + 1, array, in_slices={"a": 2})
-    assert "48 B are read by the workers (memmap)" in str(made.traffic(array))
+
+    def add(a, by):
+        return a + by[0]
+
+    made = plan(add, array, (1, 2), in_slices={"a": 2}, static_argnums=1)
+    assert made.num_shards == 2
+    assert "48 B are read by the workers (memmap)" in str(made.traffic())
 
 
 def test_to_dask_gives_labels(ds):

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from shardmap._jax.context import config_value
 from shardmap._jax.types import PyTree, TreeDef
+from shardmap.api.arguments import Static
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan.engine.equal import likeness
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl, nbytes
@@ -27,10 +28,17 @@ IN_MEMORY = 2**20
 
 
 def in_order(
-    args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    args: tuple[PyTree, ...],
+    kwargs: Mapping[str, PyTree],
+    statics: Collection[int | str] = (),
 ) -> tuple[PyTree, ...]:
-    """Arguments of a function, positional and by name, as those of its graph."""
-    return (*args, dict(kwargs)) if kwargs else args
+    """Arguments of a function, positional and by name, as those of its graph.
+
+    Static ones have no leaves: their values are a part of the structure.
+    """
+    own = tuple(Static(x) if k in statics else x for k, x in enumerate(args))
+    named = {k: Static(x) if k in statics else x for k, x in kwargs.items()}
+    return (*own, named) if named else own
 
 
 def arg_avals(recipe: Recipe) -> list[jax.ShapeDtypeStruct]:
@@ -58,6 +66,7 @@ class CutProgram:
         both dtypes.
 
     Attributes:
+      statics: the positions and names of static arguments.
       x64: whether it was made with 64-bit numbers.
       parts: the number of partial results of each box of a value.
     """
@@ -77,6 +86,7 @@ class CutProgram:
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names = cuts, names
         self.scratch, self.narrowed = scratch, narrowed or {}
+        self.statics: Collection[int | str] = ()
         self.x64: bool = config_value("jax_enable_x64")
         self.stages = stages_of(analysis)
         self.parts = {

@@ -114,7 +114,8 @@ class Shard:
           values: the last result of `reduce`; required in a plan of several stages.
           **kwargs: the keyword arguments of the plan's function.
         """
-        given = self._cut_program.leaves(in_order(arrays, kwargs))
+        own = in_order(arrays, kwargs, self._cut_program.statics)
+        given = self._cut_program.leaves(own)
         leaves = list(map(sliceable, given))
         self._refuse_stranger("values", values)
         kept = {}

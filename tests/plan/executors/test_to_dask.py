@@ -1,5 +1,7 @@
 """The results of a plan as arrays of Dask."""
 
+import gc
+
 import jax
 import numpy as np
 import pytest
@@ -16,5 +18,16 @@ def test_arrays_of_dask_come_out(tmp_path):
         got = made.to_dask(x, W)
         assert [each.shape for each in got] == [np.shape(each) for each in want]
         assert_bytes([each.compute(scheduler="sync") for each in got], want)
+    got = made.to_dask()
+    assert_bytes([each.compute(scheduler="sync") for each in got], want)
     with pytest.raises(ValueError, match="Dask has no random keys"):
         plan(lambda key: key, jax.random.key(0)).to_dask(jax.random.key(0))
+
+
+@pytest.mark.parametrize("kind", [np.ones, jax.ShapeDtypeStruct])
+def test_arguments_that_are_gone_are_asked_for(kind):
+    made = plan(lambda x, by: x * by, kind((8, 2), np.float32), 2.0)
+    gc.collect()
+    for call in (made.traffic, made.to_dask):
+        with pytest.raises(ValueError, match="shapes only, or are gone: pass them ag"):
+            call()
