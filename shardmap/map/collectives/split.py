@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax.extend.core.primitives import all_to_all_p
+from jax.extend.core.primitives import all_to_all_p, closed_call_p
 
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.context import bound_axis
@@ -184,6 +184,11 @@ def with_batching_rules(jaxpr: Jaxpr) -> Any:
 
 def _with_batching_rule(equation: Equation) -> Any:
     primitive, params = equation.primitive, equation.params
+    if primitive is closed_call_p:
+        # JAX's type checker refuses those that JAX has vectorised.
+        jaxpr = params["call_jaxpr"]
+        jitted = jax.jit(jex_core.jaxpr_as_fun(jaxpr))
+        return equations_for(jitted, equation.invars, equation.outvars, equation)
     if primitive is PURE_CALLBACK and params["vmap_method"] is None:
         return equation.replace(params=params | {"vmap_method": "sequential"})
     if primitive is CUSTOM_PARTITIONING:

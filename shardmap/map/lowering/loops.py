@@ -157,9 +157,14 @@ def _sum_of_shared(equation: Equation, axis: AxisLayout) -> list[Any]:
         effects=without_axis(equation.effects, axis.name),
     )
     outvars = [product if others else result]
-    multiplied = equations_for(
-        lambda x: x * axis.size, equation.invars, outvars, equation
-    )
+
+    def multiply(x: jax.Array) -> jax.Array:
+        # Half precision ends at 65,504, and integers wrap around as their sums do.
+        half = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+        wide = np.dtype(np.float32) if half else x.dtype
+        return (x.astype(wide) * np.asarray(axis.size).astype(wide)).astype(x.dtype)
+
+    multiplied = equations_for(multiply, equation.invars, outvars, equation)
     return [*multiplied, summed] if others else multiplied
 
 

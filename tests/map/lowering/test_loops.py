@@ -205,3 +205,16 @@ def test_groups_of_an_axis_around_the_loop():
     np.testing.assert_array_equal(
         looped, np.stack([np.concatenate(pairs[:, :, k], -1) for k in range(2)])
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "value", "total"),
+    [(np.float16, 70_000, 0.5, 35_000), (np.uint8, 300, 3, 900 % 256)],
+)
+def test_sums_of_shared_values_of_small_types(dtype, size, value, total):
+    def add(x, y):
+        return x + lax.psum(y, "i")
+
+    added = sm.spmap(add, "i", in_axes=(0, None), batch_size=2)
+    given = added(np.zeros(size, dtype), dtype(value))
+    np.testing.assert_array_equal(given, np.full(size, total, dtype))

@@ -208,3 +208,23 @@ def test_the_gradient_of_a_map_without_mapped_axes_is_exact():
     assert got == small
     gradient = jax.grad(sm.spmap(lambda x: x * x, "i", axis_size=7, **axes))(3.0)
     assert (gradient, gradient.weak_type) == (6, True)
+
+
+@jax.custom_vjp
+def sine(x):
+    return jnp.sin(x)
+
+
+sine.defvjp(
+    lambda x: (jnp.sin(x), jnp.cos(x)), lambda c, g: (c * g,), optimize_remat=True
+)
+
+
+@both_lowerings
+def test_a_custom_vjp_without_its_residuals(spmap):
+    x = spread((16,))
+    result = spmap(lambda x: jax.jit(lambda x: jax.vjp(sine, x)[0])(x))(x)
+    assert_same(result, np.sin(x))
+    twice = spmap(jax.checkpoint(lambda x: sine(sine(x))))
+    slopes = jax.grad(lambda x: twice(x).sum())(x)
+    assert_same(slopes, np.cos(np.sin(x)) * np.cos(x))

@@ -497,9 +497,8 @@ def _counts(edges: EdgesOfAxes) -> np.ndarray:
     """How many elements each piece has."""
     found = np.ones([1] * len(edges))
     for axis in _axes(edges):
-        found = found * np.expand_dims(
-            np.diff(edges[axis]), [k for k in range(len(edges)) if k != axis]
-        )
+        others = tuple(k for k in range(len(edges)) if k != axis)
+        found = found * np.expand_dims(np.diff(edges[axis]), others)
     return found
 
 
