@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 UNITS = {
     "": 1,
     **{unit: 1000**k for k, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
@@ -95,12 +97,12 @@ def integer_of(what: str, value: Any, least: int | None = None) -> int:
 
 
 def refuse_no_bool(what: str, value: Any) -> None:
-    """Refuses what is neither True nor False.
+    """Refuses what is neither True nor False, of NumPy or of Python.
 
     Raises:
       TypeError: it is neither.
     """
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{what} must be True or False, got {shown(value)}")
 
 

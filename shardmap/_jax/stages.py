@@ -106,9 +106,19 @@ def trace_as(
 def argument_names(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[str]:
-    """What JAX calls each leaf: ``x``, ``params['w']``, ``rest[0]``."""
+    """The name of each leaf: ``x``, ``params['w']``; ``rest[0]`` of ``*rest``.
+
+    Positional arguments have the names that JAX gives them. Those by keyword have their
+    keywords, also where ``**kwargs`` takes them: JAX writes ``kwargs['w']`` for ``w``.
+    """
     info = jax.api_util.debug_info("call", fun, tuple(args), dict(kwargs))
-    return list(info.safe_arg_names(len(jax.tree.leaves((args, kwargs)))))
+    names = info.safe_arg_names(len(jax.tree.leaves((args, kwargs))))
+    by_keyword = [
+        key + jax.tree_util.keystr(path)
+        for key in sorted(kwargs)
+        for path, _ in jax.tree_util.tree_leaves_with_path(kwargs[key])
+    ]
+    return [*names[: len(names) - len(by_keyword)], *by_keyword]
 
 
 SLOW_LEADING_SUMS = jax.__version_info__ < (0, 12)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from shardmap._jax.types import PyTree, TreeDef, Value
 from shardmap.arrays.process_local import is_global_array
@@ -126,6 +127,29 @@ class Arguments(NamedTuple):
     def num_positional(self) -> int:
         """The number of positional arguments."""
         return len(self.in_tree.children()[0].children())
+
+    def advice_on_lists(self, bad: Collection[int]) -> str:
+        """Advice for an error, if one of these leaves is in a list of numbers."""
+        args, kwargs = self.with_leaves(self.leaves)
+
+        def is_numbers(value: Any) -> bool:
+            return (
+                type(value) in (list, tuple)
+                and value is not args
+                and all(
+                    isinstance(each, int | float | complex | np.generic)
+                    for each in value
+                )
+            )
+
+        in_lists = [
+            is_numbers(part)
+            for part in jax.tree.leaves((args, kwargs), is_leaf=is_numbers)
+            for _ in jax.tree.leaves(part)
+        ]
+        if not any(in_lists[k] for k in bad):
+            return ""
+        return " A list of numbers is a pytree: pass numpy.asarray of it."
 
     def donated(self, argnums: Sequence[int], names: Sequence[str]) -> list[bool]:
         """Which leaves are of the arguments at these positions, or of these names."""

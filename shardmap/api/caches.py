@@ -6,6 +6,7 @@ function, not by the object that `spmap` returned. They do not keep the function
 
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ MOST = 1024
 V = TypeVar("V")
 
 
-def keep(cache: dict[Hashable, V], key: Hashable, value: V) -> V:
+def keep(cache: OrderedDict[Hashable, V], key: Hashable, value: V) -> V:
     """Stores and returns ``value``, or returns what another thread has stored.
 
     A cache has at most `MOST` values, the oldest of which are dropped. It has no lock:
@@ -24,11 +25,11 @@ def keep(cache: dict[Hashable, V], key: Hashable, value: V) -> V:
     """
     value = cache.setdefault(key, value)
     while len(cache) > MOST:
-        cache.pop(next(iter(cache)), None)
+        cache.popitem(last=False)
     return value
 
 
-_caches: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, Any]] = (
+_caches: weakref.WeakKeyDictionary[Callable[..., Any], OrderedDict[Hashable, Any]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -42,7 +43,7 @@ def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) ->
     if isinstance(fun, types.MethodType):
         return make()
     try:
-        cache = _caches.setdefault(fun, {})
+        cache = _caches.setdefault(fun, OrderedDict())
     except TypeError:  # It has no hash or no weak reference, such as numpy.ufunc.
         return make()
     value = cache.get(key)

@@ -132,7 +132,7 @@ class ElementPrograms(Programs[ElementCall]):
         options = self.options
         names = functools.partial(self.leaf_names, arguments)
         avals = self.leaf_avals(arguments)
-        in_axes = _from_front(self._in_axes(arguments), avals, names)
+        in_axes = _from_front(self._in_axes(arguments), avals, names, arguments)
         are_global = self._are_global(arguments)
         is_local = are_global is not None and are_process_local(
             are_global, in_axes, names
@@ -376,6 +376,7 @@ def _from_front(
     axes: Sequence[int | None],
     avals: Sequence[Any],
     names: Callable[[], list[str]],
+    arguments: Arguments,
 ) -> tuple[int | None, ...]:
     """Axes counted from the front.
 
@@ -399,8 +400,8 @@ def _from_front(
         raise ValueError(
             "spmap was requested to map its argument along an axis that it does not "
             f"have:{listed}\nGive None in in_axes for what every element should get "
-            "whole. Arguments passed by keyword are always mapped along axis 0. A list "
-            "of numbers is a pytree: pass numpy.asarray of it."
+            "whole. Arguments passed by keyword are always mapped along axis 0."
+            + arguments.advice_on_lists(bad)
         )
     return tuple(
         None if axis is None else axis % aval.ndim

@@ -398,8 +398,8 @@ class MeshPrograms(Programs[MeshCall]):
             listed = trees.bullets([f"{paths[k]} is {text}" for k, text in problems])
             raise ValueError(
                 f"mesh_map cannot cut these arguments over the mesh:{listed}\n"
-                "Cut other dimensions, or pad them to a multiple. A list of numbers is "
-                "a pytree: pass numpy.asarray of it."
+                "Cut other dimensions, or pad them to a multiple."
+                + arguments.advice_on_lists([k for k, _ in problems])
             )
 
 

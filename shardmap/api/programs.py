@@ -132,8 +132,12 @@ class Programs(abc.ABC, Generic[C]):
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
-        self._entries: dict[Hashable, CompiledEntry] = {}
-        self._flat: dict[Hashable, FlatFunction] = {}
+        self._entries: collections.OrderedDict[Hashable, CompiledEntry] = (
+            collections.OrderedDict()
+        )
+        self._flat: collections.OrderedDict[Hashable, FlatFunction] = (
+            collections.OrderedDict()
+        )
 
     # Defined by each kind of map
 
@@ -301,7 +305,7 @@ class Programs(abc.ABC, Generic[C]):
         return caches.keep(self._flat, key, flat)
 
     def leaf_names(self, arguments: Arguments) -> list[str]:
-        """How a caller would write each leaf."""
+        """The name of each leaf, for errors."""
         args, kwargs = arguments.with_leaves(arguments.leaves)
         return argument_names(self.fun(), args, kwargs)
 

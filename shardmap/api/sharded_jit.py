@@ -105,17 +105,20 @@ def _check_shapes(
         )
 
 
-def _agreed_total(what: str, totals: Sequence[tuple[str, int | None]]) -> int | None:
-    """The common total of named parts; None if no parts have one."""
-    known = [(source, total) for source, total in totals if total is not None]
-    for source, total in known:
-        if total != known[0][1]:
+def _agreed_total(
+    what: str, totals: Sequence[int | None], sources: Callable[[], Sequence[str]]
+) -> int | None:
+    """The common total, given by ``sources``; None if none of them has one."""
+    known = [k for k, total in enumerate(totals) if total is not None]
+    for k in known:
+        if totals[k] != totals[known[0]]:
+            named = sources()
             raise ValueError(
-                f"{what}: {source} has {total} total partitions but {known[0][1]} are "
-                f"expected, as {known[0][0]} has. All parts must have the same "
-                "product, or be None."
+                f"{what}: {named[k]} has {totals[k]} total partitions but "
+                f"{totals[known[0]]} are expected, as {named[known[0]]} has. All parts "
+                "must have the same product, or be None."
             )
-    return known[0][1] if known else None
+    return totals[known[0]] if known else None
 
 
 def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
@@ -223,15 +226,22 @@ class PartitionPrograms(Programs[PartitionCall]):
         out_names = functools.partial(trees.result_names, out_tree)
         _check_shapes(what, out_names, out_avals, out_parts)
         constraints = constraints_in(jaxpr)
-        total = _agreed_total(
-            what,
-            [
-                ("num_partitions", self.options.num_partitions),
-                *((f"in_parts {p}", total_partitions(p)) for p in in_parts if p),
-                *((f"out_parts {p}", total_partitions(p)) for p in out_parts if p),
-                *((CONSTRAINT, equation.params["total"]) for equation in constraints),
-            ],
-        )
+        totals = [
+            self.options.num_partitions,
+            *(total_partitions(parts) if parts else None for parts in in_parts),
+            *(total_partitions(parts) if parts else None for parts in out_parts),
+            *(equation.params["total"] for equation in constraints),
+        ]
+
+        def sources() -> list[str]:
+            return [
+                "num_partitions",
+                *(f"in_parts of {name}" for name in names()),
+                *(f"out_parts of {name}" for name in out_names()),
+                *[CONSTRAINT] * len(constraints),
+            ]
+
+        total = _agreed_total(what, totals, sources)
         if alone and constraints:
             jaxpr = on_its_own_devices(jaxpr)
         return PartitionCall(

@@ -1,6 +1,7 @@
 """Keeping things for functions: found again when equal, gone with the function."""
 
 import gc
+import sys
 import threading
 
 import jax
@@ -96,6 +97,32 @@ def test_functions_may_be_mapped_while_functions_are_compared():
     thread.start()
     thread.join(60)
     assert done
+
+
+def test_threads_may_map_while_old_programs_are_dropped(monkeypatch):
+    monkeypatch.setattr(caches, "MOST", 64)
+    interval, errors = sys.getswitchinterval(), []
+
+    def fun(x):
+        return x
+
+    def run(thread):
+        try:
+            for k in range(1000):
+                sm.spmap(fun, (thread, k))
+        except RuntimeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
 
 
 MEETING = """

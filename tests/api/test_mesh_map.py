@@ -275,7 +275,8 @@ def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
             lambda: sm.mesh_map(lambda a, b: a, MESH, {"y": 0}, {})(array(8), array(6)),
             ValueError,
             r"cannot cut these arguments over the mesh:\n  \* b is float32\[6\]: "
-            r"dimension 0 of size 6 does not divide among the 4 devices along \('y',\)",
+            r"dimension 0 of size 6 does not divide among the 4 devices along "
+            r"\('y',\)\nCut other dimensions, or pad them to a multiple\.$",
         ),
         (
             lambda: sm.mesh_map(lambda a: a, MESH, {"y": 1}, {})(array(8)),

@@ -13,13 +13,14 @@ import shardmap as sm
 EIGHT = np.arange(8, dtype=np.float32)
 
 
-def test_copies_that_agree_pass():
+@pytest.mark.parametrize("true", [True, np.bool_(True)])
+def test_copies_that_agree_pass(true):
     mapped = sm.spmap(
         lambda x, key: (lax.pmean(x, "i"), key, x),
         "i",
         in_axes=(0, None),
         out_axes=(None, None, 0),
-        check_replicas=True,
+        check_replicas=true,
     )
     for _ in range(2):
         mean, _, x = mapped(EIGHT, jax.random.key(0))

@@ -34,17 +34,22 @@ def constrained(parts):
     [
         (
             sharded_jit(lambda x: x, (2, 1), (2, 2)),
-            r"out_parts \(2, 2\) has 4 total partitions but 2 are expected, as "
-            r"in_parts \(2, 1\) has",
+            r"out_parts of result has 4 total partitions but 2 are expected, as "
+            r"in_parts of x has",
+        ),
+        (
+            sharded_jit(lambda x: [x, x], None, [(2, 2), (2, 1)]),
+            r"out_parts of result\[1\] has 2 total partitions but 4 are expected, as "
+            r"out_parts of result\[0\] has",
         ),
         (
             sharded_jit(constrained((1, 2)), (2, 2), (2, 2)),
             r"with_sharding_constraint has 2 total partitions but 4 are expected, as "
-            r"in_parts \(2, 2\)",
+            r"in_parts of x has",
         ),
         (
             sharded_jit(lambda x: x, (2, 1), None, num_partitions=4),
-            r"in_parts \(2, 1\) has 2 total partitions but 4 are expected, as "
+            r"in_parts of x has 2 total partitions but 4 are expected, as "
             r"num_partitions",
         ),
         (

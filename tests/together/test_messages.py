@@ -30,11 +30,21 @@ CASES = {
         ValueError,
         r"\* a\[0\] is float32\[4\].*\n  \* a\[1\]\[0\] is float32\[2\]",
     ),
+    "arguments taken by **kwargs": (
+        lambda: sm.spmap(lambda **kwargs: kwargs["w"])(kwargs=FOUR, w={"b": FOUR[:3]}),
+        ValueError,
+        r"\* kwargs is float32\[4\].*\n  \* w\['b'\] is float32\[3\]",
+    ),
     "rank too low": (
         lambda: sm.spmap(add)(FOUR, {"w": 3.0}),
         ValueError,
         r"axis that it does not have:\n  \* params\['w'\] is float32\[\] \(rank 0\), "
-        r"in_axes asks for axis 0\nGive None in in_axes",
+        r"in_axes asks for axis 0\nGive None in in_axes.*along axis 0\.$",
+    ),
+    "numbers, not a list of them": (
+        lambda: sm.spmap(lambda a, b: a)(1.0, 2.0),
+        ValueError,
+        r"\* b is float32\[\] \(rank 0\).*\nGive None in in_axes.*along axis 0\.$",
     ),
     "axis out of range": (
         lambda: sm.spmap(lambda x: x, in_axes=-3)(np.ones((4, 3))),

@@ -141,6 +141,11 @@ CASES = {
         ValueError,
         r"\* x\[7\] is .*\n  \* and 92 more\nGive None(?s:.*)list of numbers",
     ),
+    "a tuple of numbers": (
+        lambda: sm.spmap(lambda x: x, in_axes=0)({"w": (1, np.float32(2))}),
+        ValueError,
+        r"x\['w'\]\[0\] is int32\[\](?s:.*)list of numbers",
+    ),
     "a list of numbers for blocks": (
         lambda: sm.mesh_map(double, MESH, {"data": 0}, {"data": 0})([1.0] * 4),
         ValueError,
