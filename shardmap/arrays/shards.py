@@ -4,20 +4,21 @@
 is its result. The functions here read the one device that holds element ``i``.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays.array_likes import boxes
+from shardmap.arrays.on_device import Operand, operand, program
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 from shardmap.units import shown
@@ -79,8 +80,8 @@ def unstack(x: T, *, axis: tuple[int, ...]) -> list[Any]: ...
 def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     """Returns all elements along an axis, each on the device that holds it.
 
-    The result is ``[shard_of(x, 0), shard_of(x, 1), ...]``, taken without
-    communication.
+    The result is ``[shard_of(x, 0), shard_of(x, 1), ...]``, with one program for each
+    device.
 
     Args:
       x: as for `shard_of`. All leaves have the same length along ``axis``.
@@ -155,15 +156,31 @@ def _take(
     caller: str, tree: PyTree, leaves: Sequence[Any], axes: Sequence[int], index: Index
 ) -> list[list[Any]]:
     """For each leaf, the element at ``index`` in a list, or all its elements."""
-    taken = []
-    for k, leaf in enumerate(leaves):
-        try:
-            dropped, ranges = _elements(leaf, axes, index)
-            places = itertools.product(*ranges)
-            taken.append([_element(leaf, dropped, place) for place in places])
-        except (IndexError, ValueError) as error:
-            message = f"{caller}: {_name(tree, k)} {error}"
-            raise type(error)(message) from None
+    try:
+        cuts = _cuts(tuple(map(_layout, leaves)), tuple(axes), index)
+    except _LeafError as error:
+        name = _name(tree, error.leaf)
+        raise error.kind(f"{caller}: {name} {error}") from None
+    if len(cuts.steps) == len(leaves) == 1:  # The fast path of one shard.
+        (step,) = cuts.steps
+        shard = leaves[0].addressable_data(step.shards[0][1])
+        return [step.run(shard, *step.offsets)]
+    taken: list[list[Any]] = [[None] * length for length in cuts.lengths]
+    for step in cuts.steps:
+        shards = [leaves[leaf].addressable_data(n) for leaf, n in step.shards]
+        results = step.run(*shards, *step.offsets)
+        for (leaf, position), part in zip(step.targets, results, strict=True):
+            taken[leaf][position] = part
+    for leaf, shape, shardings in cuts.joins:
+        parts = iter(taken[leaf])
+        taken[leaf] = [
+            jax.make_array_from_single_device_arrays(
+                shape, sharding, list(itertools.islice(parts, sharding.num_devices))
+            )
+            for sharding in shardings
+        ]
+    for leaf, indices in cuts.indexed:
+        taken[leaf] = [leaves[leaf][one] for one in indices]
     return taken
 
 
@@ -182,15 +199,142 @@ def _name(tree: PyTree, leaf: int) -> str:
     return f"x{jax.tree_util.keystr(path)}"
 
 
-def _is_on_devices(leaf: Value) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+# The programs that take elements, one for each device, cached by layout
+
+
+class _Layout(NamedTuple):
+    """The type and the sharding of a leaf."""
+
+    operand: Operand
+    sharding: Sharding | None
+    """None for a tracer, or an array on the host."""
+
+
+def _layout(leaf: Value) -> _Layout:
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        return _Layout(operand(leaf), leaf.sharding)
+    return _Layout(Operand(np.shape(leaf), None), None)
+
+
+class _Step(NamedTuple):
+    """The program of one device."""
+
+    run: Callable[..., list[jax.Array]]
+    shards: Sequence[tuple[int, int]]
+    """Leaf, and number of its shard."""
+    offsets: Sequence[np.int32]
+    targets: Sequence[tuple[int, int]]
+    """Leaf, and position in its list of parts."""
+
+
+class _Join(NamedTuple):
+    """Elements of a leaf that are on several devices."""
+
+    leaf: int
+    shape: tuple[int, ...]
+    shardings: Sequence[Sharding]
+    """One for each element; its parts are in a row, one for each device."""
+
+
+class _Cuts(NamedTuple):
+    lengths: Sequence[int]
+    """How many parts each leaf gives."""
+    steps: Sequence[_Step]
+    joins: Sequence[_Join]
+    indexed: Sequence[tuple[int, Sequence[tuple[Any, ...]]]]
+    """A leaf without a sharding, and the indices of its elements."""
+
+
+class _LeafError(Exception):
+    """An error about one leaf, whose name only the caller knows."""
+
+    def __init__(self, leaf: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.leaf, self.kind = leaf, type(error)
+
+
+class _Part(NamedTuple):
+    """What one shard has of elements.
+
+    Attributes:
+      leaf, shard, device: where it is.
+      operand: the type of the shard.
+      dropped: the dimensions to remove.
+      offsets: the place of the only element along these; None: all elements.
+      positions: of the parts, in the list of the leaf's.
+    """
+
+    leaf: int
+    shard: int
+    device: jax.Device
+    operand: Operand
+    dropped: tuple[int, ...]
+    offsets: tuple[int, ...] | None
+    positions: Sequence[int]
+
+
+@functools.lru_cache(maxsize=4096)
+def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _Cuts:
+    """The programs that take elements of each leaf.
+
+    Raises:
+      _LeafError: the axes or the index do not fit a leaf.
+    """
+    lengths, indexed, joins = [], [], []
+    # One program for all that is on a device.
+    work: dict[jax.Device, list[_Part]] = {}
+    for number, (kind, sharding) in enumerate(leaves):
+        try:
+            dropped, ranges = _elements(kind.shape, sharding, axes, index)
+            places = list(itertools.product(*ranges))
+            if sharding is None:
+                indexed.append((number, _indices(len(kind.shape), dropped, places)))
+                lengths.append(len(places))
+                continue
+            parts = _parts(number, kind, sharding, dropped, ranges, index is None)
+        except (IndexError, ValueError) as error:
+            raise _LeafError(number, error) from None
+        for part in parts:
+            work.setdefault(part.device, []).append(part)
+        lengths.append(sum(len(part.positions) for part in parts))
+        if lengths[-1] > len(places):
+            joins.append(_join(number, kind.shape, sharding, parts, len(places)))
+    steps = []
+    for device, parts in work.items():
+        offsets = [np.int32(k) for part in parts for k in part.offsets or ()]
+        take = _TakeElements(
+            tuple((part.dropped, part.offsets is None) for part in parts)
+        )
+        operands = [part.operand for part in parts]
+        steps.append(
+            _Step(
+                program(device, take, (*operands, *map(operand, offsets))),
+                [(part.leaf, part.shard) for part in parts],
+                offsets,
+                [(part.leaf, k) for part in parts for k in part.positions],
+            )
+        )
+    return _Cuts(lengths, steps, joins, indexed)
+
+
+def _indices(
+    rank: int, dropped: Sequence[int], places: Sequence[tuple[int, ...]]
+) -> list[tuple[Any, ...]]:
+    """The index of each element in the global array."""
+    found = []
+    for place in places:
+        at = dict(zip(dropped, place, strict=True))
+        found.append(tuple(at.get(d, slice(None)) for d in range(rank)))
+    return found
 
 
 def _elements(
-    leaf: Value, axes: Sequence[int], index: Index
+    shape: tuple[int, ...],
+    sharding: Sharding | None,
+    axes: Sequence[int],
+    index: Index,
 ) -> tuple[tuple[int, ...], list[range]]:
     """The dimensions to remove, and the indices along each."""
-    shape = np.shape(leaf)
     if isinstance(index, tuple):
         first = _from_front(shape, axes[0])
         axes = range(first, first + len(index))
@@ -200,7 +344,7 @@ def _elements(
     if index is None:
         return dropped, [range(shape[d]) for d in dropped]
     if index == "first":
-        held = boxes(leaf.sharding, shape).values() if _is_on_devices(leaf) else []
+        held = [] if sharding is None else boxes(sharding, shape).values()
         index = (min((box[dropped[0]][0] for box in held), default=0),)
     for d, k in zip(dropped, index, strict=True):
         if not -shape[d] <= k < shape[d]:
@@ -218,111 +362,127 @@ def _from_front(shape: tuple[int, ...], axis: int) -> int:
     return axis % len(shape)
 
 
-def _element(leaf: Value, dropped: tuple[int, ...], place: tuple[int, ...]) -> Any:
-    """The element at ``place`` along the dimensions that are removed."""
-    if not _is_on_devices(leaf):
-        at = dict(zip(dropped, place, strict=True))
-        return leaf[tuple(at.get(d, slice(None)) for d in range(leaf.ndim))]
-    # Arrays of keys have no weak type.
-    kind = leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
-    parts, joined = _parts(kind, leaf.sharding, dropped, place)
-    taken = [run(leaf.addressable_data(n), *starts) for n, run, starts in parts]
-    if joined is None:
-        return taken[0]
-    shape = tuple(size for d, size in enumerate(leaf.shape) if d not in dropped)
-    return jax.make_array_from_single_device_arrays(shape, joined, taken)
-
-
-_Kind: TypeAlias = tuple[tuple[int, ...], Any, bool]
-"""The shape, dtype and weak type of an array."""
-
-
-@functools.lru_cache(maxsize=4096)
 def _parts(
-    kind: _Kind, sharding: Sharding, dropped: tuple[int, ...], place: tuple[int, ...]
-) -> tuple[list[tuple[int, Callable[..., jax.Array], list[np.int32]]], Any]:
-    """The shards that hold an element: of replicas, the first on this process.
-
-    Returns:
-      For each, its number, the program that takes its part of the element, and where it
-      is in the shard; and the sharding of the element, None on one device.
-    """
-    shape, dtype, weak_type = kind
+    leaf: int,
+    kind: Operand,
+    sharding: Sharding,
+    dropped: tuple[int, ...],
+    ranges: Sequence[range],
+    takes_all: bool,
+) -> list[_Part]:
+    """The part of each shard; of replicas, the first on this process."""
+    shape = kind.shape
     held = sharding.shard_shape(shape)
     kept = [d for d in range(len(shape)) if d not in dropped]
-    # By the place of the part in the element.
-    holders: dict[tuple[int, ...], tuple[int, jax.Device, list[np.int32]]] = {}
+    # The shards in row-major order: of the elements, then within each.
+    holders: dict[tuple[int, ...], tuple[int, jax.Device]] = {}
     for number, (device, box) in enumerate(boxes(sharding, shape).items()):
-        bounds = [box[d] for d in dropped]
-        if all(a <= k < b for k, (a, b) in zip(place, bounds, strict=True)):
-            starts = [np.int32(k - a) for k, (a, _) in zip(place, bounds, strict=True)]
-            where = tuple(box[d][0] for d in kept)
-            holders.setdefault(where, (number, device, starts))
-    counts = [-(-shape[d] // max(held[d], 1)) for d in kept]
-    if len(holders) < math.prod(counts):
-        there = " and ".join(
-            f"its element {k} along axis {d}"
-            for k, d in zip(place, dropped, strict=True)
-        )
-        raise ValueError(f"has {there} on a device of another process")
-    found = [holders[where] for where in sorted(holders)]
-    parts = [
-        (number, _program(device, (held, dtype, weak_type), dropped), starts)
-        for number, device, starts in found
-    ]
-    if len(found) == 1:
-        return parts, None
-    return parts, _joined(sharding, kept, counts, [device for _, device, _ in found])
+        holders.setdefault(tuple(start for start, _ in box), (number, device))
+    starts = {d: range(0, shape[d] or 1, held[d] or 1) for d in range(len(shape))}
+    within = list(itertools.product(*(starts[d] for d in kept)))
+    place_of = {place: k for k, place in enumerate(itertools.product(*ranges))}
+    parts = []
+    of_elements = (
+        [k for k in starts[d] if k < wanted.stop and k + held[d] > wanted.start]
+        for d, wanted in zip(dropped, ranges, strict=True)
+    )
+    for first in itertools.product(*of_elements):
+        inside = [
+            range(max(start, wanted.start), min(start + held[d], wanted.stop))
+            for d, start, wanted in zip(dropped, first, ranges, strict=True)
+        ]
+        for number, rest in enumerate(within):
+            corner = dict(zip((*dropped, *kept), (*first, *rest), strict=True))
+            found = tuple(corner[d] for d in range(len(shape)))
+            if found not in holders:
+                where = " and ".join(
+                    f"its element {wanted.start} along axis {d}"
+                    for d, wanted in zip(dropped, inside, strict=True)
+                )
+                raise ValueError(f"has {where} on a device of another process")
+            parts.append(
+                _Part(
+                    leaf,
+                    *holders[found],
+                    operand=kind._replace(shape=held),
+                    dropped=dropped,
+                    offsets=None
+                    if takes_all
+                    else tuple(
+                        wanted.start - start
+                        for wanted, start in zip(inside, first, strict=True)
+                    ),
+                    positions=[
+                        place_of[place] * len(within) + number
+                        for place in itertools.product(*inside)
+                    ],
+                )
+            )
+    return parts
 
 
-def _joined(
+def _join(
+    leaf: int,
+    shape: tuple[int, ...],
     sharding: Sharding,
-    kept: Sequence[int],
-    counts: Sequence[int],
-    devices: Sequence[jax.Device],
-) -> NamedSharding:
-    """The sharding of an element on several devices, cut as the array."""
-    if not isinstance(sharding, NamedSharding):
-        entries = [Chunked(n) if n > 1 else None for n in counts]
-        axes = [ShardedAxis(k) for k in range(sum(n > 1 for n in counts))]
-        return ShardingSpec(entries, axes).named_sharding(devices)
-    spec = [sharding.spec[d] if d < len(sharding.spec) else None for d in kept]
-    sizes = {name: sharding.mesh.shape[name] for e in spec for name in axes_in(e)}
-    grid = np.array(devices, dtype=object).reshape(tuple(sizes.values()))
-    return NamedSharding(Mesh(grid, tuple(sizes)), PartitionSpec(*spec))
+    parts: Sequence[_Part],
+    elements: int,
+) -> _Join:
+    """The arrays that the parts of a leaf make, cut as the leaf."""
+    kept = [d for d in range(len(shape)) if d not in parts[0].dropped]
+    counts = [-(-shape[d] // max(parts[0].operand.shape[d], 1)) for d in kept]
+    if isinstance(sharding, NamedSharding):
+        sizes = sharding.mesh.shape
+        cuts = [
+            {
+                name: sizes[name]
+                for name in axes_in((*sharding.spec, *[None] * len(shape))[d])
+                if sizes[name] > 1
+            }
+            for d in kept
+        ]
+        names: list[str] | None = [name for cut in cuts for name in cut]
+        entries = [Chunked(tuple(cut.values())) if cut else None for cut in cuts]
+    else:
+        names, entries = None, [Chunked(n) if n > 1 else None for n in counts]
+    number = sum(n > 1 for n in counts) if names is None else len(names)
+    spec = ShardingSpec(entries, [ShardedAxis(k) for k in range(number)])
+    layout = functools.cache(lambda *devices: spec.named_sharding(devices, names))
+    devices = {k: part.device for part in parts for k in part.positions}
+    count = math.prod(counts)
+    return _Join(
+        leaf,
+        tuple(shape[d] for d in kept),
+        [
+            layout(*(devices[k * count + j] for j in range(count)))
+            for k in range(elements)
+        ],
+    )
 
 
-@functools.lru_cache(maxsize=1024)
-def _program(
-    device: jax.Device, kind: _Kind, dropped: tuple[int, ...]
-) -> Callable[..., jax.Array]:
-    """A program on a device that takes an element of a shard, given where it is.
+@dataclasses.dataclass(frozen=True)
+class _TakeElements:
+    """A program that takes elements of shards. It takes these, then their offsets."""
 
-    `jax.jit` of a shard would commit its result to the device. A program that is
-    compiled for uncommitted arrays takes committed ones too, and commits no result.
-    """
-    shape, dtype, weak_type = kind
+    shards: tuple[tuple[tuple[int, ...], bool], ...]
+    """For each shard, the dimensions to remove, and whether to take all elements."""
 
-    def take(shard: Any, *starts: Any) -> Any:
-        for start, d in sorted(zip(starts, dropped, strict=True), key=lambda p: -p[1]):
-            shard = jax.lax.dynamic_index_in_dim(shard, start, d, keepdims=False)
-        return shard
-
-    def compiled() -> Any:
-        # The dtype is that of an array that exists, so it must not be narrowed.
-        with jax.default_device(device), jax.enable_x64(True):
-            struct = jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)
-            return jax.jit(take).lower(struct, *[np.int32()] * len(dropped)).compile()
-
-    # In a new thread no mesh is set and no trace is around.
-    with ThreadPoolExecutor(1) as thread:
-        program = thread.submit(compiled).result()
-
-    def run(*args: Any) -> Any:
-        try:
-            return program(*args)
-        except ValueError:
-            # The program refuses host memory, unusual layouts and `jax.disable_jit`.
-            return take(*args)
-
-    return run
+    def __call__(self, *args: jax.Array) -> list[Any]:
+        offsets = iter(args[len(self.shards) :])
+        parts = []
+        for shard, (dropped, takes_all) in zip(args, self.shards, strict=False):
+            if not takes_all:
+                for d in dropped:
+                    start = next(offsets)
+                    if shard.shape[d] > 1:
+                        shard = jax.lax.dynamic_slice_in_dim(shard, start, 1, d)
+                parts.append(jax.lax.squeeze(shard, dropped))
+                continue
+            for place in np.ndindex(*(shard.shape[d] for d in dropped)):
+                at = dict(zip(dropped, place, strict=True))
+                starts = [at.get(d, 0) for d in range(shard.ndim)]
+                stops = [at.get(d, n - 1) + 1 for d, n in enumerate(shard.shape)]
+                parts.append(
+                    jax.lax.squeeze(jax.lax.slice(shard, starts, stops), dropped)
+                )
+        return parts

@@ -3,16 +3,19 @@
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from shardmap._jax.context import without_mesh
-from shardmap._jax.types import PyTree, Value
-from shardmap.arrays import array_likes, processes, trees
+from shardmap._jax.types import Axes, PyTree, Value
+from shardmap.arrays import array_likes, placement, processes, trees
+from shardmap.arrays.on_device import operand, program
+from shardmap.arrays.running import map_jit
 from shardmap.sharding.mesh import check_devices, positive, too_few_devices
 from shardmap.sharding.spec import (
     Chunked,
@@ -81,10 +84,16 @@ def device_put_sharded(
         columns = zip(*rows, strict=True)
         stacked = [jnp.stack(each, k) for each, k in zip(columns, axes, strict=True)]
         return jax.tree.unflatten(tree, stacked)
-    arrays = [
-        _joined([_expanded(leaf, k) for leaf in column], k, len(devices), devices)
-        for k, column in zip(axes, zip(*rows, strict=True), strict=True)
-    ]
+    with _outside_of_programs():
+        put = zip(*_put_rows(rows, axes, devices), strict=True)
+        arrays = [
+            jax.make_array_from_single_device_arrays(
+                _with_axis(np.shape(leaf), k, len(devices)),
+                _sharding(k, len(devices), devices),
+                list(column),
+            )
+            for leaf, k, column in zip(rows[0], axes, put, strict=True)
+        ]
     return jax.tree.unflatten(tree, arrays)
 
 
@@ -115,8 +124,9 @@ def device_put_replicated(
 
     Raises:
       TypeError: a leaf of ``x`` is not an array.
-      ValueError: there are no devices, or one is given twice; ``axis_size`` does not
-        divide their number; or an array has too few dimensions for ``axis``.
+      ValueError: there are no devices, or none of this process, or one is given
+        twice; ``axis_size`` does not divide their number; or an array has too few
+        dimensions for ``axis``.
 
     Example:
       >>> y = device_put_replicated({"w": np.ones(2)}, jax.local_devices()[:1])
@@ -126,32 +136,36 @@ def device_put_replicated(
       (2, 1)
     """
     devices = _check_devices("device_put_replicated", devices)
+    processes.several(devices)  # Refuses devices of other processes only.
     size = _elements(axis, axis_size, devices)
     leaves, tree = jax.tree.flatten(x)
-    axes: Sequence[int | None] = [None] * len(leaves)
+    axes: Axes = (None,) * len(leaves)
     if axis is not None:
-        axes = _new_axes("device_put_replicated", "x", x, axis)
+        axes = tuple(_new_axes("device_put_replicated", "x", x, axis))
     if _has_tracers(leaves):
         stacked = [
             leaf if k is None else jnp.stack([leaf] * size, k)
             for leaf, k in zip(leaves, axes, strict=True)
         ]
         return jax.tree.unflatten(tree, stacked)
-    copies = len(_own(devices))
-    arrays = [
-        _joined([_expanded(leaf, k)] * copies, k, size, devices)
-        for leaf, k in zip(leaves, axes, strict=True)
-    ]
-    return jax.tree.unflatten(tree, arrays)
-
-
-def _own(devices: Devices) -> list[jax.Device]:
-    """Those of this process."""
-    return [d for d in devices if d.process_index == jax.process_index(d.client)]
+    # All arrays are put at once, and all leaves that are on the host.
+    of_jax = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    others = [k for k in range(len(leaves)) if k not in set(of_jax)]
+    copied: dict[int, jax.Array] = {}
+    with _outside_of_programs():
+        for put, which in ((_copy_arrays, of_jax), (_copy_from_host, others)):
+            chosen = tuple(axes[k] for k in which)
+            arrays = put([leaves[k] for k in which], chosen, size, devices)
+            copied.update(zip(which, arrays, strict=True))
+    return jax.tree.unflatten(tree, [copied[k] for k in range(len(leaves))])
 
 
 def _has_tracers(leaves: Sequence[Value]) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def _with_axis(shape: Sequence[int], axis: int | None, size: int) -> tuple[int, ...]:
+    return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -172,26 +186,100 @@ def _sharding(axis: int | None, size: int, devices: Devices) -> NamedSharding:
     return spec.named_sharding(devices)
 
 
-def _expanded(leaf: Value, axis: int | None) -> Any:
-    """A leaf with a new axis of size 1, of the dtype that it has on devices."""
-    if isinstance(leaf, jax.Array):
-        with _outside_of_programs():
-            return leaf if axis is None else jnp.expand_dims(leaf, axis)
-    array = np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
-    return array if axis is None else np.expand_dims(array, axis)
+def _put_rows(
+    rows: Sequence[Sequence[Any]], axes: Sequence[int], devices: Devices
+) -> list[list[jax.Array]]:
+    """Row ``k`` on device ``k``, each array with its new axis of size 1."""
+    host = [
+        (r, c)
+        for r, row in enumerate(rows)
+        for c, leaf in enumerate(row)
+        if not isinstance(leaf, jax.Array)
+    ]
+    arrays = [np.expand_dims(_on_host(rows[r][c]), axes[c]) for r, c in host]
+    put = dict(
+        zip(host, jax.device_put(arrays, [devices[r] for r, _ in host]), strict=True)
+    )
+    for r, (row, device) in enumerate(zip(rows, devices, strict=True)):
+        columns = [c for c, leaf in enumerate(row) if isinstance(leaf, jax.Array)]
+        if not columns:
+            continue
+        there = [SingleDeviceSharding(device)] * len(columns)
+        moved = placement.place([row[c] for c in columns], there, uncommitted=True)
+        expand = _Expand(tuple(axes[c] for c in columns))
+        expanded = program(device, expand, tuple(map(operand, moved)))(*moved)
+        put.update(((r, c), each) for c, each in zip(columns, expanded, strict=True))
+    return [[put[r, c] for c in range(len(row))] for r, row in enumerate(rows)]
 
 
-def _joined(
-    shards: Sequence[Any], axis: int | None, size: int, devices: Devices
-) -> jax.Array:
-    """The array that has these shards on the devices of this process."""
-    sharding = _sharding(axis, size, devices)
-    shape = list(shards[0].shape)
-    if axis is not None:
-        shape[axis] = size
-    with _outside_of_programs():
-        put = jax.device_put(list(shards), _own(devices))
-        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, put)
+@dataclass(frozen=True)
+class _Expand:
+    """A program that gives each array a new axis of size 1."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        return [
+            jax.lax.expand_dims(array, (axis,))
+            for array, axis in zip(arrays, self.axes, strict=True)
+        ]
+
+
+def _copy_from_host(
+    leaves: Sequence[Any], axes: Axes, size: int, devices: Devices
+) -> Sequence[jax.Array]:
+    """Copies of NumPy arrays and scalars on all devices."""
+    arrays = list(map(_on_host, leaves))
+    shapes = [_with_axis(a.shape, k, size) for a, k in zip(arrays, axes, strict=True)]
+    shardings = [_sharding(k, size, devices) for k in axes]
+    shards = [
+        array if k is None else np.expand_dims(array, k)
+        for array, k in zip(arrays, axes, strict=True)
+    ]
+    if not processes.several(devices):
+        # A broadcast takes no memory, and JAX cuts each shard from it as a view.
+        return jax.device_put(list(map(np.broadcast_to, shards, shapes)), shardings)
+    # `jax.device_put` would compare the values of all processes.
+    here = [d for d in devices if d.process_index == jax.process_index(d.client)]
+    return [
+        jax.make_array_from_single_device_arrays(
+            shape, sharding, jax.device_put([shard] * len(here), here)
+        )
+        for shape, sharding, shard in zip(shapes, shardings, shards, strict=True)
+    ]
+
+
+def _copy_arrays(
+    leaves: Sequence[jax.Array], axes: Axes, size: int, devices: Devices
+) -> Sequence[jax.Array]:
+    """Copies of arrays on all devices, from device to device."""
+    everywhere = [_sharding(None, size, devices)] * len(leaves)
+    copies = placement.place(leaves, everywhere, uncommitted=True)
+    if None in axes or not copies:
+        return copies
+    results: Sequence[jax.Array] = _expanding(axes, size, devices)(*copies)
+    return results
+
+
+@functools.lru_cache(maxsize=1024)
+def _expanding(axes: tuple[Any, ...], size: int, devices: Devices) -> Any:
+    """A program that cuts arrays along a new axis, of which all devices have copies."""
+
+    def expand(*arrays: jax.Array) -> list[jax.Array]:
+        return [
+            jnp.broadcast_to(
+                jnp.expand_dims(array, axis), _with_axis(array.shape, axis, size)
+            )
+            for array, axis in zip(arrays, axes, strict=True)
+        ]
+
+    shardings = [_sharding(axis, size, devices) for axis in axes]
+    return map_jit(expand, devices, communicates=False, out_shardings=shardings)
+
+
+def _on_host(leaf: Value) -> np.ndarray:
+    """A scalar or array-like as NumPy array, of the dtype it has on devices."""
+    return np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
 
 
 @contextlib.contextmanager

@@ -270,4 +270,13 @@ def local_mesh(mesh: Mesh) -> Mesh:
         raise ValueError(
             f"none of the {mesh.size} devices of the mesh is on this process"
         )
-    return mesh.local_mesh.update(axis_types=mesh.axis_types)
+    try:
+        return mesh.local_mesh.update(axis_types=mesh.axis_types)
+    except ValueError:
+        places = [place for place, d in np.ndenumerate(mesh.devices) if d in own]
+        box = np.prod(np.ptp(places, axis=0) + 1)
+        raise ValueError(
+            f"the {len(own)} devices of this process form no box in the mesh of shape "
+            f"{mesh.devices.shape}: the smallest box around them has {box} devices. "
+            "Order the mesh so that each process has a range along every axis"
+        ) from None

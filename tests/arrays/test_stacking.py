@@ -230,3 +230,9 @@ def test_what_is_no_array():
         device_put_sharded(["text", 1], jax.devices()[:2])
     with pytest.raises(TypeError, match=r"'text'.* is not a valid JAX type"):
         device_put_replicated({"a": "text"}, jax.devices())
+
+
+def test_copies_on_devices_of_other_processes_alone_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda *_: 1)
+    with pytest.raises(ValueError, match=r"process 1 has none .* on processes \[0\]"):
+        device_put_replicated(np.ones(3), jax.devices())
