@@ -287,8 +287,9 @@ def _notes(
         )
     if loops := loops_of(module):
         notes.append(
-            "XLA counts the steps of a loop once. Flops also have the products and "
-            "convolutions of its other steps."
+            "Bytes and the rest count the steps of a loop once, and operations a byte "
+            "are those of one step. Only flops have the products and convolutions of "
+            "all steps."
         )
     if any(loop.trips is None for loop in loops):
         notes.append(

@@ -1,15 +1,17 @@
 """Digests by which a checkpoint recognises a plan and its arguments.
 
 A digest is the same in every process: it has no addresses and no order of a set in it.
-Functions that shards call back count by their code and what they close over.
+Functions that shards call back count by their code, what they close over, and the
+functions, numbers and arrays of their module that they use.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -101,7 +103,7 @@ class Digest:
         self._hash.update(text.encode())
 
     def _add_called(self, thing: Any, inside: frozenset[int] = frozenset()) -> None:
-        """Adds a function that shards call: its code, and what it closes over.
+        """Adds a function that shards call: its code, and the values that it uses.
 
         Args:
           thing: the function, or a part of it.
@@ -111,9 +113,8 @@ class Digest:
             return
         parts: tuple[Any, ...] = ()
         if isinstance(thing, types.FunctionType):
-            cells = [each.cell_contents for each in thing.__closure__ or ()]
             defaults = thing.__defaults__, thing.__kwdefaults__
-            parts = thing.__code__, *defaults, *cells
+            parts = thing.__code__, *defaults, *_variables(thing)
         elif isinstance(thing, types.CodeType):
             self._say(thing.co_code, thing.co_names)
             parts = thing.co_consts
@@ -136,6 +137,18 @@ class Digest:
             self.add(thing)
         for part in parts:
             self._add_called(part, inside | {id(thing)})
+
+
+def _variables(function: types.FunctionType) -> Iterator[Any]:
+    """The values of outer variables of a function, and those of its module."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # Not set yet.
+            yield cell.cell_contents
+    for name in function.__code__.co_names:
+        held = function.__globals__.get(name)
+        own = getattr(held, "__module__", None) == function.__module__
+        if own or isinstance(held, np.ndarray | jax.Array | int | float | str):
+            yield held
 
 
 def _digest(thing: Any) -> str:

@@ -9,9 +9,11 @@ import pathlib
 import re
 import secrets
 import socket
+import stat
 from typing import Any
 
 DRAFT = ".part"
+FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def path_of(what: str, value: Any) -> pathlib.Path:
@@ -74,15 +76,23 @@ class Folder:
           name: its name.
           *spans: (offset, length) of what is read of it; default: all.
         """
+        path = self.path / name
         try:
-            with open(self.path / name, "rb") as file:
-                found = []
-                for offset, length in spans or [(0, -1)]:
-                    file.seek(offset)
-                    found.append(file.read(length))
-                return b"".join(found)
+            with open(os.open(path, os.O_RDONLY | FLAGS), "rb") as file:
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    found = []
+                    for offset, length in spans or [(0, -1)]:
+                        file.seek(offset)
+                        found.append(file.read(length))
+                    return b"".join(found)
         except FileNotFoundError:
             return None
+        except OSError:
+            if not (path.is_symlink() or path.is_dir()):
+                raise
+        raise ValueError(
+            f"{path} is no plain file, and links are not followed: give an empty folder"
+        )
 
     def write(self, name: str, content: bytes) -> None:
         """Makes a file, or replaces it, at once."""

@@ -59,8 +59,29 @@ def _partial(seed):
     return _called(functools.partial(np.add, np.float32(seed)))
 
 
+MODULE = """
+def _helper(x):
+    return x + {number}
+
+def host(x):
+    return _helper(x) * SCALE
+
+SCALE = {number}
+"""
+
+
+def _helper_and_number_of_its_module(seed):
+    module = {"__name__": "helpers"}
+    exec(MODULE.format(number=float(seed)), module)
+    return _called(module["host"])
+
+
 @pytest.mark.parametrize(
-    "make", [_typed_key, _inside_a_loop, _callback, _callable, _method, _partial]
+    "make",
+    [
+        *(_typed_key, _inside_a_loop, _callback, _callable, _method, _partial),
+        _helper_and_number_of_its_module,
+    ],
 )
 def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
     first, same, other = (plan(make(k), X, in_slices=({0: 8},)) for k in (1, 1, 2))
@@ -68,6 +89,15 @@ def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
     assert same.run(X, checkpoint=tmp_path).tobytes() == want.tobytes()
     with pytest.raises(ValueError, match="belongs to another plan"):
         other.run(X, checkpoint=tmp_path)
+
+
+def test_a_variable_that_is_not_set_yet_has_a_digest(tmp_path):
+    def host(x):
+        return x if x.size else later
+
+    made = plan(_called(host), X, in_slices=({0: 8},))
+    assert made.run(X, checkpoint=tmp_path).tobytes() == X.tobytes()
+    later = None
 
 
 def test_plans_of_other_cuts_and_constants_differ():

@@ -30,6 +30,18 @@ def test_a_file_is_no_folder(made, tmp_path):
     assert path.read_text() == "mine"
 
 
+def test_links_are_not_followed(made, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("mine")
+    folder = tmp_path / "done"
+    made.run(X, W, checkpoint=folder)
+    (folder / "0-3.bin").unlink()
+    (folder / "0-3.bin").symlink_to(other)
+    with pytest.raises(ValueError, match=r"0-3.bin is no plain file"):
+        made.run(X, W, checkpoint=folder)
+    assert other.read_text() == "mine"
+
+
 def test_a_full_disk_is_told_and_leaves_no_draft(made, tmp_path, monkeypatch):
     synced = []
 
