@@ -85,6 +85,7 @@ class Fit:
         self._begins = begins
         self._choices = [True, False] if partial else [False]
         self._memory, self._in_loops = memory, in_loops
+        self._refusal = math.inf, ""  # The way that takes the least, of those refused.
         self._known: dict[tuple[Asked, bool, bool], _Found] = {}
 
     def axes(self) -> Asked:
@@ -125,13 +126,7 @@ class Fit:
             raise error
         self._values = [*self._jaxpr.jaxpr.invars, *begins]
         more = (*asked, *(((),) * len(value.shape) for value in begins))
-        try:
-            return _keeping_or_not(lambda keeps: self._axes(more, keeps))
-        except ValueError:
-            # Arguments that stay whole are too large; the first error says more.
-            if any(aval.size > 1 for aval in self._jaxpr.in_avals):
-                raise error from None
-            raise
+        return _keeping_or_not(lambda keeps: self._axes(more, keeps))
 
     def _best(self, asked: Asked, keeps: bool) -> _Found:
         """The first way of these cuts that fits, or the one that takes the least.
@@ -300,10 +295,12 @@ class Fit:
         place = f" made at {least.source}" if least.source else ""
         value = f", of it {size(least.largest)} in {least.shape}{place}"
         held = size(least.bytes) + " at once" + (value if least.largest else "")
-        raise _TooLittle(
+        message = (
             f"memory={size(self._memory)} is too little: {pieces} the function still "
             f"holds {held}. Give as much, or {remedy}."
         )
+        self._refusal = min(self._refusal, (least.bytes, message))
+        raise _TooLittle(self._refusal[1])
 
 
 def _keeping_or_not(choose: Callable[[bool], T]) -> T:

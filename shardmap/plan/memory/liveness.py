@@ -41,7 +41,7 @@ class Peak(NamedTuple):
       bytes: how much, besides its arguments and results.
       largest: the bytes of the largest value among it.
       shape: that value, as jaxprs print it.
-      source: where it is made.
+      source: where it is made; empty if it is read.
     """
 
     bytes: int

@@ -63,7 +63,14 @@ class _Shard(NamedTuple):
     sliced: int
 
     def peak(self, in_loops: bool) -> Peak:
-        return self.temporary.plus(self.sliced if in_loops else self.moved)
+        if in_loops:
+            return self.temporary.plus(self.sliced)
+        found = self.temporary.plus(self.moved)
+        if found.largest or not self.recipe.reads:
+            return found
+        value, box = max(self.recipe.reads, key=lambda each: box_bytes(*each))
+        shape = value.aval.update(shape=shape_of(box)).str_short()
+        return Peak(found.bytes, box_bytes(value, box), shape)
 
 
 _KNOWN: "weakref.WeakKeyDictionary[Stage, list[_Shard]]" = weakref.WeakKeyDictionary()

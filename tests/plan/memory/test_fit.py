@@ -97,6 +97,15 @@ def test_axes_with_one_chunk_are_cut_last():
     assert "axis 1" not in str(made)
 
 
+def test_a_refusal_names_the_least_that_it_can_do_with():
+    def fun(x):
+        return jnp.linalg.inv(x @ x.T)
+
+    x = jax.ShapeDtypeStruct((512, 4), np.float32)
+    with pytest.raises(ValueError, match=r"in 512 pieces .* still holds 2\.1 MiB"):
+        sm.plan(fun, x, memory="300 KB")
+
+
 def test_a_refusal_names_the_largest_value_and_not_the_key():
     def fun(key, x):
         return jax.random.normal(key, (10**6,)).sum() + x.sum()
