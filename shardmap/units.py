@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 UNITS = {
     "": 1,
     **{unit: 1000**k for k, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
@@ -102,6 +100,8 @@ def refuse_no_bool(what: str, value: Any) -> None:
     Raises:
       TypeError: it is neither.
     """
+    import numpy as np  # The command line's help does without it.
+
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{what} must be True or False, got {shown(value)}")
 
