@@ -7,7 +7,7 @@ back.
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,70 +21,80 @@ Rebuild = Callable[[list[Any]], Any]
 
 
 class Labels:
-    """The labels of the arguments and results of one function.
+    """The labels of the results of one function, which its trace tells."""
 
-    Args:
-      fun: the function.
-      args: its arguments.
-    """
-
-    def __init__(self, fun: Callable[..., PyTree], args: tuple[PyTree, ...]) -> None:
-        self._fun, self._args = fun, args
-        self._stored = _variables(args)
+    def __init__(self) -> None:
         self._tree: Any = None
-        self._rebuild: list[Rebuild | None] = []
-        self._names: list[list[str] | None] = []
+        # Per leaf of the result, the names of its arrays and what builds it again.
+        self._leaves: list[tuple[list[str], Rebuild] | None] = []
 
-    def fun(self, *arrays: PyTree) -> PyTree:
-        """The function, of arrays without labels."""
-        return numpy_functions(self._traced)(*arrays)
+    def take_off(self, result: PyTree, stored: Mapping[Any, Any]) -> PyTree:
+        """The bare result: arrays, and a list of them for a labelled leaf.
 
-    def _traced(self, *arrays: PyTree) -> PyTree:
-        leaves = jax.tree.leaves(self._args, is_leaf=is_labelled)
-        tree: Any = jax.tree.structure(self._args, is_leaf=is_labelled)
-        given = tree.flatten_up_to(arrays)
-        labelled = [
-            _labelled(leaf, array) if is_labelled(leaf) else array
-            for leaf, array in zip(leaves, given, strict=True)
-        ]
-        with _values_refused():
-            result = self._fun(*jax.tree.unflatten(tree, labelled))
-        made, self._tree = jax.tree.flatten(result, is_leaf=is_labelled)
-        self._rebuild, self._names, bare = [], [], []
-        for leaf in made:
+        Args:
+          result: what the function returned.
+          stored: the variables of its arguments by name.
+        """
+        leaves, self._tree = jax.tree.flatten(result, is_leaf=is_labelled)
+        self._leaves = []
+        for k, leaf in enumerate(leaves):
             if is_labelled(leaf):
-                rebuild, names, arrays_of_leaf = _taken_apart(leaf, self._stored)
-                bare.append(arrays_of_leaf)
-                self._names.append(names)
-                self._rebuild.append(rebuild)
+                names, rebuild, leaves[k] = _taken_apart(leaf, stored)
+                self._leaves.append((names, rebuild))
             else:
-                bare.append(leaf)
-                self._names.append(None)
-                self._rebuild.append(None)
-        return jax.tree.unflatten(self._tree, bare)
+                self._leaves.append(None)
+        return jax.tree.unflatten(self._tree, leaves)
 
     def out(self, out: PyTree) -> PyTree:
         """What was given to write to, in the structure of the bare result."""
         if out is None:
             return None
         found = []
-        for names, one in zip(self._names, self._tree.flatten_up_to(out), strict=True):
-            if names is None:
+        for leaf, one in zip(self._leaves, self._tree.flatten_up_to(out), strict=True):
+            if leaf is None:
                 found.append(one)
             elif isinstance(one, Mapping):
-                found.append([one.get(name) for name in names])
+                found.append([one.get(name) for name in leaf[0]])
             else:
-                found.append([one, *[None] * (len(names) - 1)])
+                found.append([one, *[None] * (len(leaf[0]) - 1)])
         return jax.tree.unflatten(self._tree, found)
 
     def result(self, bare: PyTree) -> PyTree:
         """The bare result, with labels."""
         parts = self._tree.flatten_up_to(bare)
         made = [
-            part if rebuild is None else rebuild(part)
-            for rebuild, part in zip(self._rebuild, parts, strict=True)
+            part if leaf is None else leaf[1](part)
+            for leaf, part in zip(self._leaves, parts, strict=True)
         ]
         return jax.tree.unflatten(self._tree, made)
+
+
+def without_labels(
+    fun: Callable[..., PyTree], args: tuple[PyTree, ...]
+) -> tuple[Callable[..., PyTree], Labels | None]:
+    """A function of the arrays in labelled arguments, and the labels of its results.
+
+    Where no argument is labelled, it is the function itself, and None.
+    """
+    tree: Any
+    leaves, tree = jax.tree.flatten(args, is_leaf=is_labelled)
+    if not any(map(is_labelled, leaves)):
+        return fun, None
+    stored = _variables(leaves)
+    labels = Labels()
+
+    @numpy_functions
+    def traced(*arrays: PyTree) -> PyTree:
+        given = tree.flatten_up_to(arrays)
+        labelled = [
+            _labelled(leaf, array) if is_labelled(leaf) else array
+            for leaf, array in zip(leaves, given, strict=True)
+        ]
+        with _values_refused():
+            result = fun(*jax.tree.unflatten(tree, labelled))
+        return labels.take_off(result, stored)
+
+    return traced, labels
 
 
 @contextlib.contextmanager
@@ -123,10 +133,10 @@ def _labelled(leaf: Any, arrays: Any) -> Any:
     )
 
 
-def _variables(args: tuple[PyTree, ...]) -> dict[Any, Any]:
+def _variables(leaves: Sequence[Any]) -> dict[Any, Any]:
     """The variables of the arguments by name, the first of each name."""
     found: dict[Any, Any] = {}
-    for leaf in jax.tree.leaves(args, is_leaf=is_labelled):
+    for leaf in leaves:
         if is_labelled(leaf):
             arrays = leaf.data_vars if is_dataset(leaf) else {leaf.name: leaf}
             found = {k: v.variable for k, v in arrays.items()} | found
@@ -166,34 +176,33 @@ ARRAY = "<array>"
 
 def _taken_apart(
     value: Any, stored: Mapping[Any, Any]
-) -> tuple[Rebuild, list[str], list[Any]]:
-    """What builds a result again, the names of its arrays, and these."""
-    whole = value if is_dataset(value) else value.to_dataset(name=ARRAY)
+) -> tuple[list[str], Rebuild, list[Any]]:
+    """The names of a result's arrays, what builds it again, and these arrays."""
+    is_array, name = not is_dataset(value), getattr(value, "name", None)
+    whole = value.to_dataset(name=ARRAY) if is_array else value
     own = list(whole.data_vars)
-    names = [
-        *own,
-        *(k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)),
-    ]
-    dims = {k: (whole[k].dims, whole[k].attrs) for k in names}
-    encodings = {
-        k: _encoding(stored.get(value.name if k == ARRAY else k), whole[k].variable)
-        for k in names
+    coords = [k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)]
+    about = {
+        k: (
+            *(whole[k].dims, whole[k].attrs),
+            _encoding(stored.get(name if k == ARRAY else k), whole[k].variable),
+        )
+        for k in [*own, *coords]
     }
-    rest = whole.drop_vars(names)
-    order = [str(name) for name in names]
+    rest = whole.drop_vars(about)
 
     def rebuild(arrays: list[Any]) -> Any:
         made = {
-            k: (dims[k][0], array, dims[k][1], encodings[k])
-            for k, array in zip(names, arrays, strict=True)
+            k: (dims, array, attrs, encoding)
+            for (k, (dims, attrs, encoding)), array in zip(
+                about.items(), arrays, strict=True
+            )
         }
         full = rest.assign({k: made[k] for k in own})
-        full = full.assign_coords({k: made[k] for k in names if k not in own})
-        if whole is value:
-            return full
-        return full[own[0]].rename(value.name)
+        full = full.assign_coords({k: made[k] for k in coords})
+        return full[ARRAY].rename(name) if is_array else full
 
-    return rebuild, order, [whole[k].data for k in names]
+    return [*map(str, about)], rebuild, [whole[k].data for k in about]
 
 
 def named_cuts(in_slices: Any, args: tuple[PyTree, ...]) -> Any:
@@ -253,10 +262,3 @@ def _cuts(spec: Mapping[Any, Any], arg: Any) -> Any:
     if is_dataset(arg):
         return {str(k): axes(v.dims) or None for k, v in arg.data_vars.items()}
     return axes(arg.dims)
-
-
-def labels_of(fun: Callable[..., PyTree], args: tuple[PyTree, ...]) -> Labels | None:
-    """The labels of a function's arguments, None if they have none."""
-    if any(map(is_labelled, jax.tree.leaves(args, is_leaf=is_labelled))):
-        return Labels(fun, args)
-    return None

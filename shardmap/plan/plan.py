@@ -32,7 +32,7 @@ from shardmap.plan.executors.engines import engine_of
 from shardmap.plan.executors.to_dask import to_dask
 from shardmap.plan.executors.traffic import Traffic, traffic
 from shardmap.plan.in_slices import InSlices
-from shardmap.plan.labels import Labels, labels_of, named_cuts
+from shardmap.plan.labels import Labels, named_cuts, without_labels
 from shardmap.plan.memory.plan_peak import plan_peak
 from shardmap.plan.run.cut_program import CutProgram, in_order
 from shardmap.plan.run.disk.scratch import checked
@@ -118,13 +118,12 @@ def plan(
     statics = _statics(fun, args, kwargs, static_argnums, static_argnames)
     own = in_order(args, kwargs, statics)
     function, given = _by_position(fun, own, kwargs), _weakly(own)
-    labels = labels_of(function, own)
+    function, labels = without_labels(function, own)
     if labels is not None:
         cut = tuple(None if k in statics else x for k, x in enumerate(args))
         in_slices = named_cuts(in_slices, cut)
-        function, own = labels.fun, plain(own)
     made = cut_function(
-        function, own, in_slices, partial, room, out_slices, place, len(args)
+        function, plain(own), in_slices, partial, room, out_slices, place, len(args)
     )
     made.statics = statics
     if narrowed := report.narrowed(made):

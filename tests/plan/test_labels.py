@@ -1,5 +1,8 @@
 """Functions of xarray's arrays and datasets: cut by name, labels in and out."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,6 +165,16 @@ def test_several_arguments_and_plain_ones(ds):
     xr.testing.assert_allclose(got["a"], ds.t + 3)
     cut = plan(fun, *args, in_slices=({"time": 2}, {1: 2}, None))
     np.testing.assert_allclose(cut.run(*args)["y"], got["y"], rtol=1e-6)
+
+
+def test_a_plan_holds_labels_but_no_data(ds):
+    array, by = ds.t.copy(), ds.mask.copy()
+    refs = [weakref.ref(array.data), weakref.ref(by.data)]
+    made = plan(lambda a, by: a * by, array, by, in_slices={"time": 4})
+    del array, by
+    gc.collect()
+    assert all(ref() is None for ref in refs)
+    xr.testing.assert_identical(made.run(ds.t, ds.mask), ds.t * ds.mask)
 
 
 def test_memory_chooses_axes_as_of_the_arrays(ds):

@@ -60,6 +60,16 @@ def test_what_cannot_be_written_is_told():
         made.run(X, out=1.0)
 
 
+def test_an_array_of_the_other_byte_order_gets_the_values(tmp_path):
+    made = rows(lambda x: (x.sum(0), x * 2), X)
+    want = made.run(X)
+    for options in ({}, {"checkpoint": tmp_path}, {"checkpoint": tmp_path}):
+        out = [np.zeros(each.shape, each.dtype.newbyteorder()) for each in want]
+        made.run(X, out=tuple(out), **options)
+        np.testing.assert_array_equal(out[0], want[0])
+        np.testing.assert_array_equal(out[1], want[1])
+
+
 def test_a_plan_does_not_run_on_tracers():
     made = rows(jnp.tanh, X)
     for run, x in ((jax.jit(made.run), X), (jax.vmap(made.run), X[None])):

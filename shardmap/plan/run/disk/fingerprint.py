@@ -144,11 +144,19 @@ def _variables(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # Not set yet.
             yield cell.cell_contents
-    for name in function.__code__.co_names:
+    for name in _names(function.__code__):
         held = function.__globals__.get(name)
         own = getattr(held, "__module__", None) == function.__module__
         if own or isinstance(held, np.ndarray | jax.Array | int | float | str):
             yield held
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that a function uses, also in functions inside it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
 
 
 def _digest(thing: Any) -> str:

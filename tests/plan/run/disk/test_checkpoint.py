@@ -69,6 +69,31 @@ def test_a_damaged_folder_is_told(made, tmp_path):
             made.run(X, W, checkpoint=tmp_path)
 
 
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def zero(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def exchange(path):
+    path.write_bytes((path.parent / "1-4.bin").read_bytes())
+
+
+@pytest.mark.parametrize("harm", [flip, zero, exchange])
+def test_a_damaged_shard_is_computed_again(harm, made, tmp_path):
+    want = made.run(X, W, checkpoint=tmp_path)
+    harm(tmp_path / "1-3.bin")
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert [index[0].start for index in x.reads] == [24]
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
 def test_two_runs_share_a_folder(made, tmp_path):
     want = made.run(X, W)
 

@@ -66,21 +66,32 @@ def _helper(x):
 def host(x):
     return _helper(x) * SCALE
 
+def host_with_lambda(x):
+    return (lambda: x * SCALE)()
+
 SCALE = {number}
 """
 
 
-def _helper_and_number_of_its_module(seed):
+def _of_module(seed, name):
     module = {"__name__": "helpers"}
     exec(MODULE.format(number=float(seed)), module)
-    return _called(module["host"])
+    return _called(module[name])
+
+
+def _helper_and_number_of_its_module(seed):
+    return _of_module(seed, "host")
+
+
+def _number_in_a_lambda_inside(seed):
+    return _of_module(seed, "host_with_lambda")
 
 
 @pytest.mark.parametrize(
     "make",
     [
         *(_typed_key, _inside_a_loop, _callback, _callable, _method, _partial),
-        _helper_and_number_of_its_module,
+        *(_helper_and_number_of_its_module, _number_in_a_lambda_inside),
     ],
 )
 def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
