@@ -94,12 +94,8 @@ def integer_of(what: str, value: Any, least: int | None = None) -> int:
     return number
 
 
-def refuse_no_bool(what: str, value: Any) -> None:
-    """Refuses what is neither True nor False, of NumPy or of Python.
-
-    Raises:
-      TypeError: it is neither.
-    """
+def check_bool(what: str, value: Any) -> None:
+    """Raises a TypeError for what is no bool, of NumPy or of Python."""
     import numpy as np  # The command line's help does without it.
 
     if not isinstance(value, bool | np.bool_):

@@ -262,7 +262,7 @@ def lower_inside(
 
 
 def config_value(name: str) -> Any:
-    """A value of `jax.config`, in this thread and under its context managers."""
+    """A value of `jax.config`, whose attributes type checkers do not know."""
     return getattr(jax.config, name)
 
 

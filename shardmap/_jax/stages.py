@@ -1,5 +1,7 @@
 """The stages of JAX's compilation: tracing, lowering, compiling and running."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +74,29 @@ def is_lost_connection(error: Exception) -> bool:
     return "gloo" in str(error).lower()
 
 
+def _debug_info(
+    what: str,
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnums: Sequence[int] = (),
+) -> Any:
+    """JAX's debug info, which has a name for each leaf of the arguments."""
+    debug_info = functools.partial(
+        jax.api_util.debug_info,
+        what,
+        fun,
+        tuple(args),
+        dict(kwargs),
+        static_argnums=static_argnums,
+    )
+    info = debug_info()
+    if len(info.arg_names or ()) < len(jax.tree.leaves((args, kwargs))):
+        # JAX leaves out those of ``*args`` if a keyword argument is called ``args``.
+        info = debug_info(signature=inspect.Signature())
+    return info
+
+
 def trace_as(
     traced: Any,
     what: str,
@@ -79,7 +104,6 @@ def trace_as(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     static_argnums: Sequence[int] = (),
-    static_argnames: Sequence[str] = (),
 ) -> None:
     """Sets the debug info of a function to that of a user's function.
 
@@ -89,18 +113,10 @@ def trace_as(
       traced: a function of the leaves of the user's arguments.
       what: what traces it, for the errors.
       fun: the user's.
-      args, kwargs: those of a call, of which only the structure is looked at.
+      args, kwargs: those of a call. Only their structure is used.
       static_argnums: the positions of those that are not traced.
-      static_argnames: the names of those that are not traced.
     """
-    traced.__fun_debug_info__ = jax.api_util.debug_info(
-        what,
-        fun,
-        tuple(args),
-        dict(kwargs),
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-    )
+    traced.__fun_debug_info__ = _debug_info(what, fun, args, kwargs, static_argnums)
 
 
 def argument_names(
@@ -111,7 +127,7 @@ def argument_names(
     Positional arguments have the names that JAX gives them. Those by keyword have their
     keywords, also where ``**kwargs`` takes them: JAX writes ``kwargs['w']`` for ``w``.
     """
-    info = jax.api_util.debug_info("call", fun, tuple(args), dict(kwargs))
+    info = _debug_info("call", fun, args, kwargs)
     names = info.safe_arg_names(len(jax.tree.leaves((args, kwargs))))
     by_keyword = [
         key + jax.tree_util.keystr(path)

@@ -109,15 +109,13 @@ class Arguments(NamedTuple):
         args, kwargs = jax.tree.unflatten(self.in_tree, leaves)
         return args, kwargs
 
-    def prefix(self, entries: PyTree) -> PyTree:
-        """A pytree prefix of the positional arguments, static ones included.
+    def with_statics(self, entries: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+        """Entries for positional arguments, with each static one as its own entry.
 
         Args:
-          entries: a prefix with or without entries for the static arguments.
+          entries: with or without entries for the static arguments.
         """
         count = self.num_positional
-        if not self.statics or not isinstance(entries, tuple):
-            return entries
         if len(entries) == count - len(self.statics):
             given = iter(entries)
             return tuple(self.statics.get(k) or next(given) for k in range(count))

@@ -181,7 +181,7 @@ class ElementPrograms(Programs[ElementCall]):
             return None
         return which_are_global(arguments.leaves)
 
-    def _in_axes(self, arguments: Arguments) -> tuple[int | None, ...]:
+    def _in_axes(self, arguments: Arguments) -> Sequence[int | None]:
         """The mapped axis of each leaf, as the user gave it."""
         static, count = self.options.static_argnums, arguments.num_positional
         if static and max(static) >= count:
@@ -198,11 +198,7 @@ class ElementPrograms(Programs[ElementCall]):
                 f"argument, but {self.name} was called with {count}. Arguments passed "
                 "by keyword have none: they are always mapped along axis 0."
             )
-        positional, keywords = arguments.in_tree.children()
-        axes = trees.broadcast_axes(
-            "in_axes", arguments.prefix(prefix), positional, "the positional arguments"
-        )
-        return axes + (0,) * keywords.num_leaves
+        return self.broadcast_in("in_axes", prefix, arguments, 0)
 
     def _body(
         self,
@@ -315,10 +311,8 @@ class ElementPrograms(Programs[ElementCall]):
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
         avals = [var.aval for var in body.jaxpr.outvars]
-        out_axes = trees.broadcast_axes(
-            "out_axes", self.options.out_axes, body.out_tree, "the result"
-        )
-        out_axes = _out_axes_from_front(out_axes, avals)
+        given = self.broadcast_out("out_axes", self.options.out_axes, body.out_tree)
+        out_axes = _out_axes_from_front(given, avals)
         if None in out_axes:
             batch = tracing.Batch(self.options.axis_name, axis_size)
             self._check_unmapped(out_axes, body, in_axes, batch)

@@ -162,6 +162,7 @@ class MeshPrograms(Programs[MeshCall]):
     """The programs of one function under `mesh_map`."""
 
     what = "mesh_map"
+    is_leaf = staticmethod(_is_axes)
     options: MeshMapOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> MeshCall:
@@ -173,7 +174,7 @@ class MeshPrograms(Programs[MeshCall]):
                 "check_vma=True. Give that check_vma=False, or this "
                 "lowering='manual'."
             )
-        in_axes = self.in_axes(arguments)
+        in_axes = self.broadcast_in("in_axes", self.options.in_axes, arguments, {})
         self._check_in_axes(in_axes, avals, arguments)
         around = self._axes_around()
         own = tuple(name for name in mesh.axis_names if name not in around)
@@ -186,7 +187,7 @@ class MeshPrograms(Programs[MeshCall]):
         jaxpr, out_tree = self._traced(block, blocks, own)
         if not around and not tracing.inside_map():
             self._check_vmaps(jaxpr)
-        out_axes = self.out_axes(out_tree)
+        out_axes = self.broadcast_out("out_axes", self.options.out_axes, out_tree)
         out_blocks = [without_sharding(aval_of(v)) for v in jaxpr.outvars]
         _check_out_axes(out_axes, out_blocks, out_tree)
         # Inner maps may use mesh axes that no array is cut along here.
@@ -355,24 +356,6 @@ class MeshPrograms(Programs[MeshCall]):
 
     def devices(self) -> list[jax.Device]:
         return mesh_devices(self.options.mesh) or contexts.mesh_devices()
-
-    def in_axes(self, arguments: Arguments) -> list[Axes]:
-        """The axes of each leaf of the arguments; those by keyword have none."""
-        positional, keywords = arguments.in_tree.children()
-        prefix = arguments.prefix(self.options.in_axes)
-        axes = trees.broadcast_axes(
-            "in_axes", prefix, positional, "the arguments", _is_axes, caller="mesh_map"
-        )
-        return [*axes, *({} for _ in range(keywords.num_leaves))]
-
-    def out_axes(self, out: PyTree) -> list[Axes]:
-        """The axes of each leaf of a result like ``out``."""
-        prefix = self.options.out_axes
-        return list(
-            trees.broadcast_axes(
-                "out_axes", prefix, out, "the result", _is_axes, caller="mesh_map"
-            )
-        )
 
     def _check_in_axes(
         self, in_axes: Sequence[Axes], avals: Sequence[Aval], arguments: Arguments

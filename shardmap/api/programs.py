@@ -141,6 +141,11 @@ class Programs(abc.ABC, Generic[C]):
 
     # Defined by each kind of map
 
+    @staticmethod
+    def is_leaf(value: object) -> bool:
+        """Whether a value is a leaf of the options for arguments and results."""
+        return value is None
+
     @abc.abstractmethod
     def infer_params(self, arguments: Arguments, alone: bool = True) -> C:
         """Checks the arguments of a call and traces the function.
@@ -326,6 +331,35 @@ class Programs(abc.ABC, Generic[C]):
                 raise _no_array(self.what, name, leaf, aval, self.static_parameter)
             avals.append(aval)
         return avals
+
+    def broadcast_in(
+        self, name: str, prefix: PyTree, arguments: Arguments, by_keyword: Any
+    ) -> Sequence[Any]:
+        """A leaf of an option, such as ``in_axes``, for each leaf of the arguments.
+
+        Args:
+          name: the option.
+          prefix: a pytree prefix of the positional arguments, with or without entries
+            for the static ones.
+          arguments: those of a call.
+          by_keyword: what leaves of keyword arguments have.
+        """
+        if isinstance(prefix, tuple) and not self.is_leaf(prefix):
+            prefix = arguments.with_statics(prefix)
+        positional, keywords = arguments.in_tree.children()
+        what = "the positional arguments"
+        leaves = trees.broadcast_axes(
+            name, prefix, positional, what, self.is_leaf, self._named()
+        )
+        return leaves + (by_keyword,) * keywords.num_leaves
+
+    def broadcast_out(
+        self, name: str, prefix: PyTree, out_tree: TreeDef
+    ) -> Sequence[Any]:
+        """The same for each leaf of the result."""
+        return trees.broadcast_axes(
+            name, prefix, out_tree, "the result", self.is_leaf, self._named()
+        )
 
     def read(self, args: Args, kwargs: Kwargs) -> Arguments:
         """The arguments of a call.

@@ -47,10 +47,12 @@ def _is_leaf(value: object) -> bool:
     return type(value) is tuple and bool(value) and all(type(n) is int for n in value)
 
 
-def _check_leaves(name: str, parts: PyTree) -> None:
-    """Checks that all leaves are counts of at least 1."""
-    for leaf in jax.tree.leaves(parts, is_leaf=_is_leaf):
-        counts = () if leaf is None else leaf
+def _checked(name: str, parts: PyTree) -> PyTree:
+    """Parts, each leaf a tuple of counts of at least 1, or None."""
+    leaves, tree = jax.tree.flatten(parts, is_leaf=_is_leaf)
+    checked: list[Counts] = []
+    for leaf in leaves:
+        counts: Any = () if leaf is None else leaf
         if not _is_leaf(leaf) or not all(
             count is None or type(count) is int for count in counts
         ):
@@ -60,17 +62,8 @@ def _check_leaves(name: str, parts: PyTree) -> None:
             )
         if any(count is not None and count < 1 for count in counts):
             raise ValueError(f"{name} must be counts of at least 1, but got {parts}.")
-
-
-def _broadcast(
-    what: str, name: str, parts: PyTree, tree: PyTree, described: str
-) -> list[Counts]:
-    """The counts for each leaf of ``tree``, from a pytree prefix of it."""
-    leaves = trees.broadcast_axes(name, parts, tree, described, _is_leaf, caller=what)
-    return [
-        tuple(1 if count is None else count for count in leaf) if leaf else None
-        for leaf in leaves
-    ]
+        checked.append(tuple(count or 1 for count in counts) or None)
+    return jax.tree.unflatten(tree, checked)
 
 
 def _check_shapes(
@@ -147,9 +140,9 @@ def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
       >>> sm.spec_of(x)
       ShardingSpec((Chunked((2,)), None), (ShardedAxis(0),))
     """
-    _check_leaves(f"{CONSTRAINT} parts", parts)
+    parts = _checked(f"{CONSTRAINT} parts", parts)
     leaves, tree = jax.tree.flatten(x)
-    each = _broadcast(CONSTRAINT, "parts", parts, x, "the value")
+    each = trees.broadcast_axes("parts", parts, x, "the value", _is_leaf, CONSTRAINT)
     avals = list(map(array_likes.leaf_aval, leaves))
     names = functools.partial(trees.leaf_paths, "x", x)
     _check_shapes(CONSTRAINT, names, avals, each)
@@ -209,20 +202,19 @@ class PartitionPrograms(Programs[PartitionCall]):
     """The programs of one function under `sharded_jit`."""
 
     what = "sharded_jit"
+    is_leaf = staticmethod(_is_leaf)
     options: ShardedJitOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> PartitionCall:
         what, names = self._named(), functools.partial(self.leaf_names, arguments)
         avals = self.leaf_avals(arguments)
-        in_parts = self._in_parts(arguments)
+        in_parts = self.broadcast_in("in_parts", self.options.in_parts, arguments, None)
         _check_shapes(what, names, avals, in_parts)
         flat = jax.jit(self.flat_function(arguments))
         traced = flat.trace(*map(without_sharding, avals))
         jaxpr, out_tree = traced.jaxpr.jaxpr, traced.out_info.tree
         out_avals = traced.jaxpr.out_avals
-        out_parts = _broadcast(
-            what, "out_parts", self.options.out_parts, out_tree, "the result"
-        )
+        out_parts = self.broadcast_out("out_parts", self.options.out_parts, out_tree)
         out_names = functools.partial(trees.result_names, out_tree)
         _check_shapes(what, out_names, out_avals, out_parts)
         constraints = constraints_in(jaxpr)
@@ -256,17 +248,6 @@ class PartitionPrograms(Programs[PartitionCall]):
             total,
             traced.jaxpr.consts,
         )
-
-    def _in_parts(self, arguments: Arguments) -> list[Counts]:
-        """The parts of each leaf of the arguments; those by keyword are whole."""
-        positional, keywords = arguments.in_tree.children()
-        prefix = self.options.in_parts
-        if not _is_leaf(prefix):
-            prefix = arguments.prefix(prefix)
-        parts = _broadcast(
-            self._named(), "in_parts", prefix, positional, "the positional arguments"
-        )
-        return parts + [None] * keywords.num_leaves
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Explicit types of the operands end at a `jax.jit`.
@@ -384,10 +365,10 @@ def sharded_jit(
       [(2, 6), (2, 6)]
     """
     options.check_callable("sharded_jit", fun)
-    _check_leaves("sharded_jit in_parts", in_parts)
-    _check_leaves("sharded_jit out_parts", out_parts)
+    in_parts = _checked("sharded_jit in_parts", in_parts)
+    out_parts = _checked("sharded_jit out_parts", out_parts)
     if num_partitions is not None:
-        _check_leaves("sharded_jit num_partitions", (num_partitions,))
+        _checked("sharded_jit num_partitions", (num_partitions,))
     given_static = "static_argnums", static_argnums
     static, donated = options.positions(
         "sharded_jit", fun, given_static, donate_argnums, from_end=True

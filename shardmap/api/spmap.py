@@ -17,9 +17,9 @@ from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh, check_devices, too_few_devices
 from shardmap.units import (
     Auto,
+    check_bool,
     decorator_with_options,
     integer_of,
-    refuse_no_bool,
 )
 
 
@@ -180,7 +180,7 @@ def spmap(
                 "'devices' argument to spmap must be non-empty, or None."
                 f"{too_few_devices(2)}"
             )
-    refuse_no_bool("spmap check_replicas", check_replicas)
+    check_bool("spmap check_replicas", check_replicas)
     if axis_size is not None:
         axis_size = integer_of("spmap axis_size", axis_size, least=0)
     given_static = "static_broadcasted_argnums", static_broadcasted_argnums

@@ -59,7 +59,7 @@ def several(devices: Sequence[jax.Device]) -> bool:
     if here not in processes:
         raise ValueError(
             f"process {here} has none of these devices, which are on processes "
-            f"{sorted(processes)}: only processes that have some can run the map."
+            f"{sorted(processes)}: only processes that have some can use them."
         )
     return len(processes) > 1
 

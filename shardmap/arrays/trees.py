@@ -19,17 +19,17 @@ def broadcast_axes(
     axes: PyTree,
     tree: PyTree,
     described: str,
-    is_leaf: Callable[[Any], bool] = is_none,
-    caller: str = "spmap",
+    is_leaf: Callable[[Any], bool],
+    caller: str,
 ) -> tuple[Any, ...]:
     """One leaf of ``axes`` for each leaf of ``tree``.
 
     Args:
-      name: "in_axes" or "out_axes", for the error.
+      name: the option, such as "in_axes", for the error.
       axes: a pytree prefix of ``tree``.
       tree: a pytree, or its structure.
       described: what ``tree`` is, for the error.
-      is_leaf: what to take as leaves of ``axes`` besides ints.
+      is_leaf: tells the leaves of ``axes`` that pytrees take for containers.
       caller: what was called, for the error.
     """
     leaves, prefix = jax.tree.flatten(axes, is_leaf=is_leaf)

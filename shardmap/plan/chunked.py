@@ -19,7 +19,7 @@ from shardmap.plan.inside import primitive
 from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import bytes_of, decorator_with_options, refuse_no_bool, shown
+from shardmap.units import bytes_of, check_bool, decorator_with_options, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -249,8 +249,8 @@ def chunked(
     """
     if not callable(fun):
         raise TypeError(f"chunked takes a function, got {shown(fun)}")
-    refuse_no_bool("partial", partial)
-    refuse_no_bool("strict", strict)
+    check_bool("partial", partial)
+    check_bool("strict", strict)
     if not (isinstance(remat, bool) or callable(remat)):
         raise TypeError(
             "remat must be True, False or one of jax.checkpoint_policies, got "

@@ -38,7 +38,7 @@ from shardmap.plan.run.cut_program import CutProgram, in_order
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards, index_of
-from shardmap.units import bytes_of, integer_of, refuse_no_bool, shown
+from shardmap.units import bytes_of, check_bool, integer_of, shown
 
 
 def plan(
@@ -112,7 +112,7 @@ def plan(
     """
     if not callable(fun):
         raise TypeError(f"plan takes a function, got {shown(fun)}")
-    refuse_no_bool("partial", partial)
+    check_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
     statics = _statics(fun, args, kwargs, static_argnums, static_argnames)
@@ -449,7 +449,7 @@ class ShardPlan:
         if max_in_flight is not None:
             max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
         retries = integer_of("retries", retries, least=0)
-        refuse_no_bool("progress", progress)
+        check_bool("progress", progress)
         if executor is None and max_in_flight is None and self._memory is not None:
             if 2 * self.peak_bytes > self._memory:
                 max_in_flight = 1

@@ -398,3 +398,14 @@ def test_keyword_arguments_of_any_name():
     named = dict.fromkeys(["self", "name", "program", "calls_host"], x)
     for _ in range(2):
         np.testing.assert_allclose(sm.spmap(fun, "i")(x, **named), x / 112)
+
+
+@every_kind
+def test_keyword_arguments_called_as_those_that_take_the_rest(kind):
+    f = mapped(kind, lambda *args, **kwargs: args[0] + kwargs["args"].sum())
+    ones, expected = np.ones(8, np.float32), X + (1 if kind == "spmap" else 8)
+    np.testing.assert_allclose(f(X, args=ones, kwargs=ones), expected)
+    with jax.set_mesh(MESH):
+        np.testing.assert_allclose(f(X, args=ones, kwargs=ones), expected)
+    with pytest.raises(TypeError, match=r"argument args\['a'\] of type"):
+        f(X, args={"a": "text"})

@@ -66,8 +66,8 @@ CASES = {
     "in_axes is no prefix": (
         lambda: sm.spmap(add, in_axes=(0, {"v": 0}))(FOUR, {"w": FOUR}),
         ValueError,
-        r"(?s)spmap in_axes must be a pytree prefix of the positional arguments: "
-        r"in_axes is \(0, \{'v': 0\}\).*in_axes\[1\]",
+        r"(?s)spmap of add in_axes must be a pytree prefix of the positional "
+        r"arguments: in_axes is \(0, \{'v': 0\}\).*in_axes\[1\]",
     ),
     "in_axes too short": (
         lambda: sm.spmap(add, in_axes=(0,))(FOUR, {"w": FOUR}),
@@ -83,8 +83,8 @@ CASES = {
     "out_axes is no prefix": (
         lambda: sm.spmap(lambda x: (x, x), out_axes=(0, 0, 0))(FOUR),
         ValueError,
-        r"(?s)spmap out_axes must be a pytree prefix of the result: out_axes is "
-        r"\(0, 0, 0\).*out_axes has a subtree of type tuple of length 3",
+        r"(?s)spmap of <lambda> out_axes must be a pytree prefix of the result: "
+        r"out_axes is \(0, 0, 0\).*out_axes has a subtree of type tuple of length 3",
     ),
     "out_axes out of range": (
         lambda: sm.spmap(lambda x: x, out_axes=2)(np.ones((4, 3))),
