@@ -295,25 +295,17 @@ def is_known(number: Any) -> bool:
     return low == high
 
 
-def settled(tree: Any, noted: bool = True) -> Any:
-    """The same without affine numbers: they are what they are now.
+def settled(tree: Any) -> Any:
+    """A tuple, or a tree of tuples, without affine numbers: they are what they are now.
 
-    It looks into tuples, lists and dicts, and into what has a method ``settled``.
-
-    Args:
-      tree: what holds them.
-      noted: whether it counts only for starts that give the same numbers.
+    It counts only for starts that give the same numbers.
     """
     if isinstance(tree, Affine):
-        return int(tree) if noted else tree.value
+        return int(tree)
     if isinstance(tree, tuple):
-        parts = [settled(part, noted) for part in tree]
+        parts = [settled(part) for part in tree]
         return type(tree)._make(parts) if hasattr(tree, "_make") else tuple(parts)
-    if isinstance(tree, list):
-        return [settled(part, noted) for part in tree]
-    if isinstance(tree, dict):
-        return {key: settled(part, noted) for key, part in tree.items()}
-    return tree.settled() if hasattr(tree, "settled") else tree
+    return tree
 
 
 class Law:

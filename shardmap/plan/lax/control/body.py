@@ -7,15 +7,15 @@ the body maps index by index onto itself stays cut; any other ends up whole.
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.arrays.combining import identity
-from shardmap.plan.engine.affine import settled
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Graph, Node, Value, flatten
@@ -23,6 +23,7 @@ from shardmap.plan.engine.propagate import Analysis, Partial, ReducedLoop
 from shardmap.plan.engine.recipe import (
     Intervals,
     Recipe,
+    StaticRecipe,
     emit,
     needed,
     trace_back,
@@ -258,98 +259,87 @@ class InnerBody:
         read = dict(recipe.reads)
         return [read.get(value) for value in self.graph.inputs]
 
+    def shard(self, recipe: Recipe, wanted: Boxes, given: Boxes) -> "BodyShard":
+        """What a shard computes.
+
+        Args:
+          recipe: of the wanted boxes.
+          wanted: the boxes of the outputs.
+          given: the boxes of the inputs, which hold those that the recipe reads.
+        """
+        inside = tuple(
+            None
+            if a is None or b is None
+            else tuple((x[0] - y[0], x[1] - y[0]) for x, y in zip(a, b, strict=True))
+            for a, b in zip(self.needs(recipe), given, strict=True)
+        )
+        return BodyShard(
+            *(recipe.static, len(recipe.starts), inside),
+            tuple(box is not None for box in wanted),
+        )
+
     def run(
-        self,
-        recipe: Recipe,
-        wanted: Boxes,
-        inputs: Sequence[Any],
-        starts: Sequence[jax.Array],
+        self, shard: "BodyShard", inputs: Sequence[Any], starts: Sequence[jax.Array]
     ) -> list[Any]:
-        """The wanted boxes of the outputs, from the boxes that `needs` said."""
-        values = [
-            value if box is not None else None
-            for value, box in zip(self.graph.outputs, wanted, strict=True)
-        ]
-        given = dict(zip(self.graph.inputs, inputs, strict=True))
-        given.update(self.graph.constants)
-        place = sum(step.start_count for step in recipe.static.steps)
+        """The outputs of a shard, None where they are not wanted.
+
+        Args:
+          shard: what `shard` said.
+          inputs: the boxes that are given.
+          starts: positions, which begin with those of the recipe.
+        """
+        given: dict[Value, Any] = dict(self.graph.constants)
+        for value, whole, inside in zip(
+            self.graph.inputs, inputs, shard.inside, strict=True
+        ):
+            given[value] = whole
+            if inside is not None and shape_of(inside) != np.shape(whole):
+                given[value] = lax.slice(whole, *zip(*inside, strict=True))
+        static = shard.recipe
+        place = sum(step.start_count for step in static.steps)
         reads = []
-        for value, box in recipe.reads:
+        for value, shape in zip(static.read_values, static.read_shapes, strict=True):
             read = given[value]
             if value in self.graph.constants:
-                begin = [starts[place + k] for k in range(len(box))]
-                place += len(box)
-                read = lax.dynamic_slice(jnp.asarray(read), begin, shape_of(box))
+                begin = [starts[place + k] for k in range(len(shape))]
+                place += len(shape)
+                read = lax.dynamic_slice(jnp.asarray(read), begin, shape)
             reads.append(read)
-        return emit(recipe.static, self.nodes, self.rules, values)(reads, starts)
+        outputs = [
+            value if is_wanted else None
+            for value, is_wanted in zip(self.graph.outputs, shard.wanted, strict=True)
+        ]
+        return emit(static, self.nodes, self.rules, outputs)(reads, starts)
 
 
-T = TypeVar("T")
+class BodyShard(NamedTuple):
+    """What a shard computes of a body, without positions: shards share it.
 
-
-class Frozen(Generic[T]):
-    """The static part of a loop or branch: a key by which it is told, and its content.
-
-    The content holds recipes with their positions, which differ from shard to shard.
-    Those do not count: shards with equal keys run the function of the first of them,
-    and get their own positions as arguments.
+    Attributes:
+      recipe: the recipe.
+      starts: how many positions it takes.
+      inside: per input, where the box that is read lies in the one that is given.
+      wanted: whether each output is.
     """
 
-    def __init__(self, key: Hashable, content: T) -> None:
-        self.key, self.content = key, content
-
-    def settled(self) -> "Frozen[T]":
-        """As shards that are walked together share it, see `engine.affine`."""
-        return Frozen(settled(self.key), settled(self.content, noted=False))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frozen) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    recipe: StaticRecipe
+    starts: int
+    inside: tuple[Box | None, ...]
+    wanted: tuple[bool, ...]
 
 
 def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
     return [hull_of(pair) for pair in zip(a, b, strict=True)]
 
 
-def fit(values: list[Any], needs: Boxes, given: Boxes) -> list[Any]:
-    """Cuts carried boxes down to what the body reads of them."""
-    fitted = list(values)
-    for k, outer in enumerate(given):
-        inner = needs[k]
-        if inner is not None and outer is not None and inner != outer:
-            begin = [a[0] - b[0] for a, b in zip(inner, outer, strict=True)]
-            stop = [a[1] - b[0] for a, b in zip(inner, outer, strict=True)]
-            fitted[k] = lax.slice(values[k], begin, stop)
-    return fitted
-
-
-def shapes_of(boxes: Iterable[Box | None]) -> tuple[tuple[int, ...] | None, ...]:
-    return tuple(None if box is None else shape_of(box) for box in boxes)
-
-
-def as_carried(value: jax.Array, aval: Aval) -> jax.Array:
+def as_carried(value: Any, aval: Aval) -> Any:
     """The value with the dtype of what is carried; literals may have another."""
-    if is_key(aval):
+    if value is None or is_key(aval):
         return value
     return lax.convert_element_type(value, aval.dtype)
 
 
-def fits(needs: Boxes, carry: Boxes) -> tuple[Box | None, ...]:
-    """Where the boxes that a body reads lie in those that are carried."""
-    inner = needs[len(needs) - len(carry) :]
-    return tuple(
-        None
-        if a is None or b is None
-        else tuple((x[0] - y[0], x[1] - y[0]) for x, y in zip(a, b, strict=True))
-        for a, b in zip(inner, carry, strict=True)
-    )
-
-
-def only_first(
-    value: jax.Array, part: Partial | None, first: Mapping[Any, jax.Array]
-) -> jax.Array:
+def only_first(value: Any, part: Partial | None, first: Mapping[Any, jax.Array]) -> Any:
     """What is complete, among parts that combine: in the first shard only.
 
     Args:
@@ -358,7 +348,7 @@ def only_first(
       first: loop -> whether the shard is the first along it.
     """
     mine = [here for name, here in first.items() if part and name in part.loops]
-    if part is None or not mine:
+    if value is None or part is None or not mine:
         return value
     nothing = identity(part.combiner, value.dtype)
     return jnp.where(jnp.all(jnp.stack(mine)), value, nothing)
@@ -483,21 +473,17 @@ class Inner(Rule):
         named = {root: loops[name] for root, name in inner.items()}
         return self._inside[body][0].intervals(named)
 
-    def first_ones(
-        self, body: int, limited: Sequence[Factor], starts: Sequence[jax.Array]
-    ) -> tuple[list[Partial | None], dict[Factor, jax.Array]]:
-        """What a body's results are parts of, and along which loops a shard is first.
+    def firsts(
+        self, limited: Sequence[Factor], starts: Sequence[jax.Array]
+    ) -> dict[Factor, jax.Array]:
+        """Along which loops that run over a part only a shard is the first.
 
         Args:
-          body: which.
-          limited: the loops that run over a part only.
+          limited: the loops.
           starts: positions that end with where these parts start.
         """
-        parts = self.parts(limited)
-        assert parts is not None
         behind = starts[len(starts) - len(limited) :]
-        here = {name: at == 0 for name, at in zip(limited, behind, strict=True)}
-        return parts[body], here
+        return {name: at == 0 for name, at in zip(limited, behind, strict=True)}
 
     def _joint(self, names: Iterable[Any]) -> list[Any]:
         """Those of the cut loops that can be cut together."""

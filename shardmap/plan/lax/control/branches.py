@@ -1,6 +1,6 @@
 """The rule of ``cond``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,21 +8,16 @@ from jax import lax
 
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
-from shardmap.plan.engine.propagate import Partial
-from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.engine.work import Unions
 from shardmap.plan.lax.control.body import (
+    BodyShard,
     Boxes,
-    Frozen,
     Inner,
     InnerBody,
     as_carried,
-    fit,
-    fits,
     only_first,
-    shapes_of,
 )
 
 
@@ -30,17 +25,11 @@ class Branches(NamedTuple):
     """What a shard computes of each branch.
 
     Attributes:
-      recipes: per branch.
-      each: the boxes of the operands that each branch reads.
-      given: the boxes of the operands, which hold those of all branches.
-      asked: the boxes of the results.
+      bodies: what it computes of each.
       limited: the loops that are summed over in part.
     """
 
-    recipes: Sequence[Recipe]
-    each: Sequence[Boxes]
-    given: Boxes
-    asked: Boxes
+    bodies: tuple[BodyShard, ...]
     limited: tuple[Factor, ...]
 
 
@@ -94,61 +83,40 @@ class Cond(Inner):
         ]
         each = [b.needs(r) for b, r in zip(self.bodies, recipes, strict=True)]
         needed = [hull_of(row) for row in zip(*each, strict=True)]
-        starts = [start for recipe in recipes for start in recipe.starts]
-        key = (
-            tuple(recipe.static for recipe in recipes),
-            shapes_of(needed),
-            tuple(fits(row, needed) for row in each),
-            tuple(limited),
+        bodies = tuple(
+            body.shard(recipe, boxes, needed)
+            for body, recipe in zip(self.bodies, recipes, strict=True)
         )
+        starts = [start for recipe in recipes for start in recipe.starts]
         starts += [start for start, _ in limited.values()]
         index: Box = whole(self.node.in_shapes[0])
-        content = Branches(recipes, each, needed, boxes, tuple(limited))
-        static = Frozen(key, content)
+        static = Branches(bodies, tuple(limited))
         return Need((index, *needed), static, tuple(starts))
 
     def emit(
-        self,
-        values: Sequence[Any],
-        static: Frozen[Branches],
-        starts: Sequence[jax.Array],
+        self, values: Sequence[Any], static: Branches, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        recipes, each, needed, boxes, limited = static.content
         index, *operands = values
-        position = 0
-        branches = []
+        every = self.parts(static.limited) or []
+        here = self.firsts(static.limited, starts)
         # What is a part in one branch is combined, whichever branch runs.
-        every = [self.first_ones(k, limited, starts) for k in range(len(recipes))]
         joint = [
-            next((part for part in column if part is not None), None)
-            for column in zip(*(parts for parts, _ in every), strict=True)
+            next(filter(None, column), None) for column in zip(*every, strict=True)
         ]
-        for (parts, here), body, recipe, needs in zip(
-            every, self.bodies, recipes, each, strict=True
-        ):
-            own = starts[position : position + len(recipe.starts)]
-            position += len(recipe.starts)
 
-            def branch(
-                *operands: jax.Array,
-                body: InnerBody = body,
-                recipe: Recipe = recipe,
-                needs: Boxes = needs,
-                own: Sequence[Any] = own,
-                lacking: Sequence[Partial | None] = [
-                    None if part else combined
-                    for part, combined in zip(parts, joint, strict=True)
-                ],
-                here: Any = here,
-            ) -> list[Any]:
-                inputs = fit(list(operands), needs, needed)
-                outs = body.run(recipe, boxes, inputs, own)
+        def branch(k: int) -> Callable[..., list[Any]]:
+            own = starts[sum(each.starts for each in static.bodies[:k]) :]
+
+            def run(*operands: Any) -> list[Any]:
+                outs = self.bodies[k].run(static.bodies[k], operands, own)
                 return [
-                    only_first(as_carried(o, out.aval), part, here)
-                    for o, out, part in zip(outs, self.node.outs, lacking, strict=True)
-                    if o is not None
+                    only_first(as_carried(o, out.aval), None if part else joined, here)
+                    for o, out, part, joined in zip(
+                        *(outs, self.node.outs, every[k], joint), strict=True
+                    )
                 ]
 
-            branches.append(branch)
-        made = iter(lax.switch(index, branches, *operands))
-        return [None if box is None else next(made) for box in boxes]
+            return run
+
+        branches = [branch(k) for k in range(len(self.bodies))]
+        return lax.switch(index, branches, *operands)

@@ -9,22 +9,18 @@ from jax import lax
 from shardmap._jax.primitives import scan_counts
 from shardmap.plan.engine.factors import Crops, RuleTable, crop, crops
 from shardmap.plan.engine.nodes import Calls, Node, Value
-from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.lax.control.body import (
     ALONG,
     ELSEWHERE,
+    BodyShard,
     Boxes,
-    Frozen,
     Inner,
     InnerBody,
     as_carried,
-    fit,
-    fits,
     hulls,
     only_first,
-    shapes_of,
 )
 from shardmap.plan.lax.control.written_out import (
     MOST_EQUATIONS,
@@ -32,36 +28,53 @@ from shardmap.plan.lax.control.written_out import (
     size_of_step,
 )
 
-Arrays: TypeAlias = list[jax.Array]
+Arrays: TypeAlias = list[jax.Array | None]
 
 
 class Looped(NamedTuple):
     """What a shard computes of a loop.
 
     Attributes:
-      recipe: what is computed in one step.
-      made: the boxes of one step's results, carried ones first.
-      needs: the boxes that one step reads.
+      step: what it computes of the body.
       crops: what is taken of the results.
       limited: the loops that are summed over in part.
       length: how many steps a scan makes.
-      test: what is computed of the condition of a ``while``.
-      looked: the boxes that the condition reads.
-      lead: the box of the condition's result.
+      test: what it computes of the condition of a ``while``.
     """
 
-    recipe: Recipe
-    made: Boxes
-    needs: Boxes
+    step: BodyShard
     crops: Crops
     limited: tuple[Factor, ...]
     length: int = 0
-    test: Any = None
-    looked: Boxes = ()
-    lead: Box = ()
+    test: BodyShard | None = None
 
 
-class Scan(Inner):
+class Loop(Inner):
+    """What both loops share: values that enter a step as the one before left them."""
+
+    def carried(self, values: Sequence[Any]) -> list[Any]:
+        """The values with the dtypes of what is carried; None stays None."""
+        return [
+            as_carried(value, out.aval)
+            for value, out in zip(values, self.node.outs, strict=False)
+        ]
+
+    def entering(
+        self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
+    ) -> list[Any]:
+        """What enters the first step, None where no step needs it."""
+        [parts] = self.parts(static.limited) or []
+        here = self.firsts(static.limited, starts)
+        wanted = static.step.wanted
+        return [
+            only_first(value, part, here) if is_wanted else None
+            for value, part, is_wanted in zip(
+                self.carried(values), parts, wanted, strict=False
+            )
+        ]
+
+
+class Scan(Loop):
     """``scan``: consts, carries, and a leading axis that is run along."""
 
     first_row = 0
@@ -118,77 +131,38 @@ class Scan(Inner):
             needed.append(None if box is None else (read, *box))
         made = [*carry, *[None if b is None else (along, *b) for b in inner]]
         shapes, begins = crops(boxes, made)
-        length = along[1] - along[0]
-        inside = fits(needs[: self.consts + self.carries], carry)
-        key = (
-            recipe.static,
-            length,
-            shapes_of(needed),
-            shapes_of(made),
-            inside,
-            shapes,
-            tuple(limited),
+        first = self.consts + self.carries
+        given = [*needs[: self.consts], *carry, *needs[first:]]
+        static = Looped(
+            self.body.shard(recipe, [*carry, *inner], given),
+            *(shapes, tuple(limited), along[1] - along[0]),
         )
-        every = (*carry, *inner)
-        content = Looped(recipe, every, needs, shapes, tuple(limited), length)
         starts = (*recipe.starts, *begins, *(start for start, _ in limited.values()))
-        return Need(tuple(needed), Frozen(key, content), starts)
+        return Need(tuple(needed), static, starts)
 
     def emit(
-        self,
-        values: Sequence[Any],
-        static: Frozen[Looped],
-        starts: Sequence[jax.Array],
+        self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        recipe, wanted, needs, shapes, limited, length, *_ = static.content
-        own = starts[: len(recipe.starts)]
-        parts, here = self.first_ones(0, limited, starts)
-        first = self.consts + self.carries
-        consts, entering, rows = (
-            values[: self.consts],
-            values[self.consts : first],
-            values[first:],
-        )
-        live = [k for k in range(self.carries) if wanted[k] is not None]
+        step, first = static.step, self.consts + self.carries
+        consts, carries = values[: self.consts], values[self.consts : first]
 
-        def body(carried: Arrays, row: Arrays) -> tuple[Arrays, Arrays]:
-            inputs: list[Any] = [None] * len(values)
-            inputs[: self.consts] = consts
-            for k, value in zip(live, carried, strict=True):
-                inputs[self.consts + k] = value
-            given = iter(row)
-            for k in range(first, len(values)):
-                if needs[k] is not None:
-                    inputs[k] = next(given)
-            inputs = fit(
-                inputs, needs, [*needs[: self.consts], *wanted[: self.carries]]
-            )
-            outs = self.body.run(recipe, wanted, inputs, own)
-            leaving = [as_carried(outs[k], avals[k]) for k in live]
-            return leaving, [o for o in outs[self.carries :] if o is not None]
+        # None, where nothing is wanted, is a tree without leaves for JAX's loops.
+        def body(carried: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
+            outs = self.body.run(step, [*consts, *carried, *rows], starts)
+            return self.carried(outs[: self.carries]), outs[self.carries :]
 
-        avals = [out.aval for out in self.node.outs]
-        initial = [
-            only_first(as_carried(entering[k], avals[k]), parts[k], here) for k in live
-        ]
         final, stacked = lax.scan(
             body,
-            initial,
-            [
-                row
-                for row, box in zip(rows, needs[first:], strict=True)
-                if box is not None
-            ],
-            length=length,
+            self.entering(carries, static, starts),
+            list(values[first:]),
+            length=static.length,
             reverse=self.node.params["reverse"],
             unroll=self.node.params["unroll"],
         )
-        found = iter([*final, *stacked])
-        results = [None if box is None else next(found) for box in wanted]
-        return crop(results, shapes, starts[len(recipe.starts) :])
+        return crop([*final, *stacked], static.crops, starts[step.starts :])
 
 
-class While(Inner):
+class While(Loop):
     """``while``: the condition decides for all that is carried.
 
     A mapped loop has a condition with leading axes, which its carried values share; an
@@ -271,66 +245,43 @@ class While(Inner):
                 break
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
         shapes, begins = crops(boxes, carry)
-        inside = fits(needs, carry), fits(looked, carry)
-        names = tuple(limited)
-        key = (test.static, recipe.static, shapes_of(needed), inside, shapes, names)
-        content = Looped(
-            *(recipe, tuple(carry), needs, shapes, names),
-            test=test,
-            looked=looked,
-            lead=lead,
+        static = Looped(
+            self.body.shard(recipe, carry, [*needs[: self.consts], *carry]),
+            *(shapes, tuple(limited)),
+            test=self.test.shard(test, [lead], [*looked[: self.tests], *carry]),
         )
         firsts = [start for start, _ in limited.values()]
         starts = (*test.starts, *recipe.starts, *begins, *firsts)
-        return Need(needed, Frozen(key, content), starts)
+        return Need(needed, static, starts)
 
     def emit(
-        self,
-        values: Sequence[Any],
-        static: Frozen[Looped],
-        starts: Sequence[jax.Array],
+        self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        recipe, carry, needs, shapes, limited, _, test, looked, lead = static.content
-        parts, here = self.first_ones(0, limited, starts)
-        count = len(test.starts)
-        first, second = starts[:count], starts[count : count + len(recipe.starts)]
-        live = [k for k, box in enumerate(carry) if box is not None]
-        avals = [out.aval for out in self.node.outs]
-
-        def spread(
-            carried: Arrays, consts: Sequence[jax.Array], boxes: Boxes
-        ) -> list[Any]:
-            inputs: list[Any] = [None] * len(carry)
-            for k, value in zip(live, carried, strict=True):
-                inputs[k] = value
-            given = [*boxes[: len(consts)], *carry]
-            return fit([*consts, *inputs], boxes, given)
+        step, test = static.step, static.test
+        assert test is not None
+        tested, consts = values[: self.tests], values[self.tests : self.front]
+        own = starts[test.starts :]
 
         def goes_on(carried: Arrays) -> jax.Array:
-            inputs = spread(carried, values[: self.tests], looked)
-            return self.test.run(test, [lead], inputs, first)[0]
+            [found] = self.test.run(test, [*tested, *carried], starts)
+            return found
 
         def body(carried: Arrays) -> Arrays:
-            inputs = spread(carried, values[self.tests : self.front], needs)
-            outs = self.body.run(recipe, carry, inputs, second)
-            new = [as_carried(outs[k], avals[k]) for k in live]
+            new = self.carried(self.body.run(step, [*consts, *carried], own))
             if not self.rank:
                 return new
             mask = goes_on(carried)
-            return [
-                lax.select(lax.broadcast_in_dim(mask, a.shape, range(self.rank)), a, b)
-                for a, b in zip(new, carried, strict=True)
-            ]
+
+            def chosen(a: jax.Array, b: jax.Array) -> jax.Array:
+                here = lax.broadcast_in_dim(mask, a.shape, range(self.rank))
+                return lax.select(here, a, b)
+
+            found: Arrays = jax.tree.map(chosen, new, carried)
+            return found
 
         final = lax.while_loop(
             lambda carried: goes_on(carried).any() if self.rank else goes_on(carried),
             body,
-            [
-                only_first(as_carried(values[self.front + k], avals[k]), parts[k], here)
-                for k in live
-            ],
+            self.entering(values[self.front :], static, starts),
         )
-        results: list[Any] = [None] * len(carry)
-        for k, value in zip(live, final, strict=True):
-            results[k] = value
-        return crop(results, shapes, starts[count + len(recipe.starts) :])
+        return crop(final, static.crops, own[step.starts :])
