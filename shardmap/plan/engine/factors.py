@@ -343,16 +343,16 @@ def _factor(axis: Axis) -> Factor | None:
     return axis.factor if isinstance(axis, Windowed) else axis
 
 
-def taken_whole(node: Node, reason: Reason) -> Factors:
-    """The rule of what cannot be cut at all."""
+def taken_whole(node: Node, reason: Reason, batch: int = 0) -> Factors:
+    """The rule of what cannot be cut but along its leading axes, ``batch`` of them."""
     wholes: dict[Factor, Reason] = {}
 
     def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
         named: list[list[Factor]] = [
-            [(side, k, axis) for axis in range(len(shape))]
-            for k, shape in enumerate(shapes)
+            [k if k < batch else (side, number, k) for k in range(len(shape))]
+            for number, shape in enumerate(shapes)
         ]
-        wholes.update((factor, reason) for row in named for factor in row)
+        wholes.update((factor, reason) for row in named for factor in row[batch:])
         return named
 
     return Factors(

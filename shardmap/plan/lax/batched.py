@@ -1,6 +1,6 @@
 """Rules of the primitives with leading axes that pass and core axes that are whole."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import PIVOTS
-from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.factors import Factors, taken_whole
 from shardmap.plan.engine.nodes import Graph, Node, Operand
 from shardmap.plan.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
 
@@ -18,7 +18,7 @@ CORE = Reason(
 )
 
 
-def core(core_rank: int) -> RuleMaker:
+def core(core_rank: int) -> Callable[[Node], Factors]:
     """Operands and results share their leading axes; the last ones are whole.
 
     Args:
@@ -26,32 +26,13 @@ def core(core_rank: int) -> RuleMaker:
     """
 
     def rule(node: Node) -> Factors:
-        batch = len(node.in_shapes[0]) - core_rank
-        return by_batch(node, batch)
+        return taken_whole(node, CORE, batch=len(node.in_shapes[0]) - core_rank)
 
     return rule
 
 
-def by_batch(node: Node, batch: int) -> Factors:
-    """``i *, i * -> i *`` with ``batch`` leading axes."""
-    wholes: dict[Factor, Reason] = {}
-
-    def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
-        named: list[list[Factor]] = []
-        for k, shape in enumerate(shapes):
-            row: list[Factor] = list(range(min(batch, len(shape))))
-            row += [(side, k, axis) for axis in range(batch, len(shape))]
-            wholes.update((factor, CORE) for factor in row[batch:])
-            named.append(row)
-        return named
-
-    ins = axes("in", node.in_shapes)
-    outs = axes("out", node.out_shapes)
-    return Factors(node, ins, outs, wholes=wholes, cheap=False, each=MANY)
-
-
 def fft(node: Node) -> Factors:
-    return by_batch(node, len(node.in_shapes[0]) - len(node.params["fft_lengths"]))
+    return core(len(node.params["fft_lengths"]))(node)
 
 
 def axis_by_axis(

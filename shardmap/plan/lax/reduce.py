@@ -33,49 +33,40 @@ def places_fit(params: Params, shape: Sequence[int]) -> bool:
     return bool(shape[axis] <= np.iinfo(params["index_dtype"]).max)
 
 
+def reduced(node: Node, gone: Sequence[int], **options: Any) -> Factors:
+    """``i j -> i`` of each operand that is reduced; ``j`` are the axes that go."""
+    rank, count = len(node.in_shapes[0]), len(node.outs)
+    out = [axis for axis in range(rank) if axis not in gone]
+    # Behind them stand the values that `lax.reduce` begins with.
+    ins: list[Any] = [range(rank)] * count + [[]] * (len(node.ins) - count)
+    return Factors(node, ins, [out] * count, cheap=False, **options)
+
+
 def reduction(combiner: str) -> RuleMaker:
     """``i j -> i; j combines``."""
 
+    def passes(pending_combiner: str, pending: frozenset[int]) -> str | None:
+        return combiner if pending_combiner == combiner else None
+
     def rule(node: Node) -> Factors:
         gone = node.params["axes"]
-        rank = len(node.in_shapes[0])
-        out = [axis for axis in range(rank) if axis not in gone]
-
-        def passes(pending_combiner: str, pending: frozenset[int]) -> str | None:
-            return combiner if pending_combiner == combiner else None
-
-        return Factors(
-            node,
-            [range(rank)],
-            [out],
-            contracted=dict.fromkeys(gone, combiner),
-            commutes=passes,
-            cheap=False,
-        )
+        contracted = dict.fromkeys(gone, combiner)
+        return reduced(node, gone, contracted=contracted, commutes=passes)
 
     return rule
 
 
 def general_reduction(node: Node) -> Factors:
     gone = node.params["dimensions"]
-    count = len(node.outs)
-    rank = len(node.in_shapes[0])
-    out = [axis for axis in range(rank) if axis not in gone]
-    ins: list[Any] = [range(rank)] * count + [[]] * (len(node.ins) - count)
-    wholes = dict.fromkeys(gone, OPAQUE)
-    return Factors(node, ins, [out] * count, wholes=wholes, cheap=False)
+    return reduced(node, gone, wholes=dict.fromkeys(gone, OPAQUE))
 
 
 def arg_whole(node: Node) -> Factors:
     """The place of an extremum that is found over the whole axis."""
     gone = node.params["axes"]
-    rank = len(node.in_shapes[0])
-    out = [axis for axis in range(rank) if axis not in gone]
     fit = places_fit(node.params, node.in_shapes[0])
     reason = FOUND_OVER_ALL if fit else TOO_FAR
-    return Factors(
-        node, [range(rank)], [out], wholes=dict.fromkeys(gone, reason), cheap=False
-    )
+    return reduced(node, gone, wholes=dict.fromkeys(gone, reason))
 
 
 def arg_fits(node: Node) -> bool:
@@ -94,23 +85,24 @@ def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
     def by_parts(x: jax.Array) -> Any:
         if dtype.kind == "b":
             x = lax.convert_element_type(x, jnp.uint8)
-        best = reducer.bind(x, axes=(axis,), **_sharding(reducer))
-        best = lax.expand_dims(best, (axis,))
+        best = lax.expand_dims(_bound(reducer, x, axis), (axis,))
         found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
         if jnp.issubdtype(dtype, jnp.inexact):
             found = lax.bitwise_or(found, lax.ne(x, x))
         index = lax.broadcasted_iota(index_dtype, x.shape, axis)
         behind = np.array(np.iinfo(index_dtype).max, index_dtype)
         places = lax.select(found, index, lax.full_like(index, behind))
-        first = p.reduce_min_p
-        return first.bind(places, axes=(axis,), **_sharding(first))
+        return _bound(p.reduce_min_p, places, axis)
 
     return graph.call(by_parts, node.ins)
 
 
-def _sharding(primitive: Primitive) -> dict[str, Any]:
-    """The parameters, besides the axes, that a reduction has in this JAX."""
-    return dict(REDUCTION_PARAMS[primitive])
+def _bound(primitive: Primitive, x: jax.Array, axis: int) -> jax.Array:
+    """A reduction, with the parameters that it has besides its axes in this JAX."""
+    made: jax.Array = primitive.bind(
+        x, axes=(axis,), **dict(REDUCTION_PARAMS[primitive])
+    )
+    return made
 
 
 def dot_general(node: Node) -> Factors:

@@ -13,7 +13,6 @@ from shardmap._jax.lax_primitives import (
     expansion_tree,
     linear_solve,
 )
-from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import Batch
 from shardmap.plan.engine.factors import RuleTable
@@ -22,7 +21,6 @@ from shardmap.plan.engine.nodes import (
     Graph,
     Node,
     Operand,
-    PlanPrimitive,
     Rewrite,
 )
 from shardmap.plan.engine.rules import RuleMaker, Stages
@@ -123,21 +121,3 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
 }
 
 TABLE.makers |= {q: rule for rules in KINDS.values() for q, rule in rules.items()}
-
-
-def by_kind() -> dict[str, list[str]]:
-    """The names of all primitives that have a rule, by kind.
-
-    >>> by_kind()["merged and split axes"]
-    ['reshape']
-    """
-    kinds: dict[str, Any] = {
-        **KINDS,
-        "whole or refused": {*special.RULES, *COLLECTIVES},
-        "looked through": CALLS.jaxprs,
-        "written as others": CALLS.rewrites,
-    }
-    return {
-        kind: sorted({str(q) for q in rules if not isinstance(q, PlanPrimitive)})
-        for kind, rules in kinds.items()
-    }

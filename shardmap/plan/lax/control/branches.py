@@ -97,7 +97,8 @@ class Cond(Inner):
         self, values: Sequence[Any], static: Branches, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         index, *operands = values
-        every = self.parts(static.limited) or []
+        every = self.parts(static.limited)
+        assert every is not None
         here = self.firsts(static.limited, starts)
         # What is a part in one branch is combined, whichever branch runs.
         joint = [

@@ -63,13 +63,13 @@ class Loop(Inner):
         self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
     ) -> list[Any]:
         """What enters the first step, None where no step needs it."""
-        [parts] = self.parts(static.limited) or []
+        every = self.parts(static.limited)
+        assert every is not None
         here = self.firsts(static.limited, starts)
-        wanted = static.step.wanted
         return [
             only_first(value, part, here) if is_wanted else None
             for value, part, is_wanted in zip(
-                self.carried(values), parts, wanted, strict=False
+                self.carried(values), *every, static.step.wanted, strict=False
             )
         ]
 
@@ -105,12 +105,11 @@ class Scan(Loop):
             self.why.update(((k, 0), ALONG) for k in range(first, len(node.ins)))
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
-        carry = list(boxes[: self.carries])
-        rows = boxes[self.carries :]
+        carry, rows = list(boxes[: self.carries]), boxes[self.carries :]
+        first = self.consts + self.carries
         along = (0, self.node.params["length"])
         if not self.carries:
-            spans = [box[:1] for box in rows if box is not None]
-            span = hull_of(spans)
+            span = hull_of(box[:1] for box in rows if box is not None)
             assert span is not None
             [along] = span
         inner: list[Box | None] = [None if box is None else box[1:] for box in rows]
@@ -119,20 +118,16 @@ class Scan(Loop):
         while True:
             recipe = self.body.trace([*carry, *inner], intervals)
             needs = self.body.needs(recipe)
-            entering = needs[self.consts : self.consts + self.carries]
-            grown = hulls(carry, entering)
+            grown = hulls(carry, needs[self.consts : first])
             if grown == carry:
                 break
             carry = grown
         # A carried box that the body does not read still enters as it leaves.
-        needed = [*needs[: self.consts], *carry]
-        read = along[0] + self.first_row, along[1] + self.first_row
-        for box in needs[self.consts + self.carries :]:
-            needed.append(None if box is None else (read, *box))
-        made = [*carry, *[None if b is None else (along, *b) for b in inner]]
-        shapes, begins = crops(boxes, made)
-        first = self.consts + self.carries
         given = [*needs[: self.consts], *carry, *needs[first:]]
+        read = along[0] + self.first_row, along[1] + self.first_row
+        needed = [*given[:first], *(box and (read, *box) for box in given[first:])]
+        made = [*carry, *(box and (along, *box) for box in inner)]
+        shapes, begins = crops(boxes, made)
         static = Looped(
             self.body.shard(recipe, [*carry, *inner], given),
             *(shapes, tuple(limited), along[1] - along[0]),

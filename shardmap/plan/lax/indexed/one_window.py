@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -80,25 +81,16 @@ def one_update(
     if starts is None:
         return None
     combine = _combine(node.primitive)
-    spans = [
-        (k, a, a + n)
-        for k, (a, n) in enumerate(zip(starts, taken, strict=True))
-        if n != operand.shape[k]
+    around = [
+        (a, size - a - n, 0)
+        for a, n, size in zip(starts, taken, operand.shape, strict=True)
     ]
 
     def updated(x: jax.Array, update: jax.Array) -> jax.Array:
-        config = [
-            (a, size - a - n, 0)
-            for a, n, size in zip(starts, taken, x.shape, strict=True)
-        ]
-        zero = jnp.zeros((), update.dtype)
-        update = lax.pad(lax.expand_dims(update, inserted), zero, config)
-        new = combine(x, update.astype(x.dtype))
-        here = jnp.ones(x.shape, bool)
-        for axis, start, stop in spans:
-            place = lax.broadcasted_iota(jnp.int32, x.shape, axis)
-            here = here & (place >= start) & (place < stop)
-        return lax.select(here, new, x)
+        update = lax.expand_dims(update, inserted)
+        here = lax.pad(jnp.ones(taken, bool), np.False_, around)
+        update = lax.pad(update, jnp.zeros((), update.dtype), around)
+        return lax.select(here, combine(x, update.astype(x.dtype)), x)
 
     return graph.call(updated, [operand, updates])
 
