@@ -9,18 +9,17 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from shardmap._jax.types import PyTree, Value
-from shardmap.arrays.array_likes import boxes
+from shardmap.arrays.array_likes import Box, boxes
 from shardmap.arrays.on_device import Operand, operand, program
-from shardmap.sharding.conversions import axes_in
-from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
+from shardmap.sharding.conversions import axes_in, cut_spec
 from shardmap.units import shown
 
 T = TypeVar("T")
@@ -286,10 +285,10 @@ def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _
     for number, (kind, sharding) in enumerate(leaves):
         try:
             dropped, ranges = _elements(kind.shape, sharding, axes, index)
-            places = list(itertools.product(*ranges))
+            elements = math.prod(map(len, ranges))
             if sharding is None:
-                indexed.append((number, _indices(len(kind.shape), dropped, places)))
-                lengths.append(len(places))
+                indexed.append((number, _indices(len(kind.shape), dropped, ranges)))
+                lengths.append(elements)
                 continue
             parts = _parts(number, kind, sharding, dropped, ranges, index is None)
         except (IndexError, ValueError) as error:
@@ -297,8 +296,8 @@ def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _
         for part in parts:
             work.setdefault(part.device, []).append(part)
         lengths.append(sum(len(part.positions) for part in parts))
-        if lengths[-1] > len(places):
-            joins.append(_join(number, kind.shape, sharding, parts, len(places)))
+        if lengths[-1] > elements:
+            joins.append(_join(number, kind.shape, sharding, parts, elements))
     steps = []
     for device, parts in work.items():
         offsets = [np.int32(k) for part in parts for k in part.offsets or ()]
@@ -318,11 +317,11 @@ def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _
 
 
 def _indices(
-    rank: int, dropped: Sequence[int], places: Sequence[tuple[int, ...]]
+    rank: int, dropped: Sequence[int], ranges: Sequence[range]
 ) -> list[tuple[Any, ...]]:
-    """The index of each element in the global array."""
+    """The index of each element in the whole array."""
     found = []
-    for place in places:
+    for place in itertools.product(*ranges):
         at = dict(zip(dropped, place, strict=True))
         found.append(tuple(at.get(d, slice(None)) for d in range(rank)))
     return found
@@ -374,51 +373,46 @@ def _parts(
     shape = kind.shape
     held = sharding.shard_shape(shape)
     kept = [d for d in range(len(shape)) if d not in dropped]
-    # The shards in row-major order: of the elements, then within each.
-    holders: dict[tuple[int, ...], tuple[int, jax.Device]] = {}
+    # The parts row-major: by element, then by the shards that an element is cut into.
+    counts = [*map(len, ranges), *(shape[d] // (held[d] or 1) or 1 for d in kept)]
+    positions = np.arange(math.prod(counts)).reshape(counts)
+    missing = np.ones(counts, bool)
+    parts: dict[Box, _Part] = {}
     for number, (device, box) in enumerate(boxes(sharding, shape).items()):
-        holders.setdefault(tuple(start for start, _ in box), (number, device))
-    starts = {d: range(0, shape[d] or 1, held[d] or 1) for d in range(len(shape))}
-    within = list(itertools.product(*(starts[d] for d in kept)))
-    place_of = {place: k for k, place in enumerate(itertools.product(*ranges))}
-    parts = []
-    of_elements = (
-        [k for k in starts[d] if k < wanted.stop and k + held[d] > wanted.start]
-        for d, wanted in zip(dropped, ranges, strict=True)
-    )
-    for first in itertools.product(*of_elements):
         inside = [
-            range(max(start, wanted.start), min(start + held[d], wanted.stop))
-            for d, start, wanted in zip(dropped, first, ranges, strict=True)
+            range(max(box[d][0], wanted.start), min(box[d][1], wanted.stop))
+            for d, wanted in zip(dropped, ranges, strict=True)
         ]
-        for number, rest in enumerate(within):
-            corner = dict(zip((*dropped, *kept), (*first, *rest), strict=True))
-            found = tuple(corner[d] for d in range(len(shape)))
-            if found not in holders:
-                where = " and ".join(
-                    f"its element {wanted.start} along axis {d}"
-                    for d, wanted in zip(dropped, inside, strict=True)
-                )
-                raise ValueError(f"has {where} on a device of another process")
-            parts.append(
-                _Part(
-                    leaf,
-                    *holders[found],
-                    operand=kind._replace(shape=held),
-                    dropped=dropped,
-                    offsets=None
-                    if takes_all
-                    else tuple(
-                        wanted.start - start
-                        for wanted, start in zip(inside, first, strict=True)
-                    ),
-                    positions=[
-                        place_of[place] * len(within) + number
-                        for place in itertools.product(*inside)
-                    ],
-                )
-            )
-    return parts
+        if box in parts or not all(inside):
+            continue
+        place: tuple[slice | int, ...] = (
+            *(
+                slice(each.start - wanted.start, each.stop - wanted.start)
+                for each, wanted in zip(inside, ranges, strict=True)
+            ),
+            *(box[d][0] // (held[d] or 1) for d in kept),
+        )
+        missing[place] = False
+        offsets = (
+            each.start - box[d][0] for d, each in zip(dropped, inside, strict=True)
+        )
+        parts[box] = _Part(
+            leaf,
+            number,
+            device,
+            kind._replace(shape=held),
+            dropped,
+            None if takes_all else tuple(offsets),
+            positions[place].ravel().tolist(),
+        )
+    if missing.any():
+        first = np.argwhere(missing)[0]
+        where = " and ".join(
+            f"its element {wanted[k]} along axis {d}"
+            for d, wanted, k in zip(dropped, ranges, first, strict=False)
+        )
+        raise ValueError(f"has {where} on a device of another process")
+    return list(parts.values())
 
 
 def _join(
@@ -430,33 +424,24 @@ def _join(
 ) -> _Join:
     """The arrays that the parts of a leaf make, cut as the leaf."""
     kept = [d for d in range(len(shape)) if d not in parts[0].dropped]
-    counts = [-(-shape[d] // max(parts[0].operand.shape[d], 1)) for d in kept]
     if isinstance(sharding, NamedSharding):
-        sizes = sharding.mesh.shape
-        cuts = [
-            {
-                name: sizes[name]
-                for name in axes_in((*sharding.spec, *[None] * len(shape))[d])
-                if sizes[name] > 1
-            }
-            for d in kept
-        ]
-        names: list[str] | None = [name for cut in cuts for name in cut]
-        entries = [Chunked(tuple(cut.values())) if cut else None for cut in cuts]
+        sizes: Mapping[str, int] = sharding.mesh.shape
+        entries = (*sharding.spec, *[None] * len(shape))
+        cuts = [axes_in(entries[d]) for d in kept]
     else:
-        names, entries = None, [Chunked(n) if n > 1 else None for n in counts]
-    number = sum(n > 1 for n in counts) if names is None else len(names)
-    spec = ShardingSpec(entries, [ShardedAxis(k) for k in range(number)])
-    layout = functools.cache(lambda *devices: spec.named_sharding(devices, names))
+        held = parts[0].operand.shape
+        sizes = {f"axis{d}": shape[d] // (held[d] or 1) for d in kept}
+        cuts = [(name,) for name in sizes]
+    cuts = [tuple(name for name in cut if sizes[name] > 1) for cut in cuts]
+    names = [name for cut in cuts for name in cut]
+    spec = cut_spec(dict(enumerate(cuts)))
     devices = {k: part.device for part in parts for k in part.positions}
-    count = math.prod(counts)
+    grid = np.array([devices[k] for k in range(len(devices))], dtype=object)
+    grids = grid.reshape(elements, *(sizes[name] for name in names))
     return _Join(
         leaf,
         tuple(shape[d] for d in kept),
-        [
-            layout(*(devices[k * count + j] for j in range(count)))
-            for k in range(elements)
-        ],
+        [NamedSharding(Mesh(grid, names), spec) for grid in grids],
     )
 
 
