@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardmap._jax import other_jax
 from shardmap._jax.context import NO_MESH
-from shardmap._jax.types import Equation, Params, Primitive, Value
+from shardmap._jax.types import Equation, Jaxpr, Params, Primitive, Value
 from shardmap._jax.walk import equations
 
 
@@ -82,6 +82,11 @@ def is_pmap(equation: Equation) -> bool:
     """Whether a shard_map is that of `jax.pmap`, by the source of its function."""
     mapped = equation.params["jaxpr"].debug_info.func_src_info or ""
     return os.path.join("jax", "_src", "pmap.") in mapped
+
+
+def argument_names(jaxpr: Jaxpr) -> list[str]:
+    """The key path of each argument of a traced function, such as ``x['w']``."""
+    return list(jaxpr.debug_info.safe_arg_names(len(jaxpr.invars)))
 
 
 # Where an equation was traced

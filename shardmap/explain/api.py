@@ -41,29 +41,6 @@ class Plan(Protocol):
     def explain(self) -> Any: ...
 
 
-@runtime_checkable
-class InPieces(Protocol):
-    """A function in pieces, which explains how a call is cut."""
-
-    def explain(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def stage_costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
-
-
-@runtime_checkable
-class Lowerable(Protocol):
-    """A function that is a program of its own, such as what `jax.pmap` gives."""
-
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
-
-
-@runtime_checkable
-class Traceable(Lowerable, Protocol):
-    """A mapped function, or what `jax.jit` gives."""
-
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
-
-
 @overload
 def explain(
     fun: Plan, *, interconnect: str | Interconnect | None = None
@@ -141,17 +118,12 @@ def explain(
     return explained
 
 
-def _as_function(fun: Callable[..., Any]) -> Any:
-    """Wraps a bound method, whose attributes are those of the unbound one."""
+def _as_function(fun: Any) -> Any:
+    """Wraps a bound method, whose ``lower`` and ``trace`` are the unbound one's."""
     if not inspect.ismethod(fun):
         return fun
-
-    def bound(*args: Any, **kwargs: Any) -> Any:
-        return fun(*args, **kwargs)
-
+    bound: Any = functools.partial(fun)
     bound.__name__ = fun.__name__
-    # Where `inspect.signature` looks first, which `jax.jit` asks for names.
-    vars(bound)["__signature__"] = inspect.signature(fun)
     return bound
 
 
@@ -174,7 +146,7 @@ def _explain(
     text = None if compiled is None else compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
-    found, layouts = arrays.array_layouts(fun, args, traced, compiled)
+    found, layouts = arrays.array_layouts(traced, compiled)
     # What both say together.
     named = [each.mesh for each in layouts if isinstance(each, NamedSharding)]
     mesh = max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
@@ -196,7 +168,7 @@ def _explain(
     available = device and len(jax.local_devices(backend=device.platform))
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
-    if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
+    if hasattr(fun, "stage_costs"):  # A function in pieces.
         cut = fun.explain(*args, **kwargs)
         pieces, stages = cut.pieces, cut.stages
     return Explanation(
@@ -231,31 +203,23 @@ def _explain(
     )
 
 
-def _trace(
-    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+def _trace(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Traces the function as a call does: by itself, or by `jax.jit`."""
-    if not isinstance(fun, Traceable):
-        return jax.jit(fun).trace(*args, **kwargs)
-    return _stage(fun.trace(*args, **kwargs), "traced", jax.stages.Traced)
+    if not isinstance(fun, jax.stages.Wrapped):
+        fun = jax.jit(fun)
+    traced = fun.trace(*args, **kwargs)
+    # A library's stage, as of `flax.nnx.jit`, has JAX's own as an attribute.
+    return getattr(traced, "traced", traced)
 
 
 def _lower(
-    fun: Callable[..., Any],
-    traced: jax.stages.Traced,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> jax.stages.Lowered:
+    fun: Any, traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     # A map of several processes knows which of them lower it; its trace does not.
-    if isinstance(fun, Lowerable):
-        return _stage(fun.lower(*args, **kwargs), "lowered", jax.stages.Lowered)
-    return traced.lower()
-
-
-def _stage(made: Any, name: str, kind: type) -> Any:
-    """JAX's own stage. A library's, as of `flax.nnx.jit`, has it as an attribute."""
-    inner = getattr(made, name, None)
-    return inner if isinstance(inner, kind) else made
+    if not hasattr(fun, "lower"):
+        return traced.lower()
+    lowered = fun.lower(*args, **kwargs)
+    return getattr(lowered, "lowered", lowered)
 
 
 def _facts(

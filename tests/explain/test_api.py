@@ -125,7 +125,7 @@ def test_static_arguments_and_keywords():
     assert [array.path for array in report.inputs] == ["x", "shift['y']"]
     jitted = jax.jit(scaled, static_argnums=(1, 2))
     report = sm.explain(jitted)(x, 3, "abc", shift={"y": y})
-    assert [array.path for array in report.inputs] == ["args[0]", "shift['y']"]
+    assert [array.path for array in report.inputs] == ["x", "shift['y']"]
 
 
 def test_none_is_no_argument():

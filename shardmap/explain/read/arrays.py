@@ -1,13 +1,13 @@
 """Which devices a program runs on, and how its inputs and outputs are sharded."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from shardmap._jax.stages import argument_names
+from shardmap._jax.primitives import argument_names
 from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
@@ -65,33 +65,25 @@ def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
 
 
 def array_layouts(
-    fun: Callable[..., Any],
-    args: Sequence[Any],
-    traced: jax.stages.Traced,
-    compiled: jax.stages.Compiled | None,
+    traced: jax.stages.Traced, compiled: jax.stages.Compiled | None
 ) -> tuple[tuple[ArrayLayout, ...], list[Any]]:
     """How each argument and each result is sharded.
 
     Args:
-      fun: the function.
-      args: its positional arguments.
-      traced: its trace.
+      traced: the program's trace.
       compiled: the program; None over an abstract mesh: then the maps say it.
 
     Returns:
       The layouts, and the sharding of each; `UNUSED` for an argument that is not used.
     """
-    infos, out_infos = traced.args_info, traced.out_info
-    static = getattr(fun, "static_argnums", None) or ()
-    static = (static,) if isinstance(static, int) else static
-    argnums = [k for k in range(len(args)) if k not in static]
+    jaxpr = traced.jaxpr.jaxpr
+    tree_in: Any = jax.tree.structure(traced.args_info)
     names = [
-        *_input_names(fun, infos, argnums, len(args)),
-        *trees.result_names(jax.tree.structure(out_infos)),
+        *argument_names(jaxpr),
+        *trees.result_names(jax.tree.structure(traced.out_info)),
     ]
-    tree_in: Any = jax.tree.structure(infos)
     if compiled is None:
-        ins, outs = shardings_of(traced.jaxpr.jaxpr)
+        ins, outs = shardings_of(jaxpr)
     else:
         # An argument that is not used has None, which is no leaf.
         ins = [
@@ -99,32 +91,12 @@ def array_layouts(
         ]
         outs = jax.tree.leaves(compiled.output_shardings)
     shardings = [*ins, *outs]
-    avals = [*jax.tree.leaves(infos), *jax.tree.leaves(out_infos)]
+    avals = jax.tree.leaves((traced.args_info, traced.out_info))
     found = [
         _array_layout("input" if k < tree_in.num_leaves else "output", *each)
         for k, each in enumerate(zip(names, avals, shardings, strict=True))
     ]
     return tuple(found), shardings
-
-
-def _input_names(
-    fun: Callable[..., Any], info: PyTree, argnums: Sequence[int], count: int
-) -> list[str]:
-    """The key path of each input.
-
-    Args:
-      fun: the function.
-      info: positional and keyword arguments, as trees.
-      argnums: the positions of the positional ones, if that is known.
-      count: the number of positions, those of static arguments included.
-    """
-    args, kwargs = info
-    if len(args) != len(argnums):
-        named = [trees.leaf_paths(key, kwargs[key]) for key in sorted(kwargs)]
-        return sum(named, trees.leaf_paths("args", args))
-    given = dict(zip(argnums, args, strict=True))
-    positional = [given.get(k) for k in range(count)]
-    return argument_names(fun, positional, kwargs)
 
 
 def _array_layout(
