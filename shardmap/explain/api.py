@@ -128,7 +128,7 @@ def _as_function(fun: Any) -> Any:
 
 
 def _explain(
-    fun: Callable[..., Any],
+    fun: Any,
     wires: Interconnect | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],

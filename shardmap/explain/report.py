@@ -11,6 +11,8 @@ from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
+MAPS: tuple[AxisKind, ...] = ("spmap", "shard_map", "pmap")
+"""The kinds of axes that are laid on devices."""
 
 
 @dataclasses.dataclass(frozen=True)

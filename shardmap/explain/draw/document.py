@@ -8,8 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal
 
-from shardmap.explain.draw.grids import Grids, grids_of
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.explain.draw.grids import Drawing
 
 Style = Literal["", "quiet", "warning"]
 
@@ -56,36 +55,6 @@ class Table:
 
     titles: tuple[str, ...]
     rows: tuple[Row, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """The shards of an array.
-
-    Attributes:
-      spec: how the array is cut.
-      shape: the array's shape.
-      devices: the numbers of the devices, in the order of the spec's mesh; () stands
-        for 0, 1, 2 and so on.
-      max_pieces: how many shards of a dimension to draw; the others become `...`.
-      max_grids: how many grids to draw.
-    """
-
-    spec: ShardingSpec
-    shape: tuple[int, ...]
-    devices: tuple[int, ...] = ()
-    max_pieces: int = 8
-    max_grids: int = 4
-
-    def grids(self) -> Grids:
-        """The grids of shards to draw."""
-        return grids_of(
-            self.spec,
-            self.shape,
-            self.devices,
-            max_pieces=self.max_pieces,
-            max_grids=self.max_grids,
-        )
 
 
 @dataclasses.dataclass(frozen=True)

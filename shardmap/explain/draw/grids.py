@@ -5,6 +5,7 @@ dimension alone makes rows, or columns if it is the array's last. If more dimens
 cut, there is one grid for each shard of the others.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,72 +81,78 @@ class Grids(NamedTuple):
         return "dimension " * bool(parts) + ", ".join(parts)
 
 
-def grids_of(
-    spec: ShardingSpec,
-    shape: Sequence[int],
-    devices: Sequence[int] = (),
-    *,
-    max_pieces: int = 8,
-    max_grids: int = 4,
-) -> Grids:
-    """The grids of an array of shape `shape`.
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """The shards of an array.
 
-    Args:
+    Attributes:
       spec: how the array is cut.
       shape: the array's shape.
       devices: the numbers of the devices, in the order of the spec's mesh; () stands
         for 0, 1, 2 and so on.
       max_pieces: how many shards of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
-
-    Raises:
-      ValueError: the shape does not fit the spec.
-
-    >>> from shardmap.sharding.spec import Chunked, Replicated
-    >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
-    >>> found = grids_of(spec, (6,))
-    >>> found.header, found.ways
-    ('(6,) on 8 devices, (3,) on each', 'dimension 0 across')
-    >>> found.grids[0].columns, [cell.holders for cell in found.grids[0].cells[0]]
-    (['0:3', '3:6'], ['0-3', '4-7'])
     """
-    shape = tuple(shape)
-    shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
-    counts = spec.tile_counts
-    cut = [dim for dim, count in enumerate(counts) if count > 1]
-    down, across = _directions(cut[-2:], len(shape))
-    labels = [
-        _labels(entry, size, count)
-        for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
-    ]
-    outer = cut[:-2]
-    outer_counts = tuple(counts[dim] for dim in outer)
-    all_rows = [""] if down is None else labels[down]
-    all_columns = [""] if across is None else labels[across]
-    holders = _holders(spec, devices).reshape(
-        *outer_counts, len(all_rows), len(all_columns), -1
-    )
-    numbers = np.arange(math.prod(counts)).reshape(holders.shape[:-1])
-    rows, columns = (_shown(len(each), max_pieces) for each in (all_rows, all_columns))
-    grids = [
-        Grid(
-            _place(labels, dict(zip(outer, place, strict=True))),
-            _picked(all_rows, rows),
-            _picked(all_columns, columns),
-            list(_cells(holders[place], numbers[place], rows, columns)),
+
+    spec: ShardingSpec
+    shape: tuple[int, ...]
+    devices: tuple[int, ...] = ()
+    max_pieces: int = 8
+    max_grids: int = 4
+
+    def grids(self) -> Grids:
+        """The grids of shards to draw.
+
+        Raises:
+          ValueError: the shape does not fit the spec.
+
+        >>> from shardmap.sharding.spec import Chunked, Replicated
+        >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
+        >>> found = Drawing(spec, (6,)).grids()
+        >>> found.header, found.ways
+        ('(6,) on 8 devices, (3,) on each', 'dimension 0 across')
+        >>> found.grids[0].columns, [cell.holders for cell in found.grids[0].cells[0]]
+        (['0:3', '3:6'], ['0-3', '4-7'])
+        """
+        spec, shape = self.spec, self.shape
+        shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
+        counts = spec.tile_counts
+        cut = [dim for dim, count in enumerate(counts) if count > 1]
+        down, across = _directions(cut[-2:], len(shape))
+        labels = [
+            _labels(entry, size, count)
+            for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
+        ]
+        outer = cut[:-2]
+        outer_counts = tuple(counts[dim] for dim in outer)
+        all_rows = [""] if down is None else labels[down]
+        all_columns = [""] if across is None else labels[across]
+        holders = _holders(spec, self.devices).reshape(
+            *outer_counts, len(all_rows), len(all_columns), -1
         )
-        for place in itertools.islice(np.ndindex(*outer_counts), max_grids)
-    ]
-    several = "s" * (spec.num_shards != 1)
-    held = f"{tuple(shard_shape)} on each" if cut else "all of it on each"
-    return Grids(
-        f"{shape} on {spec.num_shards} device{several}, {held}",
-        down,
-        across,
-        grids,
-        math.prod(outer_counts) - len(grids),
-        holders.shape[-1],
-    )
+        numbers = np.arange(math.prod(counts)).reshape(holders.shape[:-1])
+        rows, columns = (
+            _shown(len(each), self.max_pieces) for each in (all_rows, all_columns)
+        )
+        grids = [
+            Grid(
+                _place(labels, dict(zip(outer, place, strict=True))),
+                _picked(all_rows, rows),
+                _picked(all_columns, columns),
+                list(_cells(holders[place], numbers[place], rows, columns)),
+            )
+            for place in itertools.islice(np.ndindex(*outer_counts), self.max_grids)
+        ]
+        several = "s" * (spec.num_shards != 1)
+        held = f"{tuple(shard_shape)} on each" if cut else "all of it on each"
+        return Grids(
+            f"{shape} on {spec.num_shards} device{several}, {held}",
+            down,
+            across,
+            grids,
+            math.prod(outer_counts) - len(grids),
+            holders.shape[-1],
+        )
 
 
 def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:

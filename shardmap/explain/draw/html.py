@@ -15,7 +15,6 @@ from shardmap.explain.draw.document import (
     Code,
     Details,
     Document,
-    Drawing,
     Inline,
     Paragraph,
     Preformatted,
@@ -23,7 +22,7 @@ from shardmap.explain.draw.document import (
     Table,
     paragraph,
 )
-from shardmap.explain.draw.grids import GAP, Grid, Grids
+from shardmap.explain.draw.grids import GAP, Drawing, Grid, Grids
 from shardmap.explain.draw.style import CLASS, COLOURS, CSS
 from shardmap.sharding.spec import ShardingSpec
 

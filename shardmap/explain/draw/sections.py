@@ -12,7 +12,6 @@ from shardmap.explain.draw.document import (
     Code,
     Details,
     Document,
-    Drawing,
     Inline,
     Paragraph,
     Preformatted,
@@ -22,6 +21,7 @@ from shardmap.explain.draw.document import (
     folded,
     paragraph,
 )
+from shardmap.explain.draw.grids import Drawing
 from shardmap.explain.read.arrays import describe
 from shardmap.explain.report import (
     ArrayLayout,

@@ -35,12 +35,11 @@ from shardmap.explain.draw.document import (
     Card,
     Details,
     Document,
-    Drawing,
     Paragraph,
     Preformatted,
     Table,
 )
-from shardmap.explain.draw.grids import GAP, Grid, Grids
+from shardmap.explain.draw.grids import GAP, Drawing, Grid, Grids
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import printable
 

@@ -16,7 +16,7 @@ from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import Module
 from shardmap.explain.read.sharded import ShardedDimension
 from shardmap.explain.read.source import source_of
-from shardmap.explain.report import ArrayLayout, Axis, Collective, Remark
+from shardmap.explain.report import MAPS, ArrayLayout, Axis, Collective, Remark
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.units import size
 
@@ -31,14 +31,13 @@ _CUT_RESULT = (
     "Where a device needs only a part next, ask for it sharded: out_axes= of a map, "
     "out_specs= or out_shardings=. Shard gradients as their weights are."
 )
-_ON_DEVICES = ("spmap", "shard_map", "pmap")
 
 
 def idle_devices(
     axes: Sequence[Axis], num_devices: int, available: int | None
 ) -> list[Remark]:
     """Devices without work, or a lack of devices."""
-    outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
+    outer = [a for a in axes if a.kind in MAPS or a.devices > 1]
     if available == 1 and outer:
         return [
             Remark(
@@ -107,7 +106,7 @@ def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
     """Axes that do not fill their devices."""
     found = []
     for number, axis in enumerate(axes):
-        if axis.kind not in _ON_DEVICES or axis.idle_places == 0:
+        if axis.kind not in MAPS or axis.idle_places == 0:
             continue
         inside = [a for a in axes if a.inside == number and a.kind == "spmap"]
         found.append(

@@ -14,9 +14,8 @@ from jax.sharding import NamedSharding
 
 from shardmap.explain.read.constraints import LayoutConstraint, axis_sizes
 from shardmap.explain.read.visitor import Facts
-from shardmap.explain.report import ArrayLayout, Axis
+from shardmap.explain.report import MAPS, ArrayLayout, Axis
 
-_OF_MAPS = ("spmap", "shard_map", "pmap")
 _CHANGE = (
     "The arrays' shardings say how many devices: jax.device_put, in_shardings= or "
     "jax.lax.with_sharding_constraint."
@@ -148,7 +147,7 @@ def _is_of_map(axes: Sequence[Axis], number: int) -> bool:
     """Whether it is around or inside a map, which then has the devices."""
     lines = [{place, *_around(axes, axis)} for place, axis in enumerate(axes)]
     return any(
-        axis.kind in _OF_MAPS and (number in lines[place] or place in lines[number])
+        axis.kind in MAPS and (number in lines[place] or place in lines[number])
         for place, axis in enumerate(axes)
     )
 

@@ -1,7 +1,6 @@
 """One pass over a jaxpr: its axes and layout constraints."""
 
 import collections
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -35,7 +34,6 @@ from shardmap.map.primitives.map_primitive import spmap_p
 
 CHUNKED = "chunked"
 """The name of the primitive of functions in pieces."""
-_SAME = "nothing is sharded along it"
 _GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _UNKNOWN_VMAP = "its size is not visible, as it is not over arguments"
@@ -182,7 +180,7 @@ class _Visitor:
             elif equation.primitive is spmap_p:
                 self._spmap(equation, here)
             elif equation.primitive is SHARD_MAP:
-                self._shard_map(equation, here, is_pmap(equation))
+                self._shard_map(equation, here)
             elif equation.primitive is while_p:
                 self._while(equation, here)
             elif equation.primitive.name == CHUNKED:
@@ -194,13 +192,15 @@ class _Visitor:
     def _add(
         self,
         around: Scope,
-        kind: AxisKind,
-        name: Any,
-        layout: tuple[int | None, int, int | None, int | None],
         equation: Equation,
+        kind: AxisKind,
+        layout: tuple[int | None, int, int | None, int | None],
+        *,
         running: str,
         change: str,
+        name: Any = None,
         in_turn: bool = False,
+        is_repeated: bool = False,
     ) -> Scope:
         """Adds an axis unless it is known, and returns the scope inside it."""
         size, devices, vectorised, steps = layout
@@ -224,6 +224,7 @@ class _Visitor:
                 running=running,
                 change=change,
                 in_turn=in_turn,
+                is_repeated=is_repeated,
             )
             number = self._numbers[key, place] = len(self.axes)
             self._numbers.setdefault((key, None), number)
@@ -236,20 +237,17 @@ class _Visitor:
         depth, marks = vmaps_around(equation), vmaps_of(equation)
         for level in range(opened.depth, depth):
             mark = marks[level] if marks else None
-            running = f"{_VMAP}; {_UNKNOWN_VMAP}" if mark is None else _VMAP
             name, size = (None, None) if mark is None else mark[:2]
-            opened.open(
-                self._add(
-                    opened.scopes[level],
-                    "vmap",
-                    name,
-                    (size, 1, size, 1),
-                    equation,
-                    running,
-                    _CHANGE_VMAP,
-                ),
-                mark,
+            inside = self._add(
+                opened.scopes[level],
+                equation,
+                "vmap",
+                (size, 1, size, 1),
+                running=f"{_VMAP}; {_UNKNOWN_VMAP}" if mark is None else _VMAP,
+                change=_CHANGE_VMAP,
+                name=name,
             )
+            opened.open(inside, mark)
         for level, mark in enumerate(marks, 1):
             number = opened.scopes[level].axis
             if (
@@ -268,10 +266,14 @@ class _Visitor:
         running = f"{length:,} steps, one after another"
         if in_turn:
             running += ": each takes what the one before gave"
-        change = _CHANGE_IN_TURN if in_turn else _CHANGE_LOOP
-        layout = (length, 1, 1, length)
         inside = self._add(
-            around, "loop", None, layout, equation, running, change, in_turn
+            around,
+            equation,
+            "loop",
+            (length, 1, 1, length),
+            running=running,
+            change=_CHANGE_IN_TURN if in_turn else _CHANGE_LOOP,
+            in_turn=in_turn,
         )
         assert inside.axis is not None
         first, count = scan_counts(equation.params)
@@ -280,10 +282,14 @@ class _Visitor:
         self.visit(equation.params["jaxpr"], inside)
 
     def _while(self, equation: Equation, around: Scope) -> None:
-        running = "steps one after another, as many as the values ask for"
-        change = "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps."
-        layout = (None, 1, 1, None)
-        inside = self._add(around, "while", None, layout, equation, running, change)
+        inside = self._add(
+            around,
+            equation,
+            "while",
+            (None, 1, 1, None),
+            running="steps one after another, as many as the values ask for",
+            change="jax.lax.fori_loop or jax.lax.scan have a fixed number of steps.",
+        )
         for inner in jaxprs_in(equation.params):
             self.visit(inner, inside)
 
@@ -301,8 +307,14 @@ class _Visitor:
             running = f"{count:,} pieces, one after another"
             if times > 1:
                 running += f", in each of {times:,} stages"
-            layout = (count, 1, 1, count)
-            self._add(around, "loop", None, layout, equation, running, _CHANGE_PIECES)
+            self._add(
+                around,
+                equation,
+                "loop",
+                (count, 1, 1, count),
+                running=running,
+                change=_CHANGE_PIECES,
+            )
         self.visit(params["jaxpr"].jaxpr, around)
 
     def _spmap(self, equation: Equation, around: Scope) -> None:
@@ -323,37 +335,40 @@ class _Visitor:
             )
         number = self._add(
             around,
-            "spmap",
-            params["axis_name"],
-            (layout.size, layout.devices, layout.vectorised, layout.steps),
             equation,
-            _how_it_runs(layout, decided.branch, replicas),
-            change,
+            "spmap",
+            (layout.size, layout.devices, layout.vectorised, layout.steps),
+            running=_how_it_runs(layout, decided.branch, replicas),
+            change=change,
+            name=params["axis_name"],
         ).axis
         # A map that is vectorised has the vmaps around it inside.
         vmaps = vmaps_around(equation)
         self.visit(params["call_jaxpr"], inside._replace(axis=number), vmaps)
 
-    def _shard_map(self, equation: Equation, around: Scope, of_pmap: bool) -> None:
+    def _shard_map(self, equation: Equation, around: Scope) -> None:
         params = equation.params
-        mesh = params["mesh"]
-        manual = manual_axes_of(equation)
-        for name in mesh.axis_names:
-            if name not in manual:
-                continue
+        mesh, manual, of_pmap = (
+            params["mesh"],
+            manual_axes_of(equation),
+            is_pmap(equation),
+        )
+        for name in (name for name in mesh.axis_names if name in manual):
             size = mesh.shape[name]
-            kind: AxisKind = "pmap" if of_pmap else "shard_map"
-            change = _CHANGE_PMAP if of_pmap else _CHANGE_MESH
             running = _how_it_runs(AxisLayout(name, size, (name,), size), "element")
-            layout = (size, size, 1, 1)
-            around = self._add(around, kind, name, layout, equation, running, change)
-            if not of_pmap and not _tells_apart(equation, name):
-                assert around.axis is not None
-                self.axes[around.axis] = dataclasses.replace(
-                    self.axes[around.axis],
-                    running=f"{running}, which all do the same: {_SAME}",
-                    is_repeated=True,
-                )
+            is_repeated = not of_pmap and not _tells_apart(equation, name)
+            if is_repeated:
+                running += ", which all do the same: nothing is sharded along it"
+            around = self._add(
+                around,
+                equation,
+                "pmap" if of_pmap else "shard_map",
+                (size, size, 1, 1),
+                running=running,
+                change=_CHANGE_PMAP if of_pmap else _CHANGE_MESH,
+                name=name,
+                is_repeated=is_repeated,
+            )
         self.visit(params["jaxpr"], around.in_shard_map(equation))
 
 
@@ -417,6 +432,16 @@ def _how_it_runs(layout: AxisLayout, branch: decision.Branch, replicas: int = 1)
     elif layout.vectorised > 1:
         parts.append(f"{layout.vectorised:,} elements are one batched operation")
     return ", ".join(parts)
+
+
+def _in_steps(steps: int, width: int, last: int) -> str:
+    """Such as ``4 steps of 3 vectorised and one of 1, one after another``."""
+    full = steps if last == width else steps - 1
+    text = f"{full:,} step{'s' * (full != 1)} of {width:,}"
+    text += " vectorised" * (width > 1)
+    if last != width:
+        text += f" and one of {last:,}"
+    return f"{text}, one after another"
 
 
 def _tells_apart(shard_map: Equation, name: str) -> bool:
@@ -497,13 +522,3 @@ class _Origins:
 def _has_same_rows(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     """Whether the first dimension stays, or is cut into steps and batches."""
     return before[:1] in (after[:1], (math.prod(after[:2]),)) and bool(before)
-
-
-def _in_steps(steps: int, width: int, last: int) -> str:
-    """Such as ``4 steps of 3 vectorised and one of 1, one after another``."""
-    full = steps if last == width else steps - 1
-    text = f"{full:,} step{'s' * (full != 1)} of {width:,}"
-    text += " vectorised" * (width > 1)
-    if last != width:
-        text += f" and one of {last:,}"
-    return f"{text}, one after another"

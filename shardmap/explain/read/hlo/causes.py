@@ -1,7 +1,7 @@
 """Why the compiler added a collective, and how to avoid it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardmap.explain.read.constraints import LayoutConstraint
@@ -17,9 +17,11 @@ REMATERIALISED = (
     "the array is made whole on every device, then cut in another way (an involuntary "
     "full rematerialization)"
 )
-_VIEWS = frozenset(
-    "bitcast copy transpose reshape convert copy-start copy-done".split()
+_PASSED = frozenset(
+    "bitcast copy transpose reshape convert copy-start copy-done fusion "
+    "parameter".split()
 )
+"""Instructions that pass a value on to the ones that compute with it."""
 _POINTWISE = frozenset(
     "abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential "
     "exponential-minus-one floor log log-plus-one logistic maximum minimum multiply "
@@ -37,10 +39,6 @@ _SAME_LAYOUT = (
 )
 _PRODUCTS = ("dot", "conv_general_dilated")
 _SUMS = ("reduce_", "scatter", "argmax", "argmin", *_PRODUCTS)
-
-
-_Taker = tuple[Instruction, Instruction | None]
-"""An instruction, and the fusion that it is in."""
 
 
 class Cause(NamedTuple):
@@ -74,7 +72,7 @@ class _Seen(NamedTuple):
     maker: Instruction
     name: str
     operation: str
-    takers: list[_Taker]
+    takers: list[Instruction]
     asked: LayoutConstraint | None
 
     @property
@@ -104,8 +102,9 @@ def cause_of(
     place, operation = one or (None, maker.operation)
     name = maker.op_name if place is None else merged_names(sent.op_name)[place]
     layout = _layout_of(sent, place, sources.of(sent), asked)
-    takers = list(_takers(module, sent))
-    seen = _Seen(module, sent, kind, maker, name, operation, takers, layout)
+    seen = _Seen(
+        module, sent, kind, maker, name, operation, _takers(module, sent), layout
+    )
     cause = next(filter(None, (rule(seen) for rule in _RULES)))
     return cause if layout is None else cause._replace(source=layout.source)
 
@@ -141,7 +140,7 @@ def _layout_of(
 
 
 def _call(seen: _Seen) -> Cause | None:
-    is_call = any(each.opcode == "custom-call" for each, _ in seen.takers)
+    is_call = any(each.opcode == "custom-call" for each in seen.takers)
     is_host = seen.operation.endswith("callback")
     if seen.kind != "all-gather" or not (is_call or is_host):
         return None
@@ -166,9 +165,7 @@ def _scatter(seen: _Seen) -> Cause | None:
 
 
 def _rematerialised(seen: _Seen) -> Cause | None:
-    if seen.kind != "all-gather":
-        return None
-    if not _only_cut_again(seen.module, seen.sent, seen.takers):
+    if seen.kind != "all-gather" or not _only_cut_again(seen):
         return None
     return Cause(
         REMATERIALISED,
@@ -219,7 +216,7 @@ def _until_all_are_done(seen: _Seen) -> Cause | None:
 def _gathered(seen: _Seen) -> Cause | None:
     if seen.kind != "all-gather":
         return None
-    pointwise = all(each.opcode in _POINTWISE for each, _ in seen.takers)
+    pointwise = all(each.opcode in _POINTWISE for each in seen.takers)
     if seen.is_for_layout or pointwise:
         made = "" if seen.is_for_layout else ", or for what is made of it,"
         return Cause(
@@ -300,8 +297,8 @@ def _gathered_for(seen: _Seen) -> str | None:
     operations = {
         each.operation
         for taker in seen.takers
-        for each in filter(None, taker)
-        if each.op_name and not each.is_generated and not each.is_of_argument
+        for each in (taker, seen.module.fusion_of(taker))
+        if each and each.op_name and not each.is_generated and not each.is_of_argument
     }
     is_of_taker = seen.maker is not seen.sent
     if seen.operation in operations or (is_of_taker and not operations):
@@ -309,37 +306,33 @@ def _gathered_for(seen: _Seen) -> str | None:
     return operations.pop() if len(operations) == 1 else None
 
 
-def _only_cut_again(module: Module, sent: Instruction, takers: list[_Taker]) -> bool:
+def _only_cut_again(seen: _Seen) -> bool:
     """Whether each device only slices the result, by its own number."""
-    return bool(takers) and all(
-        each.opcode == "dynamic-slice" and _by_device(module, sent, fusion or each)
-        for each, fusion in takers
+
+    def others(each: Instruction) -> list[Instruction]:
+        return [o for o in seen.module.operands_of(each) if o.name != seen.sent.name]
+
+    def is_by_device(taker: Instruction) -> bool:
+        outside = seen.module.fusion_of(taker) or taker
+        return any(each.opcode == "partition-id" for each in reached(outside, others))
+
+    return bool(seen.takers) and all(
+        each.opcode == "dynamic-slice" and is_by_device(each) for each in seen.takers
     )
 
 
-def _by_device(module: Module, sent: Instruction, taker: Instruction) -> bool:
-    """Whether another operand depends on the number of the device."""
-
-    def others(each: Instruction) -> list[Instruction]:
-        return [o for o in module.operands_of(each) if o.name != sent.name]
-
-    return any(each.opcode == "partition-id" for each in reached(taker, others))
-
-
-def _takers(module: Module, made: Instruction) -> Iterator[_Taker]:
+def _takers(module: Module, made: Instruction) -> list[Instruction]:
     """The instructions that compute with a result, past views and copies."""
-    waiting: list[_Taker] = [(made, None)]
-    seen = {made.name}
-    for each, inside in waiting:  # The list grows as it is read.
+
+    def onward(each: Instruction) -> list[Instruction]:
+        if each.name != made.name and each.opcode not in _PASSED:
+            return []
+        around = module.fusion_of(each) if each.is_root else None
+        found = [] if around is None else [around]
         for user in module.users_of(each):
-            if user.name in seen:
-                continue
-            seen.add(user.name)
-            if user.opcode == "fusion":
-                waiting += [(p, user) for p in module.parameters_of(user, each)]
-            elif user.opcode in _VIEWS:
-                waiting.append((user, inside))
-                if user.is_root and inside is not None:
-                    waiting.append((inside, None))
-            else:
-                yield user, inside
+            inside = user.opcode == "fusion"
+            found += module.parameters_of(user, each) if inside else [user]
+        return found
+
+    found = reached(made, onward)
+    return [each for each in found if each is not made and each.opcode not in _PASSED]

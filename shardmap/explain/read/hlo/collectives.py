@@ -4,15 +4,10 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.causes import cause_of
-from shardmap.explain.read.hlo.groups import (
-    Mesh,
-    axes_of_groups,
-    axes_of_pairs,
-    groups_of,
-    pairs_of,
-)
 from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import (
     Instruction,
@@ -24,9 +19,12 @@ from shardmap.explain.read.hlo.text import (
 from shardmap.explain.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
 
+Mesh = Sequence[tuple[str, int]]
+"""The names and sizes of the axes."""
 _KINDS = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
 )
+_Groups = list[tuple[int, ...]]
 _Shapes = list[tuple[str, tuple[int, ...]]]
 
 
@@ -46,58 +44,46 @@ def compiled_collectives(
     """
     found: list[Collective] = []
     for instruction, count in module.runs():
-        kind = _KINDS.fullmatch(instruction.opcode)
-        if kind is not None:
-            found += _read(module, sources, instruction, kind[1], count, mesh, asked)
-    return found
-
-
-def _read(
-    module: Module,
-    sources: Sources,
-    instruction: Instruction,
-    kind: str,
-    count: int | None,
-    mesh: Mesh,
-    asked: Sequence[LayoutConstraint],
-) -> list[Collective]:
-    group_size, axes = _devices(module, instruction.line, kind, mesh)
-    if group_size <= 1:
-        return []
-    given = _given(instruction, kind)
-    taken = _taken(module, instruction, kind)
-    outs = [sum(nbytes(*shape) for shape in value) for value in given]
-    ins = [_bytes_in(kind, size, group_size) for size in outs]
-    names = merged_names(instruction.op_name)
-    names = names if len(names) == len(outs) else []
-    found = []
-    for place, parts in enumerate(_operations(instruction.op_name, len(outs))):
-        one = (place, parts[0]) if names else None
-        operation = _function(parts, kind)
-        cause = None
-        if operation is None:
-            cause = cause_of(module, sources, instruction, kind, one, asked)
-        source = cause.source if cause is not None else None
-        if source is None and names:
-            source = sources.of_value(instruction, names[place], place)
-        found.append(
-            Collective(
-                kind=kind,
-                operation=operation,
-                axes=axes,
-                group_size=group_size,
-                count=count,
-                bytes_in=ins[place],
-                bytes_out=outs[place],
-                source=source or sources.of(instruction),
-                added_by_partitioner=operation is None,
-                cause=None if cause is None else cause.text,
-                advice=None if cause is None else cause.advice,
-                together=len(outs),
-                before=types(taken[place]) if len(taken) == len(given) else None,
-                after=types(given[place]),
+        match = _KINDS.fullmatch(instruction.opcode)
+        if match is None:
+            continue
+        kind = match[1]
+        group_size, axes = _devices(module, instruction.line, kind, mesh)
+        if group_size <= 1:
+            continue
+        given = _given(instruction, kind)
+        taken = _taken(module, instruction, kind)
+        names = merged_names(instruction.op_name)
+        names = names if len(names) == len(given) else []
+        operations = _operations(instruction.op_name, len(given))
+        for place, (parts, shapes) in enumerate(zip(operations, given, strict=True)):
+            operation = _function(parts, kind)
+            cause = None
+            if operation is None:
+                one = (place, parts[0]) if names else None
+                cause = cause_of(module, sources, instruction, kind, one, asked)
+            source = None if cause is None else cause.source
+            if source is None and names:
+                source = sources.of_value(instruction, names[place], place)
+            size = sum(nbytes(*shape) for shape in shapes)
+            found.append(
+                Collective(
+                    kind=kind,
+                    operation=operation,
+                    axes=axes,
+                    group_size=group_size,
+                    count=count,
+                    bytes_in=_bytes_in(kind, size, group_size),
+                    bytes_out=size,
+                    source=source or sources.of(instruction),
+                    added_by_partitioner=operation is None,
+                    cause=None if cause is None else cause.text,
+                    advice=None if cause is None else cause.advice,
+                    together=len(given),
+                    before=types(taken[place]) if len(taken) == len(given) else None,
+                    after=types(shapes),
+                )
             )
-        )
     return found
 
 
@@ -121,10 +107,12 @@ def _devices(
 ) -> tuple[int, tuple[str, ...]]:
     """How many devices are in a group, and along which mesh axes."""
     if kind != "collective-permute":
-        groups = groups_of(line, module.num_devices)
-        return max(map(len, groups)), axes_of_groups(groups, mesh)
-    pairs = pairs_of(line)
-    axes = axes_of_pairs(pairs, mesh)
+        groups = _groups_of(line, module.num_devices)
+        # A group may have all places along an axis, or some.
+        pairs = [(group[0], other) for group in groups for other in group]
+        return max(map(len, groups)), _axes_of_pairs(pairs, mesh)
+    pairs = _pairs_of(line)
+    axes = _axes_of_pairs(pairs, mesh)
     if not axes:
         return len({end for pair in pairs for end in pair}), axes
     # As in the program, where it is of all devices along an axis.
@@ -175,3 +163,91 @@ def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
     # A scope of the user's has a colon in its name, or several values have one part:
     # all that may be an operation.
     return [tuple(dict.fromkeys(parts))] * count
+
+
+# The devices of a collective, and the mesh axes along which they differ.
+
+
+def _groups_of(line: str, num_devices: int) -> _Groups:
+    """The groups of devices of a collective.
+
+    >>> _groups_of("replica_groups={{0,1},{2,3}}", 4)
+    [(0, 1), (2, 3)]
+    >>> _groups_of("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
+    [(0, 2), (1, 3)]
+    >>> _groups_of("replica_groups=mesh['i'=2,'j'=2] {'i'}", 4)
+    [(0, 2), (1, 3)]
+    >>> _groups_of("replica_groups={}", 4)
+    [(0, 1, 2, 3)]
+    """
+    listed = re.search(r"replica_groups=\{(\{.*?\})\}", line)
+    if listed is not None:
+        return [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", listed[1])]
+    iota = re.search(r"replica_groups=\[(\d+,\d+)\](<=\S*?)?(?:, |\s|$)", line)
+    if iota is not None:
+        shape = _numbers(iota[1])
+        ids = _iota(iota[2] or "", shape[0] * shape[1])
+        return [tuple(row) for row in ids.reshape(shape).tolist()]
+    named = re.search(r"replica_groups=mesh\[(.*?)\]([^{]*)\{(.*?)\}", line)
+    if named is not None:
+        return _along_names(named[1], named[2], named[3])
+    return [tuple(range(num_devices))]
+
+
+def _pairs_of(line: str) -> list[tuple[int, int]]:
+    """The pairs of sender and receiver of a permutation that are two devices."""
+    listed = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
+    pairs = re.findall(r"\{(\d+),(\d+)\}", listed[1]) if listed else []
+    return [(int(a), int(b)) for a, b in pairs if a != b]
+
+
+def _axes_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, ...]:
+    """The mesh axes along which the devices of a pair differ.
+
+    >>> _axes_of_pairs([(0, 1), (1, 0)], [("i", 2), ("j", 2)])
+    ('j',)
+    """
+    shape = [size for _, size in mesh]
+    if not pairs or max(map(max, pairs)) >= np.prod(shape, dtype=int):
+        return ()
+    sources, targets = (
+        np.array(np.unravel_index(ends, shape)) for ends in zip(*pairs, strict=True)
+    )
+    differ = (sources != targets).any(axis=1)
+    return tuple(name for (name, _), other in zip(mesh, differ, strict=True) if other)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", text))
+
+
+def _iota(text: str, count: int) -> np.ndarray:
+    """Numbers from 0, reshaped and transposed as ``<=[2,4]T(1,0)`` says."""
+    found = re.search(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if found is None:
+        return np.arange(count)
+    ids = np.arange(count).reshape(_numbers(found[1]))
+    return ids.transpose(_numbers(found[2])) if found[2] else ids
+
+
+def _along_names(sizes: str, order: str, names: str) -> _Groups:
+    """The groups along named axes of XLA's own mesh, or parts of them."""
+    mesh = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)]
+    ids = _iota(order, int(np.prod([size for _, size in mesh], dtype=int))).ravel()
+    # A part ``'i':(2)4`` of an axis has 2 before it, and 4 itself.
+    parts = {
+        name: (int(before or 1), int(size or dict(mesh)[name]))
+        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", names)
+    }
+    shape: list[int] = []
+    grouped: list[int] = []
+    for name, size in mesh:
+        before, length = parts.get(name, (size, 1))
+        if name in parts:
+            grouped.append(len(shape) + 1)
+        shape += [before, length, size // before // length]
+    ids = ids.reshape(shape)
+    rest = [d for d in range(ids.ndim) if d not in grouped]
+    ids = ids.transpose([*rest, *grouped])
+    group = int(np.prod(ids.shape[len(rest) :], dtype=int))
+    return [tuple(row) for row in ids.reshape(-1, group).tolist()]

@@ -157,6 +157,18 @@ class Module:
         called = each.called if each.opcode == "fusion" else []
         return [part for _, name in called for part in self.computations[name]]
 
+    @functools.cached_property
+    def _fusions(self) -> dict[str, Instruction]:
+        return {
+            part.name: each
+            for each in self.by_name.values()
+            for part in self.parts_of(each)
+        }
+
+    def fusion_of(self, each: Instruction) -> Instruction | None:
+        """The fusion that it is part of, if any."""
+        return self._fusions.get(each.name)
+
     def parameters_of(
         self, fusion: Instruction, operand: Instruction
     ) -> list[Instruction]:
