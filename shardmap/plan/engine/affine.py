@@ -49,14 +49,19 @@ class Guards:
         """``factors`` times the starts, plus ``const``, is a multiple of a number."""
         self.residues[factors, divisor] = -const % divisor
 
-    def match(self, starts: np.ndarray) -> np.ndarray:
-        """Which rows of starts satisfy all of it."""
-        found = np.ones(len(starts), bool)
+    def match(self, starts: Sequence[Any] | np.ndarray) -> Any:
+        """Whether these starts satisfy all of it.
+
+        Args:
+          starts: the numbers, or arrays with those of many shards.
+        """
+        found: Any = True
         for direction, (low, high) in self.bounds.items():
-            values = starts @ np.asarray(direction, np.int64)
-            found &= (values >= low) & (values <= high)
+            value = sum(map(operator.mul, direction, starts))
+            found = found & (low <= value) & (value <= high)
         for (factors, divisor), residue in self.residues.items():
-            found &= starts @ np.asarray(factors, np.int64) % divisor == residue
+            value = sum(map(operator.mul, factors, starts))
+            found = found & (value % divisor == residue)
         return found
 
     def __repr__(self) -> str:
@@ -322,7 +327,7 @@ class Law:
         self.factors, self.const = table[:, :count], table[:, count]
         self.divisor = table[:, count + 1]
 
-    def at(self, starts: Sequence[int] | np.ndarray) -> Iterator[int]:
+    def at(self, starts: Sequence[int]) -> Iterator[int]:
         """The numbers for these starts."""
         point = np.asarray(starts, np.int64)
         found = (self.factors @ point + self.const) // self.divisor

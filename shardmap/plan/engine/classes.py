@@ -8,7 +8,7 @@ mostly all but those at the edges. For the next shard that does not, it is done 
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.slices import Box
 
 Boxes = list[Box | None]
-Walk = Callable[[Sequence[int]], tuple[Boxes, Recipe]]
-"""What a shard whose pieces start there writes, and how."""
+K = TypeVar("K", bound=Hashable)
 
 FEW = 2
 """So few shards of equal lengths are walked one by one: an affine walk is slower."""
@@ -63,78 +62,69 @@ def _filled(box: Box, numbers: Iterator[int]) -> Box:
     return tuple((next(numbers), next(numbers)) for _ in box)
 
 
-def _pattern(walk: Walk, starts: Sequence[int]) -> Pattern:
-    """Of the shards that are like the one with these starts."""
-    guards = Guards()
-    boxes, recipe = walk(variables(guards, starts))
-    recipe = recipe._replace(static=settled(recipe.static))
-    return Pattern(guards, _law(boxes, recipe, len(starts)), boxes, recipe)
+class Classes(Generic[K]):
+    """The patterns of a stage, found as its shards are asked for.
 
+    Args:
+      walk: says of the shards that have a key in common what they write, and how, from
+        where their pieces start.
+      count: how many shards have a key in common, at least.
+    """
 
-def _law(boxes: Boxes, recipe: Recipe, count: int) -> Law:
-    every = [box for box in boxes if box is not None]
-    every += [box for _, box in recipe.reads]
-    numbers = [n for box in every for interval in box for n in interval]
-    return Law([*numbers, *recipe.starts], count)
-
-
-class Classes:
-    """The patterns of a stage, found as its shards are asked for."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, list[Pattern]] = {}
-        # How often a pattern that was known served another shard.
-        self._served: Counter[Hashable] = Counter()
-
-    def recipe(
-        self, key: Hashable, count: int, starts: Sequence[int], walk: Walk
-    ) -> tuple[Boxes, Recipe]:
-        """What one shard writes, and how. See `alike`."""
-        number, row = np.zeros(1, np.int64), np.asarray([starts], np.int64)
-        [found] = self.alike(key, count, number, row, walk)
-        return found.pattern.at(starts)
-
-    def alike(
+    def __init__(
         self,
-        key: Hashable,
-        count: int,
-        numbers: np.ndarray,
-        starts: np.ndarray,
-        walk: Walk,
-    ) -> Iterator[Alike]:
+        walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]],
+        count: Callable[[K], int],
+    ) -> None:
+        self._walk, self._count = walk, count
+        self._known: dict[K, list[Pattern]] = {}
+        # How often a pattern that was known served another shard.
+        self._served: Counter[K] = Counter()
+
+    def recipe(self, key: K, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
+        """What one shard writes, and how."""
+        for pattern in self._known.get(key, ()):
+            if pattern.guards.match(starts):
+                self._served[key] += 1
+                return pattern.at(starts)
+        return self._pattern(key, starts).at(starts)
+
+    def alike(self, key: K, numbers: np.ndarray, starts: np.ndarray) -> Iterator[Alike]:
         """All shards that have a key in common, those together that are alike.
 
         Args:
           key: what they have in common.
-          count: how many shards have that in common, at least.
           numbers: their numbers.
           starts: where their pieces start, a row each.
-          walk: the walk, of shards that have that in common.
         """
-        patterns = self._known.setdefault(key, [])
-        known = iter(patterns[:])
+        known = iter([*self._known.get(key, ())])
         while len(numbers):
             pattern = next(known, None)
             is_new = pattern is None
             if pattern is None:
-                first = starts[0].tolist()
-                if count > FEW and (self._served[key] or len(patterns) < ALONE):
-                    pattern = _pattern(walk, first)
-                    patterns.append(pattern)
-                else:
-                    boxes, recipe = walk(first)
-                    law = _law(boxes, recipe, len(first))
-                    pattern = Pattern(_only(first), law, boxes, recipe)
-            found = pattern.guards.match(starts)
+                pattern = self._pattern(key, starts[0].tolist())
+            found = np.broadcast_to(pattern.guards.match(starts.T), len(starts))
             self._served[key] += int(found.sum()) - is_new
             if found.any():
                 yield Alike(pattern, numbers[found], starts[found])
             numbers, starts = numbers[~found], starts[~found]
 
+    def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
+        """The pattern of the shard with these starts, which none that is known serves.
 
-def _only(starts: Sequence[int]) -> Guards:
-    """That the starts are these."""
-    guards = Guards()
-    for variable in variables(guards, starts):
-        int(variable)
-    return guards
+        Where patterns do not help it is of this shard alone, and is not kept.
+        """
+        known, guards = self._known.setdefault(key, []), Guards()
+        places = variables(guards, starts)
+        helps = self._count(key) > FEW and (self._served[key] or len(known) < ALONE)
+        # A variable that becomes an integer stays what it is now.
+        boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
+        every = [box for box in boxes if box is not None]
+        every += [box for _, box in recipe.reads]
+        numbers = [n for box in every for interval in box for n in interval]
+        law = Law([*numbers, *recipe.starts], len(starts))
+        recipe = recipe._replace(static=settled(recipe.static))
+        pattern = Pattern(guards, law, boxes, recipe)
+        if helps:
+            known.append(pattern)
+        return pattern

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.plan.engine.classes import Alike, Classes, Walk
+from shardmap.plan.engine.classes import Alike, Classes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis, ReducedLoop
 from shardmap.plan.engine.recipe import Recipe, needed, trace_back
@@ -32,6 +32,13 @@ class Loop:
     @property
     def origins(self) -> Origins:
         return frozenset().union(*(cut.origins for cut in self.members))
+
+    def kinds(self) -> list[list[int]]:
+        """The numbers of the pieces of one length; the first one is by itself."""
+        found: dict[tuple[int, bool], list[int]] = {}
+        for number, (start, stop) in enumerate(self.pieces):
+            found.setdefault((stop - start, not number), []).append(number)
+        return list(found.values())
 
 
 class Result(NamedTuple):
@@ -104,7 +111,7 @@ class Stage:
         self.loops: list[Loop] = []
         self._numbers: dict[tuple[AxisKey, int], int] = {}
         self.results = self._results(values)
-        self.classes = Classes()
+        self.classes = Classes(self._walk, self._count)
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
         self._contracted: list[tuple[int, Factor, int]] = [
@@ -288,34 +295,23 @@ class Stage:
         family, index = self.index(number)
         key = self._key(family, index)
         starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
-        return self.classes.recipe(key, self._count(key), starts, self._walk(key))
+        return self.classes.recipe(key, starts)
 
     def alike(self) -> Iterator[Alike]:
         """All shards, in groups that are walked once each."""
         first = 0
         for family in self.families:
             loops = [self.loops[k] for k in family.loops]
-            # A family of one shard has no loops, and a place all the same.
-            sizes = [len(loop.pieces) for loop in loops] or [1]
-            index = np.unravel_index(np.arange(family.size), sizes)
-            starts = np.zeros((family.size, len(loops)), np.int64)
-            kinds = np.zeros(family.size, np.int64)
-            for k, loop in enumerate(loops):
-                begins = np.asarray([start for start, _ in loop.pieces])
-                lengths = np.asarray([stop - start for start, stop in loop.pieces])
-                starts[:, k] = begins[index[k]]
-                # What is written depends on which pieces are the first ones.
-                _, kind = np.unique(2 * lengths + (begins > 0), return_inverse=True)
-                kinds = kinds * int(np.max(kind) + 1) + kind[index[k]]
-            _, firsts, which = np.unique(kinds, return_index=True, return_inverse=True)
-            keys: dict[Equal, list[int]] = {}
-            for number, place in enumerate(firsts.tolist()):
-                at = {k: int(index[n][place]) for n, k in enumerate(family.loops)}
-                keys.setdefault(self._key(family, at), []).append(number)
-            for key, members in keys.items():
-                [own] = np.nonzero(np.isin(which, members))
-                walk, count = self._walk(key), self._count(key)
-                found = self.classes.alike(key, count, own, starts[own], walk)
+            begins = [np.asarray([start for start, _ in n.pieces]) for n in loops]
+            every = np.arange(family.size).reshape([len(n) for n in begins])
+            for kinds in itertools.product(*(loop.kinds() for loop in loops)):
+                numbers = every[np.ix_(*kinds)].ravel()
+                index = np.unravel_index(numbers, every.shape or 1)
+                starts = np.zeros((len(numbers), len(loops)), np.int64)
+                for k, begin in enumerate(begins):
+                    starts[:, k] = begin[index[k]]
+                at = {k: kind[0] for k, kind in zip(family.loops, kinds, strict=True)}
+                found = self.classes.alike(self._key(family, at), numbers, starts)
                 yield from (
                     each._replace(numbers=first + each.numbers) for each in found
                 )
@@ -331,37 +327,33 @@ class Stage:
         lengths = tuple(stop - start for start, stop in intervals)
         return Equal(family.loops, lengths, self.written(family, index))
 
-    def _walk(self, key: Equal) -> Walk:
+    def _walk(
+        self, key: Equal, starts: Sequence[int]
+    ) -> tuple[list[Box | None], Recipe]:
         """From results back to inputs, for shards that have this in common."""
-
-        def walk(starts: Sequence[int]) -> tuple[list[Box | None], Recipe]:
-            pieces: dict[int | None, Interval] = {
-                k: (start, start + length)
-                for k, start, length in zip(key.loops, starts, key.lengths, strict=True)
-            }
-            contracted: dict[int, dict[Factor, Interval]] = {}
-            for node, factor, loop in self._contracted:
-                if loop in pieces:
-                    contracted.setdefault(node, {})[factor] = pieces[loop]
-            boxes = [
-                tuple(
-                    pieces.get(k, (0, size))
-                    for k, size in zip(result.axes, result.value.shape, strict=True)
-                )
-                if is_written
-                else None
-                for result, is_written in zip(self.results, key.written, strict=True)
-            ]
-            demands = [
-                None if box is None else (result.value, box)
-                for result, box in zip(self.results, boxes, strict=True)
-            ]
-            rules = self.analysis.rules
-            return boxes, trace_back(
-                self.backwards, rules, demands, self.reads, contracted
+        pieces: dict[int | None, Interval] = {
+            k: (start, start + length)
+            for k, start, length in zip(key.loops, starts, key.lengths, strict=True)
+        }
+        contracted: dict[int, dict[Factor, Interval]] = {}
+        for node, factor, loop in self._contracted:
+            if loop in pieces:
+                contracted.setdefault(node, {})[factor] = pieces[loop]
+        boxes = [
+            tuple(
+                pieces.get(k, (0, size))
+                for k, size in zip(result.axes, result.value.shape, strict=True)
             )
-
-        return walk
+            if is_written
+            else None
+            for result, is_written in zip(self.results, key.written, strict=True)
+        ]
+        demands = [
+            None if box is None else (result.value, box)
+            for result, box in zip(self.results, boxes, strict=True)
+        ]
+        rules = self.analysis.rules
+        return boxes, trace_back(self.backwards, rules, demands, self.reads, contracted)
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:
