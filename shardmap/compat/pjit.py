@@ -14,10 +14,13 @@ from shardmap._jax.types import PyTree
 __all__ = ["PartitionSpec", "pjit", "with_sharding_constraint"]
 
 
+_UNSPECIFIED: PyTree = object()
+
+
 def pjit(
     fun: Callable[..., PyTree],
-    in_axis_resources: PyTree = None,
-    out_axis_resources: PyTree = None,
+    in_axis_resources: PyTree = _UNSPECIFIED,
+    out_axis_resources: PyTree = _UNSPECIFIED,
     *args: int | Sequence[int],
     **kwargs: Any,
 ) -> "PartitionedFunction":
@@ -26,8 +29,8 @@ def pjit(
     Args:
       fun: the function.
       in_axis_resources: a pytree prefix of the tuple of arguments, of partition specs;
-        None: replicated.
-      out_axis_resources: the same for the result.
+        None: replicated. Left out: those of the arguments.
+      out_axis_resources: the same for the result. Left out: XLA chooses.
       *args: further parameters of `jax.jit`: ``static_argnums``, ``donate_argnums``.
       **kwargs: the same, by name; ``in_shardings``, ``out_shardings`` as in `jax.jit`.
 
@@ -39,8 +42,10 @@ def pjit(
     """
     for name, value in zip(("static_argnums", "donate_argnums"), args, strict=False):
         kwargs[name] = value
-    kwargs.setdefault("in_shardings", _replicated(in_axis_resources))
-    kwargs.setdefault("out_shardings", _replicated(out_axis_resources))
+    if in_axis_resources is not _UNSPECIFIED:
+        kwargs["in_shardings"] = _replicated(in_axis_resources)
+    if out_axis_resources is not _UNSPECIFIED:
+        kwargs["out_shardings"] = _replicated(out_axis_resources)
     return PartitionedFunction(fun, kwargs)
 
 
@@ -62,10 +67,12 @@ class PartitionedFunction:
     def _on_mesh(self) -> jax.stages.Wrapped:
         mesh = current_mesh()
         if mesh not in self._made:
-            options = dict(self._options)
-            for name in ("in_shardings", "out_shardings"):
-                options[name] = _on(mesh, options[name])
-            self._made[mesh] = jax.jit(self._fun, **options)
+            shardings = {
+                name: _on(mesh, value)
+                for name, value in self._options.items()
+                if name in ("in_shardings", "out_shardings")
+            }
+            self._made[mesh] = jax.jit(self._fun, **self._options | shardings)
         return self._made[mesh]
 
 

@@ -38,6 +38,14 @@ def test_none_is_replicated_and_positions_are_those_of_pjit(mesh):
     assert x.is_deleted()
 
 
+@pytest.mark.filterwarnings("ignore:`with mesh.*:DeprecationWarning")
+def test_without_in_specs_arguments_keep_their_shardings(mesh):
+    f = pjit(lambda x: 2 * x, out_shardings=P("x"))
+    x = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(mesh, P("x")))
+    with mesh:
+        assert f(x).sharding.is_equivalent_to(x.sharding, 1)
+
+
 def test_without_a_mesh_shardings_say_where(mesh):
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     f = pjit(lambda x: 2 * x, in_shardings=sharding, out_shardings=sharding)
