@@ -26,7 +26,6 @@ ROOMS = [
     "plan.lax.indexed",
     "plan.lax",
     "plan.run",
-    "plan.executors",
     "plan.in_slices",
     "plan.memory",
     "plan.inside",

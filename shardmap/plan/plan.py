@@ -28,9 +28,6 @@ from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.executors.engines import engine_of
-from shardmap.plan.executors.to_dask import to_dask
-from shardmap.plan.executors.traffic import Traffic, traffic
 from shardmap.plan.in_slices import InSlices
 from shardmap.plan.labels import Labels, named_cuts, without_labels
 from shardmap.plan.memory.plan_peak import plan_peak
@@ -38,6 +35,8 @@ from shardmap.plan.run.cut_program import CutProgram, in_order
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards, index_of
+from shardmap.plan.run.to_dask import to_dask
+from shardmap.plan.run.traffic import Traffic, traffic
 from shardmap.units import bytes_of, check_bool, integer_of, shown
 
 
@@ -453,20 +452,18 @@ class ShardPlan:
         if executor is None and max_in_flight is None and self._memory is not None:
             if 2 * self.peak_bytes > self._memory:
                 max_in_flight = 1
-        with engine_of(executor, max_in_flight or 1) as (engine, pool):
-            made = run(
-                self._cut_program,
-                self._arrays(args, kwargs),
-                self._bare(out),
-                engine=engine,
-                executor=pool,
-                max_in_flight=max_in_flight,
-                progress=progress,
-                retries=retries,
-                checkpoint=checkpoint,
-                scratch=scratch,
-                task=task,
-                trims=self._memory is not None,
-            )
+        made = run(
+            self._cut_program,
+            self._arrays(args, kwargs),
+            self._bare(out),
+            executor=executor,
+            max_in_flight=max_in_flight,
+            progress=progress,
+            retries=retries,
+            checkpoint=checkpoint,
+            scratch=scratch,
+            task=task,
+            trims=self._memory is not None,
+        )
         gives_result = task is None or task[0] == task[1] - 1
         return self._labelled(made) if gives_result else None

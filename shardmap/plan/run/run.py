@@ -6,8 +6,13 @@ that the same plan gives the same bytes each time.
 
 import contextlib
 import ctypes
+import importlib
+import math
 import os
+import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,15 +21,22 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.run.array_job import ArrayJob, place_in_job
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.dask import DaskWorkers, is_client
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.scratch import checked, scratch_arrays
 from shardmap.plan.run.out import outputs
-from shardmap.plan.run.progress import progress_bar
-from shardmap.plan.run.shards import Accumulator
-from shardmap.plan.run.workers import Workers
+from shardmap.plan.run.own_processes import own_processes
+from shardmap.plan.run.processes import ProcessWorkers, RayExecutor, is_ray
+from shardmap.plan.run.shards import Accumulator, Shard
+from shardmap.plan.run.tasks import Task
+from shardmap.plan.run.workers import LocalWorkers, ThreadWorkers, Workers
+from shardmap.units import size
 
-SECONDS = 0.05
+TRIM_SECONDS = 0.05
 """The least time between two calls of glibc, which take a few milliseconds."""
+
+LINE_SECONDS = 1.0
+"""The least time between two lines of progress."""
 
 
 def run(
@@ -32,53 +44,52 @@ def run(
     args: tuple[PyTree, ...],
     out: PyTree,
     *,
-    engine: type[Workers],
     executor: Any,
     max_in_flight: int | None,
     progress: bool,
     retries: int,
     checkpoint: str | os.PathLike[str] | None,
-    scratch: Any = None,
-    task: Any = None,
-    trims: bool = False,
+    scratch: Any,
+    task: Any,
+    trims: bool,
 ) -> PyTree:
     """See `ShardPlan.run`.
 
     Args:
-      engine: the kind of workers.
-      executor: what they use.
       trims: whether to give back what the allocator keeps of freed memory.
     """
     own = None if task is None else place_in_job(task)
     if own and checkpoint is None:
         raise ValueError("task needs checkpoint, the folder that all tasks share")
-    leaves = cut_program.leaves(args)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise TypeError(
-            "plan.run reads and writes arrays on the host, and cannot run inside "
-            "jax.jit, jax.grad, jax.vmap or another transformation: use sm.chunked, "
-            "which takes the same in_slices"
-        )
-    places = outputs(cut_program, out, leaves)
-    leaves = list(map(sliceable, leaves))
-    saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
-    given = {value: array for value, array in places if value}
-    job = ArrayJob(cut_program, leaves, own, saved) if own and saved else None
-    scratch = cut_program.scratch if scratch is None else checked(scratch)
     with contextlib.ExitStack() as stack:
+        engine, pool = stack.enter_context(_engine(executor, max_in_flight or 1))
+        leaves = cut_program.leaves(args)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise TypeError(
+                "plan.run reads and writes arrays on the host, and cannot run inside "
+                "jax.jit, jax.grad, jax.vmap or another transformation: use "
+                "sm.chunked, which takes the same in_slices"
+            )
+        places = outputs(cut_program, out, leaves)
+        given = {value: array for value, array in places if value}
+        leaves = list(map(sliceable, leaves))
+        saved = job = None
+        if checkpoint is not None:
+            saved = Checkpoint(checkpoint, cut_program, leaves)
+            job = ArrayJob(cut_program, leaves, own, saved) if own else None
+        scratch = cut_program.scratch if scratch is None else checked(scratch)
         kept_there = scratch_arrays(cut_program, None if job else scratch)
         arrays, remove = stack.enter_context(kept_there)
         acc = job or Accumulator(cut_program, {**given, **arrays})
-        work = engine(executor, cut_program, leaves, acc, saved is not None)
+        work = engine(pool, cut_program, leaves, acc, saved is not None)
         numbers = [
             job.numbers(stage) if job else range(stage.num_shards)
             for stage in cut_program.stages
         ]
-        total = sum(map(len, numbers))
         step = None
         if progress:
-            step = stack.enter_context(progress_bar(cut_program, total))
-        ahead = max_in_flight or work.ahead
+            bar = _progress(cut_program, sum(map(len, numbers)))
+            step = stack.enter_context(bar)
         trim, trimmed = _trim_of_glibc() if trims else None, time.monotonic()
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
@@ -86,10 +97,10 @@ def run(
             if work.apart:
                 acc.flush()
             tasks = work.tasks(stage, numbers[place])
-            for done in work.run(tasks, ahead, retries, saved):
+            for done in work.run(tasks, max_in_flight or work.ahead, retries, saved):
                 if step and not done.needs:
                     step(done)
-                if trim and time.monotonic() - trimmed > SECONDS:
+                if trim and time.monotonic() - trimmed > TRIM_SECONDS:
                     trim(0)
                     trimmed = time.monotonic()
             if job:
@@ -103,16 +114,82 @@ def run(
         job.put_into(acc)
     results = []
     for made, (first, array) in zip(acc.outputs(), places, strict=True):
-        # What stands for no value of its own was not written while shards ran: a
-        # constant, or a value that is in ``out`` at another place already.
+        # Constants, and values that are in ``out`` at another place already, were not
+        # written while shards ran.
         if array is not None and first is None:
             array[...] = made
         results.append(made if array is None else array)
     return jax.tree.unflatten(cut_program.out_tree, results)
 
 
+@contextlib.contextmanager
+def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
+    """The kind of workers for an executor, and the executor that they use.
+
+    Args:
+      executor: what was given to `ShardPlan.run`.
+      readers: how many threads read shards if it is None.
+
+    Raises:
+      TypeError: it cannot run shards.
+    """
+    if executor is None:
+        with ThreadPoolExecutor(readers) as pool:
+            yield LocalWorkers, pool
+    elif isinstance(executor, int) and not isinstance(executor, bool) and executor > 0:
+        with own_processes(executor) as processes:
+            yield ProcessWorkers, processes
+    elif isinstance(executor, ThreadPoolExecutor):
+        yield ThreadWorkers, executor
+    elif is_client(executor):
+        yield DaskWorkers, executor
+    elif is_ray(executor):
+        yield ProcessWorkers, RayExecutor(executor)
+    elif isinstance(executor, Executor):
+        yield ProcessWorkers, executor
+    else:
+        raise TypeError(
+            "executor must be None, a number of processes, a "
+            "concurrent.futures.Executor or a distributed.Client, got "
+            f"{executor!r} of type {type(executor).__name__}"
+        )
+
+
+@contextlib.contextmanager
+def _progress(cut_program: CutProgram, total: int) -> Iterator[Callable[[Task], None]]:
+    """Shows on stderr how many of ``total`` shards are done; call it with each of them.
+
+    It is a bar of tqdm, or lines of text without tqdm.
+    """
+    try:
+        bar = importlib.import_module("tqdm.auto").tqdm(total=total, unit="shard")
+    except ImportError:
+        bar = None
+    done, nbytes, start, last = 0, 0, time.monotonic(), -math.inf
+
+    def step(task: Task) -> None:
+        nonlocal done, nbytes, last
+        done += 1
+        nbytes += Shard(cut_program, task.stage, task.number).nbytes
+        now = time.monotonic()
+        seconds = max(now - start, 1e-9)
+        stage = f"stage {task.stage.number}"
+        moved = f"{size(nbytes)}, {size(round(nbytes / seconds))}/s"
+        if bar is not None:
+            bar.set_description(stage, refresh=False)
+            bar.set_postfix_str(moved, refresh=False)
+            bar.update()
+        elif done == total or now - last >= LINE_SECONDS:
+            last, left = now, seconds / done * (total - done)
+            text = f"{stage}: {done} of {total} shards, {moved}, {left:.0f} s left"
+            print(text, file=sys.stderr, flush=True)
+
+    with contextlib.nullcontext() if bar is None else bar:
+        yield step
+
+
 def _trim_of_glibc() -> Any:
-    """The function of glibc that gives back freed memory, which it keeps; None if none.
+    """The function of glibc that gives back the freed memory it keeps; None if none.
 
     That can be several times what a shard holds.
     """

@@ -12,8 +12,8 @@ from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
-from shardmap.plan.executors.dask import DaskTasks
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.dask import DaskTasks
 from shardmap.plan.run.shards import Accumulator, Shard
 from shardmap.plan.run.tasks import all_tasks
 

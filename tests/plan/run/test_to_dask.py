@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardmap.plan.plan import plan
-from tests.plan.executors.test_engines import W, X, assert_bytes, mapped, score
+from tests.plan.run.test_engines import W, X, assert_bytes, mapped, score
 
 
 def test_arrays_of_dask_come_out(tmp_path):

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from shardmap.plan.executors.own_processes import share_of
 from shardmap.plan.plan import plan
+from shardmap.plan.run.own_processes import share_of
 from tests import command_line
-from tests.plan.executors.test_engines import W, X, assert_bytes, mapped, score
+from tests.plan.run.test_engines import W, X, assert_bytes, mapped, score
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 

@@ -16,7 +16,6 @@ import pytest
 
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
-from shardmap.plan.executors.engines import engine_of
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
@@ -359,6 +358,7 @@ def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_cl
     assert got.tobytes() == made.run(X).tobytes()
 
 
-def test_what_runs_nothing_is_refused():
+def test_what_runs_nothing_is_refused(made, tmp_path):
     with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
-        engine_of({}).__enter__()
+        made.run(X, W, executor={}, checkpoint=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()

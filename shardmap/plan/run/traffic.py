@@ -8,11 +8,11 @@ from shardmap.arrays.sources.registry import Away
 from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.executors.processes import RemoteAccess
 from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked, scratch_sinks
 from shardmap.plan.run.out import outputs
+from shardmap.plan.run.processes import RemoteAccess
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
 

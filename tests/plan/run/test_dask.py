@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 from shardmap.plan.plan import plan
-from tests.plan.executors.test_engines import mapped
 from tests.plan.plan_programs import reals
+from tests.plan.run.test_engines import mapped
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 

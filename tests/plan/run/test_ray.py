@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from shardmap.plan.executors.processes import RayExecutor, is_ray
+from shardmap.plan.run.processes import RayExecutor, is_ray
 
 
 class Remote:
@@ -41,7 +41,7 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 import sys
 import numpy as np
 from shardmap.plan.plan import plan
-from tests.plan.executors.test_engines import W, X, assert_bytes, score
+from tests.plan.run.test_engines import W, X, assert_bytes, score
 x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
 x[:] = X
 made = plan(score, x, W, in_slices=({0: 8}, None))
@@ -67,7 +67,7 @@ import sys
 import numpy as np
 from mpi4py.futures import MPIPoolExecutor
 from shardmap.plan.plan import plan
-from tests.plan.executors.test_engines import W, X, assert_bytes, score
+from tests.plan.run.test_engines import W, X, assert_bytes, score
 if __name__ == "__main__":
     x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
     x[:] = X

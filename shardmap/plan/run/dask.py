@@ -14,7 +14,7 @@ import numpy as np
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.executors.processes import ProcessWorkers
+from shardmap.plan.run.processes import ProcessWorkers
 from shardmap.plan.run.shards import Shard
 from shardmap.plan.run.tasks import Spec, Task, all_tasks, run_fold
 

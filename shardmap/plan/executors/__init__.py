@@ -1,1 +1,0 @@
-"""Running shards in other processes and on other machines."""
