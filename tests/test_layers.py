@@ -1,6 +1,7 @@
 """Who imports whom, and that what leans on how JAX is made is in one folder."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -66,6 +67,7 @@ def _without_types(tree):
     return _NoTypes().visit(tree)
 
 
+@functools.cache
 def imports(source):
     """The modules of this package that a file imports, `__init__` for its root.
 

@@ -35,7 +35,7 @@ def printed(program, devices, tmp_path):
     return result.stdout.splitlines()
 
 
-@pytest.mark.parametrize("devices", ["1", "8"])
+@pytest.mark.parametrize("devices", ["1", pytest.param("8", marks=pytest.mark.deep)])
 def test_the_blocks_run_as_pasted(devices, tmp_path):
     assert len(BLOCKS) == 5
     assert all(expected(block) for block in BLOCKS)

@@ -12,7 +12,6 @@ from tests.explain.caught import catching, looked_at
 from tests.test_docs import FLAGS, PAGES, as_doctest
 from tests.test_examples import SMALL
 
-QUICK = {"nesting.md"}
 # What they run is told elsewhere: other processes, or no maps.
 EXAMPLES = ["heat", "population", "data_parallel"]
 TESTS = [
@@ -24,21 +23,15 @@ TESTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if page.name in QUICK else pytest.mark.deep)
-        for page in PAGES
-    ],
-    ids=lambda page: page.name,
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_of_the_maps_of_a_page(page):
     test = as_doctest(page.read_text(), page.name)
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     with catching() as caught, jax.numpy_rank_promotion("allow"):  # As users run them.
         # Its names stay: the maps are traced once more.
         runner.run(test, out=lambda text: None, clear_globs=False)
-    if page.name in QUICK:
+    if page.name == "nesting.md":
         assert len(caught) >= 5
     if caught:
         with jax.numpy_rank_promotion("allow"):

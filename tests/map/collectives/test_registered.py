@@ -39,6 +39,7 @@ def test_all_elements_are_in_the_product(spmap, pprod):
         np.testing.assert_array_equal(use(TWOS), np.full(16, 65536))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", [1, 17])
 @both_lowerings
 def test_of_axes_of_any_length(spmap, pprod, size):
@@ -68,6 +69,7 @@ PLACES = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("place", PLACES)
 @both_lowerings
 def test_wherever_it_is_used(spmap, pprod, place):
@@ -79,6 +81,7 @@ def test_wherever_it_is_used(spmap, pprod, place):
     assert_same(spmap(body, "i")(x), expected)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_derivatives_of_the_map(spmap, pprod):
     def loss(map_, x):
@@ -90,6 +93,7 @@ def test_derivatives_of_the_map(spmap, pprod):
         assert_same(derivative(functools.partial(loss, spmap))(x), expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("names", [("x",), ("y",), ("x", "y"), ("y", "x")])
 def test_of_several_axes(pprod, names):
     def build(map_):
@@ -136,6 +140,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("combiner", OPERATORS)
 def test_each_combiner(combiner):
     own_p = Primitive(f"own_{combiner}")

@@ -75,7 +75,9 @@ LOSSES = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("derivative", [jax.grad, jax.hessian])
+@pytest.mark.parametrize(
+    "derivative", [jax.grad, pytest.param(jax.hessian, marks=pytest.mark.deep)]
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_derivatives_of_a_final_sum(name, derivative):
     """The cotangent of a result that all elements have alike comes before them all."""
@@ -95,6 +97,7 @@ def test_derivatives_of_a_final_sum(name, derivative):
     assert_close(derivatives(mapped), derivatives(jax.vmap))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("place", ["default", "mesh", "both loop", "spmd"])
 def test_a_weight_that_nested_maps_share_has_a_gradient(place):
     mesh = sm.make_mesh({"a": 2, "b": 4})

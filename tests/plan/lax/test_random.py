@@ -85,7 +85,9 @@ SUMS_OF_NOISE = {
 }
 
 
-@pytest.mark.parametrize("name", SUMS_OF_NOISE)
+@pytest.mark.parametrize(
+    "name", [pytest.param("bootstrap", marks=pytest.mark.deep), "places"]
+)
 def test_cuts_begin_at_random_numbers_that_do_not_fit(name):
     fun, args = SUMS_OF_NOISE[name]
     made = plan(fun, *args, memory="200 kB")

@@ -24,11 +24,14 @@ from tests.plan.run.checks import W, X
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 
 
-def spawned(count=2):
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+def spawned():
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-ENGINES = ["here", "threads", "processes", "loky", "dask"]
+ENGINES = [
+    *("here", "threads", "processes", "dask"),
+    pytest.param("loky", marks=pytest.mark.deep),  # As the other pool of processes.
+]
 
 
 @pytest.fixture(params=ENGINES, scope="module")
@@ -314,7 +317,7 @@ def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
     want = eight.run(X, W)
     assert_bytes(eight.run(x, W, executor=dask_client), want)
     x = scripted("16-kill")
-    with spawned(1) as pool, pytest.raises(ShardError, match="checkpoint= keeps"):
+    with spawned() as pool, pytest.raises(ShardError, match="checkpoint= keeps"):
         eight.run(x, W, executor=pool, checkpoint=tmp_path / "done")
     x = scripted("40-kill")
     loky = pytest.importorskip("loky", reason="the engine under test")
