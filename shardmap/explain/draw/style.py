@@ -85,6 +85,7 @@ _RULES = """
   & .warning { border-left: 3px solid var(--warning); background: var(--panel);
     border-radius: 0 6px 6px 0; padding: 8px 14px; margin: 10px 0; }
   & details { margin: 8px 0; }
+  & details[open] { margin-bottom: 24px; }
   & summary { cursor: pointer; }
   & summary:focus-visible, & .scrolling:focus-visible {
     outline: 2px solid var(--accent); outline-offset: 2px; }

@@ -269,3 +269,11 @@ def test_the_page_in_a_browser(scheme, tmp_path):
         planted = zip(FAULTS.items(), found[len(good) :], strict=True)
         for (css, said), report in planted:
             assert any(said in finding for finding in report["findings"]), css
+
+
+def test_a_picture_for_arrays_of_several_shapes_names_its_own():
+    mesh = sm.make_mesh({"i": 8})
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+    arrays = [jax.device_put(np.ones(8 * n, np.float32), cut) for n in range(1, 10)]
+    page = sm.explain(lambda xs: [x + 1 for x in xs])(arrays)._repr_html_()
+    assert "<p>Of <code>xs[0]</code>:</p>" in page
