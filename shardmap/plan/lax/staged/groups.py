@@ -7,6 +7,7 @@ rows once, whatever the number of groups. Elementwise operations on the results,
 their stack, become operations on all groups at once.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Aval, Params
+from shardmap._jax.types import Params
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.nodes import (
     Graph,
@@ -51,40 +52,41 @@ METHODS = {"add": "add", "max": "max", "min": "min", "mul": "multiply"}
 
 
 class _Rows(NamedTuple):
-    """A value that takes known places of one axis of another value.
+    """A value whose rows are made one by one of known places of another value's axis.
 
     Attributes:
-      source: the other value.
-      axis: its axis.
-      places: the bytes of the places, as 64-bit integers.
-      squeezed: whether it takes one place, and has no such axis.
+      first: the first value that is made the same way, of whatever places.
+      axis: the axis.
+      size: how many places there are.
+      places: the bytes of those taken, as 64-bit integers.
     """
 
-    source: Value
+    first: Value
     axis: int
+    size: int
     places: bytes
-    squeezed: bool = False
 
     @property
-    def length(self) -> int:
-        return len(self.places) // 8
+    def numbers(self) -> np.ndarray:
+        return np.frombuffer(self.places, np.int64)
 
 
 class _Groups:
-    """Reductions of one value over places of an axis; no two share a place.
+    """Reductions of values that are made the same way; no two share a place.
 
     Attributes:
       nodes: the reductions.
+      rows: what the first of them reduces.
       labels: the number of the reduction of each place, -1 where there is none.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, rows: _Rows) -> None:
         self.nodes: list[Node] = []
-        self.labels = np.full(size, -1, np.int32)
+        self.rows = rows
+        self.labels = np.full(rows.size, -1, np.int32)
 
-    def add(self, node: Node, rows: _Rows) -> bool:
+    def add(self, node: Node, places: np.ndarray) -> bool:
         """Adds a reduction, or returns False if it shares a place with another one."""
-        places = np.frombuffer(rows.places, np.int64)
         if (self.labels[places] >= 0).any():
             return False
         self.labels[places] = len(self.nodes)
@@ -97,7 +99,7 @@ class _Groups:
 
 
 class Grouping:
-    """Finds the reductions of a graph over parts of an axis.
+    """Finds the reductions of a graph over parts of an axis, and writes them as groups.
 
     Args:
       graph: the graph, which is not changed yet.
@@ -106,251 +108,231 @@ class Grouping:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._rows: dict[Value, _Rows] = {}
-        # Nodes that are not in the graph, as by `_node`.
-        self._made: dict[Any, Value] = {}
-        self._missing: set[Node] = set()
-        self._stacked: dict[Node, Value] = {}
-        self._found: dict[tuple[Value, int, Any], list[_Groups]] = {}
+        # The reductions that become groups, and their numbers there.
+        self._groups: dict[Node, tuple[_Groups, int]] = {}
+        # What was written: rows of all places, all groups, each group, stacks.
+        self._whole: dict[Value, Operand] = {}
+        self._made: dict[_Groups, tuple[Value, int]] = {}
+        self._single: dict[Value, tuple[Value, int]] = {}
+        self._stacks: dict[Any, Operand | None] = {}
         if sum(node.primitive in COMBINERS for node in graph.nodes) < FEWEST:
             return
+        first: dict[Any, Value] = {}
+        found: dict[Any, list[_Groups]] = {}
+        users: dict[Value, list[Node]] = {}
         for node in graph.nodes:
-            graph.source, graph.source_info = node.source, node.source_info
-            if not self._follow(node) and node.primitive in COMBINERS:
-                self._group(node)
-        if self._seed():
-            for node in graph.nodes:
-                if node.outs and node.outs[0] not in self._rows:
-                    self._follow(node)
+            for v in node.ins:
+                if isinstance(v, Value) and v in self._rows:
+                    users.setdefault(v, []).append(node)
+            if node.primitive in COMBINERS:
+                self._group(node, found)
+            elif rows := self._taken(node, first) or self._elementwise(node, first):
+                self._rows[node.outs[0]] = rows
+        for groups in itertools.chain(*found.values()):
+            if groups.are_worth_it() and not self._are_read(groups.nodes, users):
+                self._groups |= {n: (groups, k) for k, n in enumerate(groups.nodes)}
 
     def written(self, node: Node) -> Sequence[Operand] | None:
         """What takes the place of a node of the graph; None: it stays."""
-        if node in self._stacked:
-            self._add(self._stacked[node])
-            return [self._stacked[node]]
-        rows = self._rows.get(node.outs[0]) if node.primitive in COMBINERS else None
-        if rows is None:
+        if node in self._groups:
+            return self._one_group(node)
+        if node.primitive is p.concatenate_p and self._single:
+            axis, [shape] = node.params["dimension"], node.out_shapes
+            joined = self._stacked(node.ins, axis, shape)
+            return None if joined is None else [joined]
+        return None
+
+    def _rows_of(self, operand: Operand) -> _Rows | None:
+        return self._rows.get(operand) if isinstance(operand, Value) else None
+
+    def _taken(self, node: Node, first: dict[Any, Value]) -> _Rows | None:
+        """Rows that are taken of a value, or of other rows of it.
+
+        Args:
+          node: the node.
+          first: how rows are made -> the first value that is made so.
+        """
+        found = _places(node)
+        if found is None:
             return None
-        self._add(rows.source)
-        [out], axis, shape = node.outs, rows.axis, rows.source.shape
-        [number] = np.frombuffer(rows.places, np.int64).tolist()
+        source, axis, places = found
+        before = self._rows_of(source)
+        if before is None:
+            value = first.setdefault((source, axis), node.outs[0])
+            return _Rows(value, axis, source.shape[axis], places.tobytes())
+        if before.axis != axis:
+            return None
+        return before._replace(places=before.numbers[places].tobytes())
+
+    def _elementwise(self, node: Node, first: dict[Any, Value]) -> _Rows | None:
+        """Rows that an elementwise operation makes of rows of the same places."""
+        if node.primitive not in pointwise.RULES or len(node.outs) > 1:
+            return None
+        found: list[_Rows] = []
+        made: list[Any] = [node.primitive, _frozen(node.params)]
+        for v in node.ins:
+            rows, scalar = self._rows_of(v), scalar_of(v)
+            if rows is not None and v.shape == node.out_shapes[0]:
+                found.append(rows)
+                made.append(rows.first)
+            elif scalar is not None:
+                made.append(_key(scalar))
+            else:
+                return None
+        if len({rows[1:] for rows in found}) != 1:
+            return None
+        return found[0]._replace(first=first.setdefault(tuple(made), node.outs[0]))
+
+    def _group(self, node: Node, found: dict[Any, list[_Groups]]) -> None:
+        """Puts a reduction to those that reduce what is made the same way."""
+        rows, axes = self._rows_of(node.ins[0]), node.params["axes"]
+        if rows is None or rows.axis not in axes or node.outs[0].aval.dtype == bool:
+            return
+        places = rows.numbers
+        if len(np.unique(places)) < len(places):
+            return
+        own = found.setdefault((rows.first, node.primitive, axes), [])
+        if not any(groups.add(node, places) for groups in own):
+            own.append(_Groups(rows))
+            own[-1].add(node, places)
+
+    def _are_read(
+        self, reductions: Sequence[Node], users: Mapping[Value, Sequence[Node]]
+    ) -> bool:
+        """Whether something else reads the rows of reductions, as a deviation does."""
+        values = [node.ins[0] for node in reductions]
+        while values:
+            value = values.pop()
+            if not isinstance(value, Value) or value not in self._rows:
+                continue
+            for user in users[value]:
+                if user.outs[0] not in self._rows and user.primitive not in COMBINERS:
+                    return True
+            if value.producer is not None:
+                values += value.producer.ins
+        return False
+
+    def _one_group(self, node: Node) -> Sequence[Operand]:
+        """Adds one of the groups, the first one behind all of them."""
+        groups, number = self._groups[node]
+        if groups not in self._made:
+            self._made[groups] = self._all_groups(node, groups)
+        source, axis = self._made[groups]
+        shape = source.shape
         params: Params = {
             "start_indices": tuple(number * (k == axis) for k in range(len(shape))),
             "limit_indices": (*shape[:axis], number + 1, *shape[axis + 1 :]),
             "strides": None,
         }
-        aval = out.aval.update(shape=(*shape[:axis], 1, *shape[axis + 1 :]))
-        [row] = self._graph.add(p.slice_p, params, [rows.source], [aval])
-        return self._graph.add(p.squeeze_p, {"dimensions": (axis,)}, [row], [out.aval])
+        aval = source.aval.update(shape=(*shape[:axis], 1, *shape[axis + 1 :]))
+        [row] = self._graph.add(p.slice_p, params, [source], [aval])
+        own = [out.aval for out in node.outs]
+        [made] = self._graph.add(p.squeeze_p, {"dimensions": (axis,)}, [row], own)
+        self._single[made] = source, number
+        return [made]
 
-    def _follow(self, node: Node) -> bool:
-        """Whether a node makes rows of a value."""
-        if node.primitive in pointwise.RULES:
-            rows = self._elementwise(node)
-        elif node.primitive is p.broadcast_in_dim_p:
-            rows = self._expanded(node)
-        elif node.primitive is p.concatenate_p:
-            rows = None
-            self._stack(node)
-        else:
-            rows = self._taken(node)
-        if rows is not None:
-            self._rows[node.outs[0]] = rows
-        return rows is not None
+    def _all_groups(self, node: Node, groups: _Groups) -> tuple[Value, int]:
+        """Adds all groups, and returns the axis that they are on."""
+        source, axis = self._of_all(groups.rows.first), groups.rows.axis
+        if others := tuple(k for k in node.params["axes"] if k != axis):
+            shape = tuple(n for k, n in enumerate(source.shape) if k not in others)
+            params = {**node.params, "axes": others}
+            aval = source.aval.update(shape=shape)
+            [source] = self._graph.add(node.primitive, params, [source], [aval])
+            axis -= sum(k < axis for k in others)
+        count = len(groups.nodes)
+        params = {
+            "axis": axis,
+            "combiner": COMBINERS[node.primitive],
+            "count": count,
+            "labels": groups.labels.tobytes(),
+        }
+        shape = (*source.shape[:axis], count, *source.shape[axis + 1 :])
+        aval = source.aval.update(shape=shape)
+        [made] = self._graph.add(GROUPED, params, [source], [aval])
+        return made, axis
 
-    def _rows_at(self, operand: Operand) -> _Rows | None:
-        return self._rows.get(operand) if isinstance(operand, Value) else None
+    def _of_all(self, value: Operand) -> Operand:
+        """Adds what makes the rows of a value, for all places."""
+        rows = self._rows_of(value)
+        assert rows is not None
+        if rows.first not in self._whole:
+            node, shape, axis = rows.first.producer, rows.first.shape, rows.axis
+            assert node is not None
+            [made, *_] = node.ins
+            if node.primitive in pointwise.RULES:
+                shape = (*shape[:axis], rows.size, *shape[axis + 1 :])
+                ins = [
+                    self._of_all(v) if self._rows_of(v) else self._spread(v, shape)
+                    for v in node.ins
+                ]
+                aval = rows.first.aval.update(shape=shape)
+                [made] = self._graph.add(node.primitive, node.params, ins, [aval])
+            self._whole[rows.first] = made
+        return self._whole[rows.first]
 
-    def _taken(self, node: Node) -> _Rows | None:
-        """Rows that are taken of a value, or of other rows of it."""
-        found = _places(node)
-        if found is None:
-            return None
-        (axis, places), source = found, node.ins[0]
-        assert isinstance(source, Value)
-        before = self._rows.get(source)
-        if before is None:
-            return _Rows(source, axis, places.tobytes())
-        if before.axis != axis or before.squeezed:
-            return None
-        places = np.frombuffer(before.places, np.int64)[places]
-        return before._replace(places=places.tobytes())
-
-    def _elementwise(self, node: Node) -> _Rows | None:
-        """An elementwise operation on rows gives rows of the operation on all."""
-        [out, *more], shape = node.outs, node.out_shapes[0]
-        taken = [rows for v in node.ins if (rows := self._rows_at(v)) is not None]
-        if not taken or more or len({rows[1:] for rows in taken}) > 1:
-            return None
-        whole = taken[0].source.shape
-        ins: list[Operand] = []
-        for operand in node.ins:
-            rows, scalar = self._rows_at(operand), scalar_of(operand)
-            if rows is not None and operand.shape == shape:
-                if rows.source.shape != whole:
-                    return None
-                ins.append(rows.source)
-            elif scalar is None:
-                return None
-            else:
-                ins.append(self._spread(scalar, whole) if operand.shape else scalar)
-        aval = out.aval.update(shape=whole)
-        source = self._node(node.primitive, node.params, ins, aval)
-        return taken[0]._replace(source=source)
-
-    def _expanded(self, node: Node) -> _Rows | None:
-        """A row that gets back its axis, as in a stack."""
-        rows, [shape] = self._rows_at(node.ins[0]), node.out_shapes
-        if rows is None or not rows.squeezed:
-            return None
-        others = [k for k in range(len(rows.source.shape)) if k != rows.axis]
-        whole = (*shape[: rows.axis], rows.length, *shape[rows.axis + 1 :])
-        if [*node.params["broadcast_dimensions"]] != others or shape != whole:
-            return None
-        return rows._replace(squeezed=False)
-
-    def _stack(self, node: Node) -> None:
-        """Notes a concatenation of all rows of a value, one after the other."""
-        axis = node.params["dimension"]
-        found = [rows for v in node.ins if (rows := self._rows_at(v)) is not None]
-        if len(found) < len(node.ins) or any(
-            r.squeezed or r.axis != axis for r in found
-        ):
-            return
-        places = np.frombuffer(b"".join(rows.places for rows in found), np.int64)
-        size, shape = found[0].source.shape[axis], node.out_shapes[0]
-        if len(places) == size and (np.diff(places) == 1).all():
-            lengths = [rows.length for rows in found]
-            joined = self._joined([rows.source for rows in found], lengths, axis, shape)
-            if isinstance(joined, Value):
-                self._stacked[node] = joined
-
-    def _joined(
-        self,
-        values: Sequence[Operand],
-        lengths: Sequence[int],
-        axis: int,
-        shape: tuple[int, ...],
+    def _stacked(
+        self, values: Sequence[Operand], axis: int, shape: tuple[int, ...]
     ) -> Operand | None:
-        """What has ``lengths[k]`` rows of value ``k``, if these differ in numbers."""
-        first = values[0]
-        if all(_key(value) == _key(first) for value in values):
-            return first
-        scalars = [scalar_of(value) for value in values]
-        numbers = [each.value for each in scalars if isinstance(each, Scalar)]
-        if len(numbers) == len(values):
-            row = np.repeat(np.asarray(numbers, first.aval.dtype), lengths)
-            return self._spread(self._graph.constant(row), shape, (axis,))
-        nodes = [node for value in values if (node := self._maker(value)) is not None]
-        alike = {(node.primitive, _frozen(node.params)) for node in nodes}
-        if len(nodes) < len(values) or len(alike) > 1:
-            return None
-        ins = [
-            joined
-            for column in zip(*(node.ins for node in nodes), strict=True)
-            if (joined := self._joined(column, lengths, axis, shape)) is not None
-        ]
-        if len(ins) < len(nodes[0].ins):
-            return None
-        return self._node(nodes[0].primitive, nodes[0].params, ins, first.aval)
+        """Adds what is made of all groups as each value is of one; None: they differ.
 
-    def _maker(self, operand: Operand) -> Node | None:
-        """The node of a value that is not in the graph."""
-        node = operand.producer if isinstance(operand, Value) else None
-        return node if node in self._missing else None
+        Args:
+          values: the values, with the axis of groups, of size 1 there, or without it.
+          axis: the axis.
+          shape: of the result.
+        """
+        key = axis, shape, tuple(map(_key, values))
+        if key not in self._stacks:
+            self._stacks[key] = self._stack(values, axis, shape)
+        return self._stacks[key]
+
+    def _stack(
+        self, values: Sequence[Operand], axis: int, shape: tuple[int, ...]
+    ) -> Operand | None:
+        single = [self._single.get(v) for v in values if isinstance(v, Value)]
+        if single and single[0] is not None:
+            source = single[0][0]
+            in_order = single == [(source, k) for k in range(shape[axis])]
+            return source if in_order and source.shape == shape else None
+        scalars = [v for v in map(scalar_of, values) if v is not None]
+        if len(scalars) == len(values) and len({*map(_key, scalars)}) == 1:
+            return self._spread(values[0], shape)
+        numbers = [v.value for v in scalars if isinstance(v, Scalar)]
+        if len(numbers) == len(values):
+            row = np.asarray(numbers, values[0].aval.dtype)
+            return self._spread(self._graph.constant(row), shape, (axis,))
+        nodes = [v.producer for v in values if isinstance(v, Value) and v.producer]
+        if len(nodes) < len(values):
+            return None
+        node = nodes[0]
+        if len({(each.primitive, _frozen(each.params)) for each in nodes}) > 1:
+            return None
+        columns = [*zip(*(each.ins for each in nodes), strict=True)]
+        if node.primitive is p.broadcast_in_dim_p:
+            # The values get back the axis of groups, as in `jax.numpy.stack`.
+            one = (*shape[:axis], 1, *shape[axis + 1 :])
+            others = [k for k in range(len(shape)) if k != axis]
+            adds_axis = [*node.params["broadcast_dimensions"]] == others
+            if not adds_axis or node.out_shapes != [one]:
+                return None
+            return self._stacked(columns[0], axis, shape)
+        if node.primitive not in pointwise.RULES or len(node.outs) > 1:
+            return None
+        ins = [self._stacked(column, axis, shape) for column in columns]
+        found = [v for v in ins if v is not None]
+        if len(found) < len(ins):
+            return None
+        aval = node.outs[0].aval.update(shape=shape)
+        return self._graph.add(node.primitive, node.params, found, [aval])[0]
 
     def _spread(
         self, operand: Operand, shape: tuple[int, ...], dimensions: tuple[int, ...] = ()
     ) -> Value:
-        params = {
-            "broadcast_dimensions": dimensions,
-            "shape": shape,
-            "sharding": None,
-        }
-        aval = operand.aval.update(shape=shape)
-        return self._node(p.broadcast_in_dim_p, params, [operand], aval)
-
-    def _node(
-        self, primitive: Any, params: Params, ins: Sequence[Operand], aval: Aval
-    ) -> Value:
-        """The result of a node that is not in the graph; equal ones are the same."""
-        key = primitive, _frozen(params), tuple(map(_key, ins))
-        if key not in self._made:
-            node = self._graph.node(primitive, params, ins, [aval])
-            [self._made[key]] = node.outs
-            self._missing.add(node)
-        return self._made[key]
-
-    def _add(self, value: Value) -> None:
-        """Adds what a value is made of, as far as it is not in the graph."""
-        node = self._maker(value)
-        if node is None:
-            return
-        self._missing.remove(node)
-        for operand in node.ins:
-            if isinstance(operand, Value):
-                self._add(operand)
-        self._graph.nodes.append(node)
-
-    def _group(self, node: Node) -> None:
-        """Puts a reduction to those that reduce the same value the same way."""
-        rows, axes = self._rows_at(node.ins[0]), node.params["axes"]
-        if rows is None or rows.axis not in axes or node.outs[0].aval.dtype == bool:
-            return
-        if len(np.unique(np.frombuffer(rows.places, np.int64))) < rows.length:
-            return
-        source, axis = rows.source, rows.axis
-        others = tuple(k for k in axes if k != axis)
-        if others:
-            shape = tuple(n for k, n in enumerate(source.shape) if k not in others)
-            params = {**node.params, "axes": others}
-            aval = source.aval.update(shape=shape)
-            source = self._node(node.primitive, params, [source], aval)
-            axis -= sum(k < axis for k in others)
-        own = self._found.setdefault((source, axis, node.primitive), [])
-        if not any(groups.add(node, rows) for groups in own):
-            own.append(_Groups(source.shape[axis]))
-            own[-1].add(node, rows)
-
-    def _seed(self) -> bool:
-        """Whether there are groups; each is then a row of what all of them make."""
-        users: dict[Operand, list[Node]] = {}
-        for node in self._graph.nodes:
-            for operand in filter(self._rows_at, node.ins):
-                users.setdefault(operand, []).append(node)
-        for (source, axis, primitive), found in self._found.items():
-            for groups in found:
-                if not groups.are_worth_it() or self._stay(groups.nodes, users):
-                    continue
-                count, first = len(groups.nodes), groups.nodes[0]
-                graph = self._graph
-                graph.source, graph.source_info = first.source, first.source_info
-                shape = (*source.shape[:axis], count, *source.shape[axis + 1 :])
-                params = {
-                    "axis": axis,
-                    "combiner": COMBINERS[primitive],
-                    "count": count,
-                    "labels": groups.labels.tobytes(),
-                }
-                aval = source.aval.update(shape=shape)
-                made = self._node(GROUPED, params, [source], aval)
-                for number, node in enumerate(groups.nodes):
-                    place = np.int64(number).tobytes()
-                    self._rows[node.outs[0]] = _Rows(made, axis, place, squeezed=True)
-        return bool(self._rows)
-
-    def _stay(
-        self, reductions: Sequence[Node], users: Mapping[Operand, Sequence[Node]]
-    ) -> bool:
-        """Whether something else reads the rows of reductions, as a deviation does."""
-        rows = [node.ins[0] for node in reductions]
-        while rows:
-            value = rows.pop()
-            for user in users.get(value, ()):
-                if user.outs[0] not in self._rows and user.primitive not in COMBINERS:
-                    return True
-            if isinstance(value, Value) and value.producer is not None:
-                rows += filter(self._rows_at, value.producer.ins)
-        return False
+        """Adds one number in all places of a shape, or a row of them along an axis."""
+        source = scalar_of(operand) or operand
+        params = {"broadcast_dimensions": dimensions, "shape": shape, "sharding": None}
+        aval = source.aval.update(shape=shape)
+        return self._graph.add(p.broadcast_in_dim_p, params, [source], [aval])[0]
 
 
 def _frozen(params: Params) -> tuple[tuple[str, Any], ...]:
@@ -363,39 +345,37 @@ def _key(operand: Operand) -> Any:
     return operand
 
 
-def _places(node: Node) -> tuple[int, np.ndarray] | None:
-    """The one axis of its operand of which a node takes known places, and these."""
-    if not node.ins or not isinstance(node.ins[0], Value):
+def _places(node: Node) -> tuple[Value, int, np.ndarray] | None:
+    """What a node takes known places of one axis of, that axis and the places."""
+    params = node.params
+    if not node.ins or not isinstance(source := node.ins[0], Value):
         return None
-    shape = node.in_shapes[0]
+    shape = source.shape
     if node.primitive is p.slice_p:
-        params = node.params
         cut = [k for k, n in enumerate(node.out_shapes[0]) if n != shape[k]]
         if len(cut) != 1:
             return None
         [axis] = cut
         step = params["strides"][axis] if params["strides"] else 1
         ends = params["start_indices"][axis], params["limit_indices"][axis]
-        places = np.arange(*ends, step, dtype=np.int64)
-    elif node.primitive is p.gather_p:
-        numbers = node.params["dimension_numbers"]
-        if len(numbers.start_index_map) != 1 or len(node.in_shapes[1]) != 2:
-            return None
-        [axis] = numbers.start_index_map
-        if (
-            tuple(numbers.collapsed_slice_dims) != (axis,)
-            or tuple(numbers.offset_dims)
-            != tuple(k for k in range(len(shape)) if k != axis)
-            or tuple(node.params["slice_sizes"])
-            != (*shape[:axis], 1, *shape[axis + 1 :])
-            or (known := evaluated(node.ins[1])) is None
-        ):
-            return None
-        places = known[:, 0].astype(np.int64)
-    else:
+        return source, axis, np.arange(*ends, step, dtype=np.int64)
+    if node.primitive is not p.gather_p or len(node.in_shapes[1]) != 2:
         return None
-    inside = len(places) and places.min() >= 0 and places.max() < shape[axis]
-    return (axis, places) if inside else None
+    numbers = params["dimension_numbers"]
+    gone, others = [*numbers.collapsed_slice_dims], [*numbers.offset_dims]
+    if len(gone) != 1 or gone != [*numbers.start_index_map]:
+        return None
+    [axis] = gone
+    taken = (*shape[:axis], 1, *shape[axis + 1 :])
+    if others != [k for k in range(len(shape)) if k != axis]:
+        return None
+    if tuple(params["slice_sizes"]) != taken:
+        return None
+    if (known := evaluated(node.ins[1])) is None or not len(known):
+        return None
+    places = known[:, 0].astype(np.int64)
+    inside = places.min() >= 0 and places.max() < shape[axis]
+    return (source, axis, places) if inside else None
 
 
 def scattered(graph: Graph, node: Node, cuts: Sequence[Cut]) -> Sequence[Operand]:
