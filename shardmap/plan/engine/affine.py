@@ -219,9 +219,6 @@ class Affine:
             return bool(gap == 0)
         return gap >= 0 and not gap >= 1
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __bool__(self) -> bool:
         return self != 0
 
@@ -229,11 +226,6 @@ class Affine:
         """The value, for which from now on only starts count that give the same."""
         _ = self == self.value
         return self.value
-
-    __int__ = __index__
-
-    def __float__(self) -> float:
-        return float(int(self))
 
     def __hash__(self) -> int:
         return hash(int(self))

@@ -6,10 +6,8 @@ from typing import Any
 import jax
 
 from shardmap._jax.types import Atom, Aval
-from shardmap.plan.engine.nodes import Refused, Value
+from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, volume
-
-IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def is_key(aval: Aval) -> bool:
@@ -23,25 +21,17 @@ def data_aval(aval: Aval) -> Aval:
     return aval
 
 
+def key_impl(aval: Aval) -> Any:
+    """What `jax.random.wrap_key_data` takes as ``impl``, None for what is no key."""
+    return _impl_of(aval.dtype) if is_key(aval) else None
+
+
 @functools.cache
-def _names() -> dict[Any, str]:
-    return {
-        jax.eval_shape(functools.partial(jax.random.key, impl=name), 0).dtype: name
-        for name in IMPLEMENTATIONS
-    }
-
-
-def key_impl(aval: Aval) -> str | None:
-    """The name of the implementation, None for what is no key.
-
-    Raises:
-      Refused: JAX does not know the implementation by name.
-    """
-    if not is_key(aval):
-        return None
-    if aval.dtype not in _names():
-        raise Refused(f"keys of the type {aval.dtype} have no known implementation")
-    return _names()[aval.dtype]
+def _impl_of(dtype: Any) -> Any:
+    found: list[Any] = []
+    key = jax.ShapeDtypeStruct((), dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
+    return found[0]
 
 
 def itemsize(aval: Aval) -> int:

@@ -5,6 +5,7 @@ is in the table that `flatten` gets.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -18,6 +19,7 @@ from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitiv
 from shardmap._jax.walk import constants_of, opened
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Value:
     """What one variable of a jaxpr stands for.
 
@@ -26,15 +28,15 @@ class Value:
       constant: the array that the function closed over, if it is one.
     """
 
-    __slots__ = ("aval", "constant", "number", "producer", "shape")
+    number: int
+    aval: Aval
+    producer: "Node | None" = None
+    constant: Any = None
+    shape: tuple[int, ...] = field(init=False)
 
-    def __init__(self, number: int, aval: Aval) -> None:
-        self.number = number
-        self.aval = aval
-        self.producer: Node | None = None
-        self.constant: Any = None
+    def __post_init__(self) -> None:
         # Shapes may hold NumPy integers, which are no ints.
-        self.shape = tuple(map(int, aval.shape))
+        self.shape = tuple(map(int, self.aval.shape))
 
     @property
     def size(self) -> int:
@@ -55,6 +57,7 @@ class Scalar(NamedTuple):
 Operand: TypeAlias = Value | Scalar
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Node:
     """One equation.
 
@@ -67,34 +70,16 @@ class Node:
       source_info: the same as JAX keeps it, for the equations that come of this one.
     """
 
-    __slots__ = (
-        "ins",
-        "number",
-        "outs",
-        "params",
-        "primitive",
-        "source",
-        "source_info",
-    )
+    number: int
+    primitive: Any
+    params: Params
+    ins: tuple[Operand, ...]
+    outs: tuple[Value, ...]
+    source: str
+    source_info: SourceInfo | None = None
 
-    def __init__(
-        self,
-        number: int,
-        primitive: Hashable,
-        params: Params,
-        ins: Sequence[Operand],
-        outs: Sequence[Value],
-        source: str,
-        source_info: SourceInfo | None = None,
-    ) -> None:
-        self.number = number
-        self.primitive: Any = primitive
-        self.params = params
-        self.ins = tuple(ins)
-        self.outs = tuple(outs)
-        self.source = source
-        self.source_info = source_info
-        for out in outs:
+    def __post_init__(self) -> None:
+        for out in self.outs:
             out.producer = self
 
     @property
@@ -133,8 +118,8 @@ class Graph:
       source_info: the same as JAX keeps it.
     """
 
-    def __init__(self, calls: "Calls | None" = None) -> None:
-        self.calls = calls or Calls({}, {})
+    def __init__(self, calls: "Calls") -> None:
+        self.calls = calls
         self.effects: list[Value] = []
         self.inputs: list[Value] = []
         self.constants: dict[Value, Any] = {}
@@ -159,9 +144,9 @@ class Graph:
         out_avals: Iterable[Aval],
     ) -> Node:
         """An equation that is not in the graph yet."""
-        outs = [self.value(aval) for aval in out_avals]
+        outs = tuple(self.value(aval) for aval in out_avals)
         return Node(
-            *(len(self.nodes), primitive, params, ins, outs),
+            *(len(self.nodes), primitive, params, tuple(ins), outs),
             *(self.source, self.source_info),
         )
 

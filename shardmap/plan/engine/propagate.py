@@ -369,16 +369,12 @@ class Analysis:
                 needed.setdefault(value, set()).add(self.level[value])
         for node in reversed(self.graph.nodes):
             cheap = self.rules[node.number].cheap
+            keep = self._is_long if cheap else self.work.worth_keeping
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
                 if len(stages) > 1 and out not in self.kept:
-                    times = len(stages) - 1
-                    if (
-                        self._is_long(out, times)
-                        if cheap
-                        else self.work.worth_keeping(out, times)
-                    ):
+                    if keep(out, len(stages) - 1):
                         self.kept[out] = None
                 levels |= {self.level[out]} if out in self.kept else stages
             shared_out = self.rules[node.number].shared_out

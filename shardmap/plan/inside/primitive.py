@@ -141,8 +141,7 @@ def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     ]
     if not any(traced):
         return jaxpr, []
-    held = list(compress(jaxpr.consts, traced))
-    known = list(compress(jaxpr.consts, [not flag for flag in traced]))
+    held, known = split(traced, jaxpr.consts)
     own = len(jaxpr.in_avals)
 
     def fun(*operands: Any) -> list[Any]:
@@ -194,6 +193,12 @@ def _evaluate(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)
 
 
+def split(which: Sequence[bool], values: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The values with a flag, and those without: what `merge` puts together."""
+    pairs = list(zip(which, values, strict=True))
+    return [v for flag, v in pairs if flag], [v for flag, v in pairs if not flag]
+
+
 def merge(which: Sequence[bool], yes: Iterable[Any], no: Iterable[Any]) -> list[Any]:
     """What is in ``yes`` and in ``no``, in the order that ``which`` says."""
     yes_left, no_left = iter(yes), iter(no)
@@ -214,20 +219,20 @@ def _jvp_rule(
 ) -> tuple[list[Any], list[Any]]:
     results = chunked_p.bind(*primals, jaxpr=jaxpr, asked=asked, options=options)
     moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
-    stays = [not flag for flag in moves]
     smooth = list(map(is_inexact, jaxpr.out_avals))
 
     # What is shown is so once, by the function itself.
     quiet = silent(jaxpr)
 
     def tangent_function(*operands: Any) -> list[Any]:
-        values, along = operands[: len(moves)], operands[len(moves) :]
+        along = list(operands[len(moves) :])
+        moving, rest = split(moves, operands[: len(moves)])
 
         def of_moving(*moving: Any) -> list[Any]:
-            found = _evaluate(quiet, merge(moves, moving, compress(values, stays)))
+            found = _evaluate(quiet, merge(moves, moving, rest))
             return list(compress(found, smooth))
 
-        return jax.jvp(of_moving, list(compress(values, moves)), list(along))[1]
+        return jax.jvp(of_moving, moving, along)[1]
 
     operands = [*primals, *compress(tangents, moves)]
     cuts = (*asked, *compress(asked, moves))
@@ -248,27 +253,24 @@ def _transpose_rule(
     options: Options,
 ) -> list[Any]:
     linear = list(map(ad.is_undefined_primal, operands))
-    fixed = [not flag for flag in linear]
     given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
-    known = list(compress(operands, fixed))
+    moving, known = split(linear, operands)
     # As they are: inside `jax.shard_map` they say which devices differ in them.
-    avals = [operand.aval for operand in compress(operands, linear)]
+    avals = [operand.aval for operand in moving]
 
     def transposed(*operands: Any) -> Sequence[Any]:
-        known, cts = operands[: sum(fixed)], operands[sum(fixed) :]
+        values, cts = operands[: len(known)], operands[len(known) :]
 
         def of_linear(*moving: Any) -> list[Any]:
-            found = _evaluate(jaxpr, merge(linear, moving, known))
+            found = _evaluate(jaxpr, merge(linear, moving, values))
             return list(compress(found, given))
 
         return jax.linear_transpose(of_linear, *avals)(list(cts))
 
-    cuts = (
-        *compress(asked, fixed),
-        *compress(cuts_of_results(jaxpr, asked, options), given),
-    )
+    _, cuts = split(linear, asked)
+    cuts += compress(cuts_of_results(jaxpr, asked, options), given)
     operands = (*known, *compress(cotangents, given))
-    found = bind(transposed, operands, cuts, options)
+    found = bind(transposed, operands, tuple(cuts), options)
     return merge(linear, found, [None] * len(known))
 
 
