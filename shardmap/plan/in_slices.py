@@ -1,6 +1,7 @@
 """What users write in ``in_slices``, checked and brought to one form."""
 
 import bisect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,162 +13,6 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.stores import borders
 from shardmap.plan.engine.rules import UNCUT, Cut
 from shardmap.units import Auto, integer_of
-
-
-def cuts_at(who: str, asked: "Asked") -> list[list[Cut]]:
-    """Cuts at points that are known.
-
-    Args:
-      who: the function that was called.
-      asked: the points.
-
-    Raises:
-      ValueError: some are to be chosen.
-    """
-
-    def cut(leaf: int, axis: int, points: Points | Auto) -> Cut:
-        if isinstance(points, Auto):
-            raise ValueError(f"{who}: a cut that is AUTO needs memory=, such as '2 GB'")
-        return Cut(points, False, frozenset({(leaf, axis)})) if points else UNCUT
-
-    return [
-        [cut(k, axis, points) for axis, points in enumerate(row)]
-        for k, row in enumerate(asked)
-    ]
-
-
-def result_cuts(out_slices: "InSlices", results: PyTree) -> list[list[Cut]]:
-    """The cuts of each axis of each leaf of the results."""
-    leaves = jax.tree.leaves(results)
-    asked = asked_points("plan", out_slices, results, leaves, "results", "out_slices")
-    # They come from no argument.
-    return [
-        [cut._replace(origins=frozenset()) for cut in row]
-        for row in cuts_at("plan", asked)
-    ]
-
-
-def asked_points(
-    who: str,
-    in_slices: "InSlices",
-    args: PyTree,
-    avals: Sequence[Any],
-    what: str = "args",
-    option: str = "in_slices",
-) -> "Asked":
-    """For each axis of each leaf, the points of its cut, or `AUTO`.
-
-    Args:
-      who: the function that was called.
-      in_slices: what was asked for.
-      args: what is to be cut.
-      avals: its leaves.
-      what: its name.
-      option: the name of ``in_slices``.
-
-    Raises:
-      TypeError: something in ``in_slices`` is no cut.
-      ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
-    """
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    one = what == "args" and len(args) == 1
-    if isinstance(in_slices, dict) and _names(in_slices) and one:
-        in_slices = (in_slices,)  # Of the one argument, a dict.
-    specs = _spread(in_slices, args, option)
-    assert len(specs) == len(avals)
-    problems: list[str] = []
-    asked: list[tuple[Points | Auto, ...]] = []
-    kinds: set[type] = set()
-    leaves = jax.tree.leaves(args)
-    for path, spec, leaf, aval in zip(paths, specs, leaves, avals, strict=True):
-        shape = np.shape(aval)
-        name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
-        row: list[Points | Auto] = [()] * len(shape)
-        for axis, cut in _items(spec, shape):
-            try:
-                number = _axis(axis, len(shape))
-                row[number] = (
-                    cut
-                    if isinstance(cut, Auto)
-                    else cut_points(cut, shape[number], borders(leaf, number))
-                )
-            except (TypeError, ValueError) as error:
-                kinds.add(type(error))
-                problems.append(f"* {name}, axis {axis}: {error}")
-        asked.append(tuple(row))
-    if problems:
-        kind = TypeError if kinds == {TypeError} else ValueError
-        raise kind(
-            f"{who} cannot cut {_NAMES[what]} as {option} says:\n"
-            + "\n".join(problems)
-            + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
-            "(start, stop) pairs or slices, Pieces(length), AS_CHUNKED, or EACH."
-        ) from None
-    return tuple(asked)
-
-
-_NAMES = {"args": "the arguments", "results": "the results"}
-
-
-def _names(spec: Mapping[Any, Any]) -> bool:
-    return any(not isinstance(key, int | np.integer) for key in spec)
-
-
-def _axis(axis: object, rank: int) -> int:
-    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise TypeError(f"an axis must be an int, got {axis!r}")
-    if not -rank <= axis < rank:
-        raise ValueError(f"there are only {rank} axes")
-    return int(axis) % rank
-
-
-def _items(spec: "LeafCuts", shape: Sequence[int]) -> list[tuple[int, "AxisCut"]]:
-    if spec is None:
-        return []
-    if isinstance(spec, _Each):
-        return [(axis, EACH) for axis in range(len(shape))]
-    return list(spec.items())
-
-
-def _spread(spec: Any, tree: PyTree, where: str) -> list["LeafCuts"]:
-    """One spec per leaf of ``tree``, of which ``spec`` is a prefix."""
-    children = _children(tree)
-    count = len(jax.tree.leaves(tree))
-    if children is None or spec is None or isinstance(spec, _Each):
-        if children is None and not (spec is None or isinstance(spec, dict | _Each)):
-            raise TypeError(
-                f"{where} is {spec!r}, but stands for one array: give None, EACH or a "
-                "dict {axis: cut}"
-            )
-        return [spec] * count
-    if isinstance(spec, dict):
-        if isinstance(tree, dict) and set(spec) == set(tree):
-            return [
-                found
-                for key in sorted(tree)
-                for found in _spread(spec[key], tree[key], f"{where}[{key!r}]")
-            ]
-        if all(isinstance(key, int | np.integer) for key in spec):
-            return [spec] * count
-        raise ValueError(f"{where} has the keys {list(spec)}, the arguments have not")
-    if not isinstance(spec, tuple | list) or len(spec) != len(children):
-        raise ValueError(
-            f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
-            f"{len(children)} of them, one for each part of the arguments, got {spec!r}"
-        )
-    return [
-        found
-        for k, (part, child) in enumerate(zip(spec, children, strict=True))
-        for found in _spread(part, child, f"{where}[{k}]")
-    ]
-
-
-def _children(tree: PyTree) -> list[PyTree] | None:
-    """The parts of a container, None for a leaf."""
-    children, treedef = jax.tree.flatten(tree, is_leaf=lambda part: part is not tree)
-    if jax.tree_util.treedef_is_leaf(treedef):
-        return None
-    return children
 
 
 class _Each:
@@ -209,9 +54,7 @@ class Pieces:
     length: int
 
     def __post_init__(self) -> None:
-        length = integer_of("the length of pieces", self.length)
-        if length < 1:
-            raise ValueError(f"the length of pieces must be at least 1, got {length}")
+        integer_of("the length of pieces", self.length, least=1)
 
 
 class _AsChunked:
@@ -253,12 +96,159 @@ LeafCuts: TypeAlias = Mapping[int, AxisCut] | _Each | None
 Points: TypeAlias = tuple[int, ...]
 """Where an axis is cut: ascending, without its ends."""
 
-
 Asked: TypeAlias = tuple[tuple[Points | Auto, ...], ...]
 """For each axis of each leaf: where it is cut, or that this is to be chosen."""
 
 InSlices: TypeAlias = LeafCuts | Sequence[Any] | Mapping[Any, Any]
 """What users write: `LeafCuts` in a prefix of the arguments' pytree."""
+
+
+def asked_points(
+    who: str,
+    in_slices: InSlices,
+    args: PyTree,
+    avals: Sequence[Any],
+    what: str = "args",
+    option: str = "in_slices",
+) -> Asked:
+    """For each axis of each leaf, the points of its cut, or `AUTO`.
+
+    Args:
+      who: the function that was called.
+      in_slices: what was asked for.
+      args: what is to be cut.
+      avals: its leaves.
+      what: its name.
+      option: the name of ``in_slices``.
+
+    Raises:
+      TypeError: something in ``in_slices`` is no cut.
+      ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    one = what == "args" and len(args) == 1
+    if isinstance(in_slices, dict) and not _has_axes(in_slices) and one:
+        in_slices = (in_slices,)  # Of the one argument, a dict.
+    specs = _spread(in_slices, args, option)
+    assert len(specs) == len(avals)
+    problems: list[str] = []
+    asked: list[tuple[Points | Auto, ...]] = []
+    kinds: set[type] = set()
+    leaves = jax.tree.leaves(args)
+    for path, spec, leaf, aval in zip(paths, specs, leaves, avals, strict=True):
+        shape = np.shape(aval)
+        name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
+        row: list[Points | Auto] = [()] * len(shape)
+        if isinstance(spec, _Each):
+            spec = dict.fromkeys(range(len(shape)), EACH)
+        for axis, cut in (spec or {}).items():
+            try:
+                number = _axis(axis, len(shape))
+                row[number] = (
+                    cut
+                    if isinstance(cut, Auto)
+                    else cut_points(cut, shape[number], borders(leaf, number))
+                )
+            except (TypeError, ValueError) as error:
+                kinds.add(type(error))
+                problems.append(f"* {name}, axis {axis}: {error}")
+        asked.append(tuple(row))
+    if problems:
+        kind = TypeError if kinds == {TypeError} else ValueError
+        whole = "the arguments" if what == "args" else "the results"
+        raise kind(
+            f"{who} cannot cut {whole} as {option} says:\n"
+            + "\n".join(problems)
+            + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
+            "(start, stop) pairs or slices, Pieces(length), AS_CHUNKED, or EACH."
+        ) from None
+    return tuple(asked)
+
+
+def _has_axes(spec: Mapping[Any, Any]) -> bool:
+    """Whether a dict is one of axes, and not of the parts of a dict."""
+    return all(isinstance(key, int | np.integer) for key in spec)
+
+
+def _axis(axis: object, rank: int) -> int:
+    number = integer_of("an axis", axis)
+    if not -rank <= number < rank:
+        raise ValueError(f"there are only {rank} axes")
+    return number % rank
+
+
+def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
+    """One spec per leaf of ``tree``, of which ``spec`` is a prefix."""
+    children = _children(tree)
+    count = len(jax.tree.leaves(tree))
+    if children is None or spec is None or isinstance(spec, _Each):
+        if children is None and not (spec is None or isinstance(spec, dict | _Each)):
+            raise TypeError(
+                f"{where} is {spec!r}, but stands for one array: give None, EACH or a "
+                "dict {axis: cut}"
+            )
+        return [spec] * count
+    if isinstance(spec, dict):
+        if isinstance(tree, dict) and set(spec) == set(tree):
+            return [
+                found
+                for key in sorted(tree)
+                for found in _spread(spec[key], tree[key], f"{where}[{key!r}]")
+            ]
+        if _has_axes(spec):
+            return [spec] * count
+        raise ValueError(f"{where} has the keys {list(spec)}, the arguments have not")
+    if not isinstance(spec, tuple | list) or len(spec) != len(children):
+        raise ValueError(
+            f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
+            f"{len(children)} of them, one for each part of the arguments, got {spec!r}"
+        )
+    return [
+        found
+        for k, (part, child) in enumerate(zip(spec, children, strict=True))
+        for found in _spread(part, child, f"{where}[{k}]")
+    ]
+
+
+def _children(tree: PyTree) -> list[PyTree] | None:
+    """The parts of a container, None for a leaf."""
+    children, treedef = jax.tree.flatten(tree, is_leaf=lambda part: part is not tree)
+    if jax.tree_util.treedef_is_leaf(treedef):
+        return None
+    return children
+
+
+def cuts_at(who: str, asked: Asked) -> list[list[Cut]]:
+    """Cuts at points that are known.
+
+    Args:
+      who: the function that was called.
+      asked: the points.
+
+    Raises:
+      ValueError: some are to be chosen.
+    """
+
+    def cut(leaf: int, axis: int, points: Points | Auto) -> Cut:
+        if isinstance(points, Auto):
+            raise ValueError(f"{who}: a cut that is AUTO needs memory=, such as '2 GB'")
+        return Cut(points, False, frozenset({(leaf, axis)})) if points else UNCUT
+
+    return [
+        [cut(k, axis, points) for axis, points in enumerate(row)]
+        for k, row in enumerate(asked)
+    ]
+
+
+def result_cuts(out_slices: InSlices, results: PyTree) -> list[list[Cut]]:
+    """The cuts of each axis of each leaf of the results."""
+    leaves = jax.tree.leaves(results)
+    asked = asked_points("plan", out_slices, results, leaves, "results", "out_slices")
+    # They come from no argument.
+    return [
+        [cut._replace(origins=frozenset()) for cut in row]
+        for row in cuts_at("plan", asked)
+    ]
 
 
 def cut_points(
@@ -304,12 +294,11 @@ def cut_points(
     if isinstance(cut, range | slice):
         raise TypeError(
             f"{cut!r} is no cut: give the lengths of the pieces, such as "
-            f"{_halves(size)}, or [(0, {size // 2}), ({size // 2}, {size})]"
+            f"{size // 2, size - size // 2}, or [(0, {size // 2}), ({size // 2}, "
+            f"{size})]"
         )
     count = integer_of("a cut (a number, a tuple, a list, Pieces, EACH or AUTO)", cut)
-    if count < 1:
-        raise ValueError(f"a number of pieces must be at least 1, got {count}")
-    count = min(count, max(size, 1))
+    count = min(integer_of("a number of pieces", count, least=1), max(size, 1))
     quotient, larger = divmod(size, count)
     points = tuple(k * quotient + min(k, larger) for k in range(1, count))
     return points if chunks is None else _at_borders(points, chunks)
@@ -333,23 +322,15 @@ def _at_borders(points: Points, chunks: Points) -> Points:
     return tuple(found)
 
 
-def _halves(size: int) -> tuple[int, int]:
-    return size // 2, size - size // 2
-
-
 def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:
     lengths = [integer_of("a piece length", n) for n in cut]
-    if any(n < 0 for n in lengths) or sum(lengths) != size:
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"a piece length is negative in {cut}")
+    if sum(lengths) != size:
         raise ValueError(
             f"piece lengths {cut} sum to {sum(lengths)}, but the axis has size {size}"
-            if all(n >= 0 for n in lengths)
-            else f"a piece length is negative in {cut}"
         )
-    points, stop = set(), 0
-    for length in lengths:
-        stop += length
-        points.add(stop)
-    return tuple(sorted(points - {0, size}))
+    return tuple(sorted({*itertools.accumulate(lengths)} - {0, size}))
 
 
 def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
