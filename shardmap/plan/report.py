@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.trees import result_names
 from shardmap.plan.costs import choices, functions, repeated, told
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import nbytes
@@ -305,10 +304,8 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
 
 def _name(cut_program: CutProgram, value: Value) -> str:
     """An output by its path, another value by its place."""
-    names = result_names(cut_program.out_tree)
-    for name, output in zip(names, cut_program.graph.outputs, strict=True):
-        if output is value:
-            return name
+    if value in cut_program.output_names:
+        return cut_program.output_names[value]
     node = value.producer
     assert node is not None
     return f"the {node.name} of shape {value.shape} ({node.source})"

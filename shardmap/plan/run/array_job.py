@@ -19,10 +19,10 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.buffers import put
-from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.cut_program import CutProgram, spec
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.shards import Accumulator, Shard
-from shardmap.plan.run.tasks import Need, Target, Task, all_tasks, run_fold, spec
+from shardmap.plan.run.tasks import Need, Target, Task, all_tasks, run_fold
 from shardmap.units import integer_of
 
 LONGEST = 1.0

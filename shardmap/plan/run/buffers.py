@@ -16,7 +16,7 @@ from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, shape_of, slices
 
-FOLDED = 16
+ARITY = 16
 """How many partial results make one."""
 
 
@@ -99,7 +99,7 @@ class Fold:
             if node is not None:
                 nodes.append(node)
                 self._counts[level] += 1
-            whole = last or self._counts[level] == FOLDED
+            whole = last or self._counts[level] == ARITY
             if len(nodes) == self._at_once or (whole and len(nodes) > 1):
                 # The first one is somebody else's, if it was not made here.
                 own = self._counts[level] > len(nodes)
@@ -118,8 +118,8 @@ def depth(count: int) -> int:
     (0, 0, 1, 2)
     """
     found = 0
-    while count > FOLDED:
-        count, found = -(-count // FOLDED), found + 1
+    while count > ARITY:
+        count, found = -(-count // ARITY), found + 1
     return found
 
 

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from shardmap._jax.context import config_value
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.api.arguments import Static
 from shardmap.arrays.sources.labelled import plain
+from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.equal import likeness
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl, nbytes
 from shardmap.plan.engine.nodes import Value
@@ -25,6 +26,9 @@ from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtyp
 
 IN_MEMORY = 2**20
 """Up to how many bytes a value is kept in memory, even where there is `scratch`."""
+
+Spec: TypeAlias = tuple[tuple[int, ...], Any]
+"""The shape and dtype of an array."""
 
 
 def in_order(
@@ -41,15 +45,17 @@ def in_order(
     return (*own, named) if named else own
 
 
+def spec(value: Value, box: Box) -> Spec:
+    """The shape and dtype of a box of a value as it is stored."""
+    aval = data_aval(value.aval)
+    return shape_of(box) + tuple(aval.shape[len(box) :]), aval.dtype
+
+
 def arg_avals(recipe: Recipe) -> list[jax.ShapeDtypeStruct]:
     """What a shard's function takes: boxes as they are stored, and starts."""
-    found = []
-    for value, box in recipe.reads:
-        aval = data_aval(value.aval)
-        shape = shape_of(box) + tuple(aval.shape[len(box) :])
-        found.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    starts = recipe.starts
-    return [*found, jax.ShapeDtypeStruct((len(starts),), start_dtype(starts))]
+    specs = [spec(value, box) for value, box in recipe.reads]
+    specs.append(((len(recipe.starts),), start_dtype(recipe.starts)))
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs]
 
 
 class CutProgram:
@@ -101,6 +107,16 @@ class CutProgram:
     @property
     def num_shards(self) -> int:
         return sum(stage.num_shards for stage in self.stages)
+
+    @functools.cached_property
+    def output_names(self) -> dict[Value, str]:
+        """What messages call the values that the function returns."""
+        named = zip(self.graph.outputs, result_names(self.out_tree), strict=True)
+        found: dict[Value, str] = {}
+        for value, name in named:
+            if isinstance(value, Value):
+                found.setdefault(value, name)
+        return found
 
     @functools.cached_property
     def kept(self) -> list[list[Value]]:

@@ -14,9 +14,10 @@ import numpy as np
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
+from shardmap.plan.run.cut_program import Spec
 from shardmap.plan.run.processes import ProcessWorkers
 from shardmap.plan.run.shards import Shard
-from shardmap.plan.run.tasks import Spec, Task, all_tasks, run_fold
+from shardmap.plan.run.tasks import Task, all_tasks, run_fold
 
 SMALL = 2**10
 """Up to how many bytes an array travels with each task that needs it."""

@@ -61,16 +61,12 @@ class Shard:
 
     @property
     def in_slices(self) -> PyTree:
-        found: list[Any] = [None] * len(self._cut_program.graph.inputs)
-        places = {v: k for k, v in enumerate(self._cut_program.graph.inputs)}
+        inputs = self._cut_program.graph.inputs
+        parts: dict[Value, list[Any]] = {value: [] for value in inputs}
         for value, box in self.recipe.reads:
-            if value in places:
-                k = places[value]
-                if found[k] is None:
-                    found[k] = slices(box)
-                else:
-                    earlier = found[k] if isinstance(found[k], list) else [found[k]]
-                    found[k] = [*earlier, slices(box)]
+            if value in parts:
+                parts[value].append(slices(box))
+        found = [p if len(p) > 1 else next(iter(p), None) for p in parts.values()]
         return jax.tree.unflatten(self._cut_program.in_tree, found)
 
     def _of_outputs(self, made: dict[Value, Any]) -> PyTree:

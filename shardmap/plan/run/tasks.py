@@ -11,21 +11,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from shardmap.arrays.combining import identity
-from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import Box, shape_of
+from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.run.buffers import FOLDED, Fold, fold
-from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.buffers import ARITY, Fold, fold
+from shardmap.plan.run.cut_program import CutProgram, Spec, spec
 
 Target: TypeAlias = tuple[Box, str, Value]
 """The box of a value that a result is for, and how it is combined there."""
 
 Need: TypeAlias = tuple["Task", int]
 """A task, and which of its results another one needs."""
-
-Spec: TypeAlias = tuple[tuple[int, ...], Any]
-"""The shape and dtype of an array."""
 
 
 class Task(NamedTuple):
@@ -61,12 +57,6 @@ class Task(NamedTuple):
     def results(self) -> list[Spec]:
         """The shapes and dtypes of its results."""
         return [spec(value, box) for box, _, value in self.writes]
-
-
-def spec(value: Value, box: Box) -> Spec:
-    """The shape and dtype of a box of a value as it is stored."""
-    aval = data_aval(value.aval)
-    return shape_of(box) + tuple(aval.shape[len(box) :]), aval.dtype
 
 
 def run_fold(combiner: str, start: Spec | None, parts: Iterable[Any]) -> np.ndarray:
@@ -122,7 +112,7 @@ class _Tree:
         self._made: list[Task] = []
         self._tops: list[Need] = []
         self._numbers = itertools.count()
-        self._fold = Fold(write[1], count, combine=self._combine, at_once=FOLDED)
+        self._fold = Fold(write[1], count, combine=self._combine, at_once=ARITY)
 
     def add(self, part: Need) -> list[Task]:
         """The folds that can run after one more partial result."""

@@ -5,10 +5,8 @@ from typing import Any, NamedTuple
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.arrays.sources.registry import Away
-from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.keys import box_bytes
-from shardmap.plan.engine.nodes import Value
-from shardmap.plan.run.buffers import FOLDED
+from shardmap.plan.run.buffers import ARITY
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked, scratch_sinks
 from shardmap.plan.run.out import outputs
@@ -45,11 +43,8 @@ def traffic(
     given = {value: array for value, array in places if value}
     access = RemoteAccess(cut_program.graph.inputs, leaves, given)
     access.sinks.update(scratch_sinks(cut_program, scratch))
-    names = dict(zip(cut_program.graph.inputs, cut_program.names, strict=True))
-    results = result_names(cut_program.out_tree)
-    for name, output in zip(results, cut_program.graph.outputs, strict=True):
-        if isinstance(output, Value):
-            names.setdefault(output, name)
+    inputs = zip(cut_program.graph.inputs, cut_program.names, strict=True)
+    names = {**cut_program.output_names, **dict(inputs)}
     read: dict[tuple[str, str], float] = {}
     written: dict[tuple[str, str], float] = {}
     moved = {True: 0.0, False: 0.0}
@@ -74,8 +69,8 @@ def traffic(
                 name = names.get(value, "what later stages need")
                 there = access.write(box, combiner, value) is not None
                 how = "are written by the workers" if there else "come back"
-                if combiner != "insert" and cut_program.parts[value] > FOLDED:
-                    how += f", or a part where workers combine them: {FOLDED} into one"
+                if combiner != "insert" and cut_program.parts[value] > ARITY:
+                    how += f", or a part where workers combine them: {ARITY} into one"
                 elif not there and value in access.sinks:
                     how += ", as shards share cells of it: cut along its chunks"
                 note(written, name, how, there, weight * box_bytes(value, box))

@@ -9,7 +9,7 @@ import pytest
 from shardmap.arrays.combining import COMBINE_IN_NUMPY, identity
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.buffers import (
-    FOLDED,
+    ARITY,
     Fold,
     holds,
     put,
@@ -37,8 +37,8 @@ def test_largest_and_smallest_of_types_that_numpy_does_not_know(name):
 
 def tree(parts):
     """The sum of parts as a tree, by recursion from its definition."""
-    while len(parts) > FOLDED:
-        groups = [parts[k : k + FOLDED] for k in range(0, len(parts), FOLDED)]
+    while len(parts) > ARITY:
+        groups = [parts[k : k + ARITY] for k in range(0, len(parts), ARITY)]
         parts = [functools.reduce(np.add, group) for group in groups]
     return functools.reduce(np.add, parts, np.float32(0) * parts[0])
 
