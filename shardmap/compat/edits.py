@@ -38,7 +38,8 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
     'import jax.linear_util as lu -> import jax.extend.linear_util as lu'
     """
     if old.startswith("jax.Array."):
-        return ATTRIBUTES[old.removeprefix("jax.Array.")]
+        replacement, _ = ATTRIBUTES[old.removeprefix("jax.Array.")]
+        return replacement
     new = new_name(old)
     old_module, _, old_name = old.rpartition(".")
     renamed = f" as {asname}" if asname else ""

@@ -80,7 +80,7 @@ def id_tap(
     3 ()
     3
     """
-    host = _HostTap(tap_func, "device" if tap_with_device else "", _fixed(kwargs))
+    host = _HostTap(tap_func, tap_with_device, _fixed(kwargs))
     return _tap(host, arg, device_index, result=result)
 
 
@@ -190,19 +190,26 @@ def _fixed(kwargs: dict[str, object]) -> tuple[tuple[str, object], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _HostTap:
+class _Call:
     func: Callable[..., Any]
-    device_name: str
-    kwargs: tuple[tuple[str, object], ...]
+    with_device: bool
+    kwargs: tuple[tuple[str, object], ...] = ()
 
     @property
     def __name__(self) -> str:
         return getattr(self.func, "__name__", repr(self.func))
 
+    def named(self, device: jax.Device) -> dict[str, Any]:
+        """The keyword arguments of the host function."""
+        return {**dict(self.kwargs), **({"device": device} if self.with_device else {})}
+
+    def __call__(self, value: PyTree, device: jax.Device) -> PyTree:
+        return self.func(value, **self.named(device))
+
+
+class _HostTap(_Call):
     def __call__(self, value: PyTree, device: jax.Device) -> None:
-        named = dict(self.kwargs)
-        if self.device_name:
-            named[self.device_name] = device
+        named = self.named(device)
         # The oldest host functions take the transforms by name, or do not.
         if _accepts(self.func, value, (), **named):
             self.func(value, (), **named)
@@ -218,19 +225,6 @@ def _accepts(func: Callable[..., Any], *args: object, **kwargs: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    func: Callable[..., Any]
-    with_device: bool
-
-    @property
-    def __name__(self) -> str:
-        return getattr(self.func, "__name__", repr(self.func))
-
-    def __call__(self, value: PyTree, device: jax.Device) -> PyTree:
-        return self.func(value, device=device) if self.with_device else self.func(value)
 
 
 @dataclasses.dataclass(frozen=True)

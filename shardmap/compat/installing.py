@@ -16,7 +16,6 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import jax
-import numpy as np
 
 from shardmap._jax.context import ArrayType
 from shardmap.compat.edits import Use, caller, without_repetitions
@@ -31,7 +30,6 @@ from shardmap.compat.names import (
     value_of,
 )
 from shardmap.compat.sources import uses_in
-from shardmap.sharding.spec import spec_of, spec_to_indices
 
 _undo: list[Callable[[], None]] = []
 # The lines and names of each file that has used old names.
@@ -66,8 +64,8 @@ def install() -> None:
             _stand_in(name)
         for existing in there:
             _amend(existing, names[existing.__name__])
-        for name in ATTRIBUTES:
-            _give_arrays(name)
+        for name, (_, value) in ATTRIBUTES.items():
+            _give_arrays(name, value)
     except BaseException:
         uninstall()
         raise
@@ -168,12 +166,7 @@ def _amend(module: types.ModuleType, names: set[str]) -> None:
 
     for name in instead & space.keys():
         _undo.append(functools.partial(space.__setitem__, name, space.pop(name)))
-    space["__getattr__"] = attribute
-    _undo.append(
-        functools.partial(space.pop, "__getattr__", None)
-        if before is None
-        else functools.partial(space.__setitem__, "__getattr__", before)
-    )
+    _set(module, "__getattr__", attribute)
 
 
 def _has(module: types.ModuleType, name: str) -> bool:
@@ -182,33 +175,24 @@ def _has(module: types.ModuleType, name: str) -> bool:
         return hasattr(module, name)
 
 
-_ATTRIBUTES: dict[str, Callable[[jax.Array], Any]] = {
-    "copy_to_device": lambda x: functools.partial(jax.device_put, x),
-    "device_buffer": lambda x: x.addressable_data(0),
-    "device_buffers": lambda x: [shard.data for shard in x.addressable_shards],
-    "indices": lambda x: spec_to_indices(x.shape, spec_of(x)),
-    "one_replica_buffer_indices": lambda x: [
-        k for k, shard in enumerate(x.addressable_shards) if shard.replica_id == 0
-    ],
-    "sharding_spec": spec_of,
-    "to_py": lambda x: functools.partial(np.asarray, x),
-}
-
-
-def _give_arrays(name: str) -> None:
+def _give_arrays(name: str, value: Callable[[jax.Array], Any]) -> None:
     """Gives arrays a removed attribute."""
-    before = vars(ArrayType).get(name)
 
     def attribute(array: jax.Array) -> Any:
         _note(f"jax.Array.{name}")
-        return _ATTRIBUTES[name](array)
+        return value(array)
 
-    setattr(ArrayType, name, property(attribute))
+    _set(ArrayType, name, property(attribute))
+
+
+def _set(owner: Any, name: str, value: object) -> None:
+    """Sets an attribute, until `uninstall`."""
     _undo.append(
-        functools.partial(delattr, ArrayType, name)
-        if before is None
-        else functools.partial(setattr, ArrayType, name, before)
+        functools.partial(setattr, owner, name, vars(owner)[name])
+        if name in vars(owner)
+        else functools.partial(delattr, owner, name)
     )
+    setattr(owner, name, value)
 
 
 def _note(name: str) -> None:

@@ -162,8 +162,8 @@ class _Mapped:
         ways: dict[Hashable, _Way | None] = {}
         free = dict(around.shape)
         for name, size in sizes.items():
-            ways[name] = _way(name, self._resources.get(name), size, around)
-            ways[name] = way = _on_free(ways[name], free)
+            way = _way(name, self._resources.get(name), size, around, free)
+            ways[name] = way
             for axis in way.mesh_axes if way else ():
                 del free[axis]
         key = len(args), around, tuple(sizes.items()), tuple(ways.items())
@@ -186,8 +186,9 @@ def _way(
     resources: Resource | tuple[Resource, ...] | None,
     size: int,
     around: Mesh,
+    free: Mapping[str, int],
 ) -> _Way | None:
-    """The way of the axis ``name``; None: vectorised."""
+    """The way of the axis ``name``, on the free axes of the mesh; None: vectorised."""
     if resources is None:
         return None
     is_one = isinstance(resources, SerialLoop) or not isinstance(resources, tuple)
@@ -206,15 +207,9 @@ def _way(
             "can have it once."
         )
     on_device = -(-size // int(np.prod([around.shape[axis] for axis in mesh_axes])))
-    return _Way(mesh_axes, None if steps == 1 else -(-on_device // steps))
-
-
-def _on_free(way: _Way | None, free: Mapping[str, int]) -> _Way | None:
-    """``way`` on its mesh axes that no other name has; None: vectorised."""
-    mesh_axes = tuple(axis for axis in way.mesh_axes if axis in free) if way else ()
-    if way is None or not (mesh_axes or way.batch_size):
-        return None
-    return way._replace(mesh_axes=mesh_axes)
+    batch_size = None if steps == 1 else -(-on_device // steps)
+    mesh_axes = tuple(axis for axis in mesh_axes if axis in free)
+    return _Way(mesh_axes, batch_size) if mesh_axes or batch_size else None
 
 
 def _nested(

@@ -6,7 +6,13 @@ would. Modules of new names are imported lazily.
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap.sharding.spec import spec_of, spec_to_indices
 
 PXLA = "jax.interpreters.pxla"
 SPECS = (
@@ -154,18 +160,34 @@ NAMES = {
     "jax.random.shuffle": "jax.random.permutation",
 }
 
-# Attributes that arrays had: the edit for an array x.
-ATTRIBUTES = {
-    "copy_to_device": "x.copy_to_device(device) -> jax.device_put(x, device)",
-    "device_buffer": "x.device_buffer -> x.addressable_data(0)",
-    "device_buffers": "x.device_buffers -> [s.data for s in x.addressable_shards]",
-    "indices": "x.indices -> shardmap.spec_to_indices(x.shape, shardmap.spec_of(x))",
+# Attributes that arrays had: the edit for an array x, and the value of x now.
+ATTRIBUTES: dict[str, tuple[str, Callable[[jax.Array], Any]]] = {
+    "copy_to_device": (
+        "x.copy_to_device(device) -> jax.device_put(x, device)",
+        lambda x: functools.partial(jax.device_put, x),
+    ),
+    "device_buffer": (
+        "x.device_buffer -> x.addressable_data(0)",
+        lambda x: x.addressable_data(0),
+    ),
+    "device_buffers": (
+        "x.device_buffers -> [s.data for s in x.addressable_shards]",
+        lambda x: [s.data for s in x.addressable_shards],
+    ),
+    "indices": (
+        "x.indices -> shardmap.spec_to_indices(x.shape, shardmap.spec_of(x))",
+        lambda x: spec_to_indices(x.shape, spec_of(x)),
+    ),
     "one_replica_buffer_indices": (
         "x.one_replica_buffer_indices -> "
-        "[k for k, s in enumerate(x.addressable_shards) if s.replica_id == 0]"
+        "[k for k, s in enumerate(x.addressable_shards) if s.replica_id == 0]",
+        lambda x: [k for k, s in enumerate(x.addressable_shards) if s.replica_id == 0],
     ),
-    "sharding_spec": "x.sharding_spec -> shardmap.spec_of(x)",
-    "to_py": "x.to_py() -> numpy.asarray(x)",
+    "sharding_spec": ("x.sharding_spec -> shardmap.spec_of(x)", spec_of),
+    "to_py": (
+        "x.to_py() -> numpy.asarray(x)",
+        lambda x: functools.partial(np.asarray, x),
+    ),
 }
 
 

@@ -25,43 +25,22 @@ __all__ = [
 ]
 
 
-def index_update(
-    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
-) -> jax.Array:
-    """``x.at[idx].set(y)``.
+def _update(method: str) -> Callable[..., jax.Array]:
+    def update(
+        x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
+    ) -> jax.Array:
+        updated: jax.Array = getattr(jnp.asarray(x).at[idx], method)(y)
+        return updated
 
-    >>> index_update(jnp.zeros(3), 1, 5)
-    Array([0., 5., 0.], dtype=float32)
-    """
-    return jnp.asarray(x).at[idx].set(y)
-
-
-def index_add(
-    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
-) -> jax.Array:
-    """``x.at[idx].add(y)``."""
-    return jnp.asarray(x).at[idx].add(y)
+    update.__doc__ = f"``x.at[idx].{method}(y)``."
+    return update
 
 
-def index_mul(
-    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
-) -> jax.Array:
-    """``x.at[idx].multiply(y)``."""
-    return jnp.asarray(x).at[idx].multiply(y)
-
-
-def index_min(
-    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
-) -> jax.Array:
-    """``x.at[idx].min(y)``."""
-    return jnp.asarray(x).at[idx].min(y)
-
-
-def index_max(
-    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
-) -> jax.Array:
-    """``x.at[idx].max(y)``."""
-    return jnp.asarray(x).at[idx].max(y)
+index_update = _update("set")
+index_add = _update("add")
+index_mul = _update("multiply")
+index_min = _update("min")
+index_max = _update("max")
 
 
 def tie_in(x: object, y: T) -> T:

@@ -1,12 +1,11 @@
 """Finds old names in Python source, without running it."""
 
 import ast
-import importlib
 import types
 import warnings
 
 from shardmap.compat.edits import Form, Use, without_repetitions
-from shardmap.compat.names import ATTRIBUTES, GONE, exists, new_name
+from shardmap.compat.names import ATTRIBUTES, GONE, exists, new_name, value_of
 
 
 def uses_in(file: str, source: str | bytes) -> list[Use]:
@@ -108,17 +107,13 @@ def _is_in_jax(name: str) -> bool:
     >>> _is_in_jax("jax.numpy.sin.anything"), _is_in_jax("jax.mask")
     (True, False)
     """
-    first, *rest = name.split(".")
-    found: object = importlib.import_module(first)
-    for part in rest:
-        if not isinstance(found, types.ModuleType):
-            return True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if not hasattr(found, part):
-                try:
-                    importlib.import_module(f"{found.__name__}.{part}")
-                except ImportError:
-                    return False
-            found = getattr(found, part)
+    parts = name.split(".")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Some names are deprecated.
+        for k in range(1, len(parts) + 1):
+            path = ".".join(parts[:k])
+            if not exists(path):
+                return False
+            if not isinstance(value_of(path), types.ModuleType):
+                return True
     return True

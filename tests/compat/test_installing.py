@@ -242,7 +242,7 @@ def test_a_failure_half_way_is_undone(monkeypatch):
     compat.uninstall()
     before = state()
 
-    def fail(name):
+    def fail(name, value):
         raise OSError(name)
 
     monkeypatch.setattr("shardmap.compat.installing._give_arrays", fail)
