@@ -330,11 +330,11 @@ class Analysis:
         return self._same_reductions.find((0, number))[1]
 
     @functools.cached_property
-    def same_reductions(self) -> dict[int, list[int]]:
+    def same_reductions(self) -> dict[int, list[ReducedLoop]]:
         """The reductions that are one loop, by the number that stands for them."""
-        found: dict[int, list[int]] = {}
-        for number in range(len(self.reductions)):
-            found.setdefault(self.one_reduction(number), []).append(number)
+        found: dict[int, list[ReducedLoop]] = {}
+        for number, reduction in enumerate(self.reductions):
+            found.setdefault(self.one_reduction(number), []).append(reduction)
         return found
 
     def _complete(self, value: Value) -> None:

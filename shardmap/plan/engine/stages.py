@@ -1,5 +1,6 @@
 """A stage: the results it makes, the loops it runs over, and one shard of it."""
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -10,7 +11,7 @@ import numpy as np
 
 from shardmap.plan.engine.classes import Alike, Classes
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.propagate import Analysis, ReducedLoop
+from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, needed, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
@@ -21,17 +22,29 @@ SPREAD = 64
 
 
 class Loop:
-    """Something a stage runs over, piece by piece."""
+    """Something a stage runs over, piece by piece.
+
+    Attributes:
+      size: the length of the axes that it runs along.
+      cuts: those of the axes. The pieces are known when all cuts are.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.members: list[Cut] = []
-        self.pieces: list[Interval] = []
-        self.lengths: Counter[int] = Counter()
+        self.cuts: list[Cut] = []
+
+    @functools.cached_property
+    def pieces(self) -> list[Interval]:
+        return pieces(meet(self.cuts).at, self.size)
+
+    @functools.cached_property
+    def lengths(self) -> Counter[int]:
+        """How many pieces have a length."""
+        return Counter(stop - start for start, stop in self.pieces)
 
     @property
     def origins(self) -> Origins:
-        return frozenset().union(*(cut.origins for cut in self.members))
+        return frozenset().union(*(cut.origins for cut in self.cuts))
 
     def kinds(self) -> list[list[int]]:
         """The numbers of the pieces of one length; the first one is by itself."""
@@ -85,6 +98,81 @@ class Equal(NamedTuple):
     written: tuple[bool, ...]
 
 
+class _Loops:
+    """The loops of a stage, by what runs over them.
+
+    Args:
+      analysis: the analysis.
+      together: for each result, the reductions that make it partial.
+
+    Attributes:
+      named: by axis. A result that has one axis twice runs over two loops.
+      of_reduction: by the number that stands for the reductions that are one loop.
+    """
+
+    def __init__(self, analysis: Analysis, together: Sequence[Sequence[int]]) -> None:
+        self._analysis = analysis
+        self.named: dict[tuple[AxisKey, int], Loop] = {}
+        self.of_reduction: dict[int, Loop] = {}
+        for number in sorted({k for numbers in together for k in numbers}):
+            # Reductions of one result get different loops.
+            taken = {
+                self.of_reduction[other]
+                for numbers in together
+                if number in numbers
+                for other in numbers
+                if other in self.of_reduction
+            }
+            reduction = analysis.reductions[number]
+            loop = self._free(reduction.key, reduction.size, taken)
+            loop.cuts += [each.cut for each in analysis.same_reductions[number]]
+            self.of_reduction[number] = loop
+
+    def _free(self, key: AxisKey, size: int, taken: Collection[Loop]) -> Loop:
+        """A loop for an axis: the same one for the same axis, but for those taken.
+
+        ``x @ x.T`` has one axis of ``x`` twice in its result, which takes two loops.
+        """
+        for repeat in itertools.count():
+            name = self._analysis.classes.find(key), repeat
+            loop = self.named.setdefault(name, Loop(size))
+            if loop not in taken:
+                return loop
+        raise AssertionError
+
+    def of_axes(self, value: Value, reductions: Sequence[int]) -> list[Loop | None]:
+        """Those of a value that these reductions make partial."""
+        if value in self._analysis.graph.effects:
+            return self._of_effect(value)
+        taken = {self.of_reduction[number] for number in reductions}
+        found: list[Loop | None] = []
+        for axis, cut in enumerate(self._analysis.cuts[value]):
+            loop = self._free((value.number, axis), value.shape[axis], taken)
+            loop.cuts.append(cut)
+            taken.add(loop)
+            found.append(loop)
+        return found
+
+    def _of_effect(self, value: Value) -> list[Loop | None]:
+        """Those of the first operand that is cut; what others have besides is whole."""
+        cuts = self._analysis.cuts[value]
+        found: list[Loop | None] = []
+        first: list[Loop] = []
+        for operand in value.producer.ins if value.producer and value.shape else ():
+            own: list[Loop] = []
+            for axis, size in enumerate(operand.shape, len(found)):
+                own.append(self._free((value.number, axis), size, own))
+            axes = range(len(found), len(found) + len(own))
+            if not first and any(cuts[axis].at for axis in axes):
+                first = own
+            for axis, loop in zip(axes, own, strict=True):
+                is_whole = first and loop not in first
+                found.append(None if is_whole else loop)
+                if not is_whole:
+                    loop.cuts.append(cuts[axis])
+        return found
+
+
 class Stage:
     """Results of one level, and the loops they are made in.
 
@@ -107,18 +195,12 @@ class Stage:
         self.number = number
         self.analysis = analysis
         self.backwards, self.reads = needed(values, stops)
-        self._loop_of: dict[int, int] = {}
         self.loops: list[Loop] = []
-        self._numbers: dict[tuple[AxisKey, int], int] = {}
+        self._contracted: list[tuple[int, Factor, int]] = []
         self.results = self._results(values)
         self.classes = Classes(self._walk, self._count)
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
-        self._contracted: list[tuple[int, Factor, int]] = [
-            (reduction.node, reduction.factor, loop)
-            for one, loop in self._loop_of.items()
-            for reduction in self._reductions(one)
-        ]
 
     def __repr__(self) -> str:
         made = [each.value.aval.str_short() for each in self.results[:4]]
@@ -133,121 +215,34 @@ class Stage:
 
     def _results(self, values: Sequence[Value]) -> list[Result]:
         """Finds the loops, and what each result has of them."""
-        pending = self.analysis.pending
-        reductions = {
-            v: [self.analysis.one_reduction(k) for k in pending[v].reductions]
-            for v in values
+        analysis, pending = self.analysis, self.analysis.pending
+        reductions = [
+            [analysis.one_reduction(k) for k in pending[v].reductions]
             if v in pending
-        }
-        self._loops_of_reductions(list(reductions.values()))
-        axes = [self._loops_of(v, reductions.get(v, ())) for v in values]
-        self._cut_loops()
-        order = self._order(axes)
-        self.loops = [self.loops[k] for k in order]
-        place = {old: new for new, old in enumerate(order)}
-        self._loop_of = {
-            number: place[k] for number, k in self._loop_of.items() if k in place
-        }
+            else []
+            for v in values
+        ]
+        loops = _Loops(analysis, reductions)
+        axes = list(map(loops.of_axes, values, reductions))
+        # Those of the results' axes, then the rest.
+        every = [loop for row in axes for loop in row if loop]
+        every += loops.named.values()
+        self.loops = [loop for loop in dict.fromkeys(every) if len(loop.pieces) > 1]
+        place = {loop: number for number, loop in enumerate(self.loops)}
+        self._contracted = [
+            (reduction.node, reduction.factor, place[loop])
+            for number, loop in loops.of_reduction.items()
+            if loop in place
+            for reduction in analysis.same_reductions[number]
+        ]
         found = []
-        for value, own in zip(values, axes, strict=True):
-            summed = (self._loop_of.get(k) for k in reductions.get(value, ()))
-            partial = tuple(dict.fromkeys(k for k in summed if k is not None))
+        for value, own, numbers in zip(values, axes, reductions, strict=True):
+            summed = dict.fromkeys(loops.of_reduction[k] for k in numbers)
+            partial = tuple(place[loop] for loop in summed if loop in place)
             combiner = pending[value].combiner if value in pending else "insert"
-            found.append(Result(value, tuple(map(place.get, own)), partial, combiner))
+            cut = tuple(place.get(loop) if loop else None for loop in own)
+            found.append(Result(value, cut, partial, combiner))
         return found
-
-    def _loops_of(self, value: Value, reductions: Sequence[int]) -> list[int]:
-        if value in self.analysis.graph.effects:
-            return self._loops_of_effect(value)
-        return self._loops_of_axes(value, reductions)
-
-    def _number(self, key: AxisKey, repeat: int, size: int) -> int:
-        name = self.analysis.classes.find(key), repeat
-        if name not in self._numbers:
-            self._numbers[name] = len(self.loops)
-            self.loops.append(Loop(size))
-        return self._numbers[name]
-
-    def _loops_of_reductions(self, together: Sequence[Sequence[int]]) -> None:
-        """Gives every reduction a loop; those of one result get different ones."""
-        analysis = self.analysis
-        for number in sorted({k for numbers in together for k in numbers}):
-            reduction = analysis.reductions[number]
-            taken = {
-                self._loop_of[other]
-                for numbers in together
-                if number in numbers
-                for other in numbers
-                if other in self._loop_of
-            }
-            self._loop_of[number] = self._free_loop(
-                reduction.key, reduction.size, taken
-            )
-        for one, loop in self._loop_of.items():
-            self.loops[loop].members += [each.cut for each in self._reductions(one)]
-
-    def _reductions(self, one: int) -> list[ReducedLoop]:
-        """Those that are one loop, by the number that stands for them."""
-        every = self.analysis.reductions
-        return [every[k] for k in self.analysis.same_reductions[one]]
-
-    def _loops_of_axes(self, value: Value, reductions: Sequence[int]) -> list[int]:
-        taken = {self._loop_of[number] for number in reductions}
-        found = []
-        for axis, (size, cut) in enumerate(
-            zip(value.shape, self.analysis.cuts[value], strict=True)
-        ):
-            number = self._free_loop((value.number, axis), size, taken)
-            taken.add(number)
-            self.loops[number].members.append(cut)
-            found.append(number)
-        return found
-
-    def _loops_of_effect(self, value: Value) -> list[int]:
-        """Those of the first operand that is cut; what others have besides is whole."""
-        cuts = self.analysis.cuts[value]
-        found: list[int] = []
-        first: set[int] = set()
-        for operand in value.producer.ins if value.producer and value.shape else ():
-            own: list[int] = []
-            for axis, size in enumerate(operand.shape, len(found)):
-                key = value.number, axis
-                own.append(self._free_loop(key, size, set(own)))
-            axes = range(len(found), len(found) + len(own))
-            if first:
-                for k, axis in enumerate(axes):
-                    if own[k] not in first:
-                        own[k] = len(self.loops)
-                        self.loops.append(Loop(value.shape[axis]))
-            elif any(cuts[axis].at for axis in axes):
-                first = {*own}
-            for number, axis in zip(own, axes, strict=True):
-                if not first or number in first:
-                    self.loops[number].members.append(cuts[axis])
-            found += own
-        return found
-
-    def _free_loop(self, key: AxisKey, size: int, taken: set[int]) -> int:
-        """A loop for an axis: the same one for the same axis, but for those taken.
-
-        ``x @ x.T`` has one axis of ``x`` twice in its result, which takes two loops.
-        """
-        for repeat in itertools.count():
-            number = self._number(key, repeat, size)
-            if number not in taken:
-                return number
-        raise AssertionError
-
-    def _cut_loops(self) -> None:
-        for loop in self.loops:
-            loop.pieces = pieces(meet(loop.members).at, loop.size)
-            loop.lengths = Counter(stop - start for start, stop in loop.pieces)
-
-    def _order(self, axes: Sequence[Sequence[int]]) -> list[int]:
-        """Loops of more than one piece: those of the results' axes, then the rest."""
-        mentioned = [k for row in axes for k in row]
-        every = dict.fromkeys([*mentioned, *range(len(self.loops))])
-        return [k for k in every if len(self.loops[k].pieces) > 1]
 
     def _families(self) -> list["Family"]:
         """Results whose loops are among those of another one are made with it.
