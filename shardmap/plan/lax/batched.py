@@ -62,18 +62,16 @@ def axis_by_axis(
 STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis}
 
 
-def sort(node: Node) -> Factors:
-    """``i j, i j -> i j, i j`` with the sorted axis whole."""
+def but_one(node: Node, axis: int, reason: Reason) -> Factors:
+    """``i j, i j -> i j, i j`` with one axis whole."""
     axes = range(len(node.in_shapes[0]))
+    ins, outs = [axes] * len(node.ins), [axes] * len(node.outs)
+    return Factors(node, ins, outs, wholes={axis: reason}, cheap=False, each=MANY)
+
+
+def sort(node: Node) -> Factors:
     reason = Reason("sorting may move an element anywhere", "cut another axis")
-    return Factors(
-        node,
-        [axes] * len(node.ins),
-        [axes] * len(node.outs),
-        wholes={node.params["dimension"]: reason},
-        cheap=False,
-        each=MANY,
-    )
+    return but_one(node, node.params["dimension"], reason)
 
 
 def top_k(node: Node) -> Factors:

@@ -20,6 +20,7 @@ from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Graph, Node, Operand
 from shardmap.plan.engine.pieces import WithinPiece, in_pieces
 from shardmap.plan.engine.rules import MANY, Cut, Reason, RuleMaker, Stages
+from shardmap.plan.lax.batched import but_one
 from shardmap.plan.lax.staged.blocks import PIECES, of_each_piece
 
 CARRIED = Reason(
@@ -99,10 +100,8 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def whole(node: Node) -> Factors:
-    """``i j -> i j``, the axis that is run over whole, as long as it is not cut."""
-    axes = range(len(node.in_shapes[0]))
-    wholes = {node.params["axis"]: CARRIED}
-    return Factors(node, [axes], [axes], wholes=wholes, cheap=False, each=MANY)
+    """The rule as long as the axis that is run over is not cut."""
+    return but_one(node, node.params["axis"], CARRIED)
 
 
 RULES: dict[Any, RuleMaker] = dict.fromkeys(KINDS, whole)

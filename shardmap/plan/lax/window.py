@@ -8,10 +8,11 @@ import jax
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors, Local, bind, out_size, taken_whole
+from shardmap.plan.engine.factors import Factors, Local, bind, out_size
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
+from shardmap.plan.lax.special import whole_because
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
 PLACES = Reason(
@@ -222,6 +223,6 @@ WINDOWED = [
 RULES: dict[Any, RuleMaker] = {
     p.conv_general_dilated_p: conv,
     **dict.fromkeys(WINDOWED, reduce_window),
-    p.select_and_scatter_p: lambda node: taken_whole(node, SELECTED),
+    p.select_and_scatter_p: whole_because(SELECTED),
     p.select_and_scatter_add_p: select_and_scatter_add,
 }

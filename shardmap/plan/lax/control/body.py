@@ -18,7 +18,7 @@ from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
-from shardmap.plan.engine.nodes import Calls, Graph, Node, Value, flatten
+from shardmap.plan.engine.nodes import Calls, Graph, Node, Operand, Value, flatten
 from shardmap.plan.engine.propagate import Analysis, Partial, ReducedLoop
 from shardmap.plan.engine.recipe import (
     Intervals,
@@ -378,8 +378,11 @@ class Inner(Rule):
         self.node = node
         self.ins: Names = [[None] * len(s) for s in node.in_shapes]
         self.outs: Names = [[None] * len(s) for s in node.out_shapes]
-        # Per body: what it calls the loop of each place.
-        self._inside: list[tuple[InnerBody, dict[Link, Any]]] = []
+        # Places are axes of operands and, numbered behind these, of results. Per body:
+        # what it calls the loop of each place.
+        self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
+        self._loops = Unions()
+        self._broken: set[AxisKey] = set()
         # Operand and axis: why it is needed whole.
         self.why: dict[tuple[int, int], Reason] = {}
 
@@ -389,44 +392,50 @@ class Inner(Rule):
         ins: Mapping[int, tuple[int, int | None]],
         outs: Mapping[int, tuple[int, int | None]],
     ) -> None:
-        """Names the axes that the body treats index by index, or sums over.
+        """Names the axes that every body treats index by index, or sums over.
 
         Args:
-          body: the body.
+          body: one more of the bodies.
           ins: input of the body -> (operand, its axis that the input has not).
           outs: output of the body -> (result, its axis that the output has not).
         """
-        places: dict[Link, Any] = {}
-        for side, operands, numbers, names in (
-            ("in", body.graph.inputs, ins, self.ins),
-            ("out", body.graph.outputs, outs, self.outs),
-        ):
-            for k, (number, without) in numbers.items():
-                operand = operands[k]
-                if not isinstance(operand, Value):
-                    continue
-                for axis in range(len(operand.shape)):
-                    root = body.classes.find((operand.number, axis))
-                    place = axis + (without is not None and axis >= without)
-                    node = body.broken.get(root)
-                    if node is None:
-                        names[number][place] = root
-                        places[Link(side, number, place)] = root
-                    elif side == "in":
-                        at = f"{node.name} ({node.source})"
-                        why = Reason(f"{MIXED.why} at {at}", self.remedy)
-                        self.why.setdefault((number, place), why)
+        places: dict[AxisKey, AxisKey] = {}
+        first: dict[AxisKey, AxisKey] = {}
+        every, count = [*self.ins, *self.outs], len(self.ins)
+        inner: list[tuple[Operand, int, int | None]] = [
+            (body.graph.inputs[k], *at) for k, at in ins.items()
+        ]
+        inner += [
+            (body.graph.outputs[k], count + number, without)
+            for k, (number, without) in outs.items()
+        ]
+        for value, number, without in inner:
+            if not isinstance(value, Value):
+                continue
+            for axis in range(len(value.shape)):
+                root = body.classes.find((value.number, axis))
+                place = number, axis + (without is not None and axis >= without)
+                places[place] = root
+                self._loops.unite(first.setdefault(root, place), place)
+                if node := body.broken.get(root):
+                    self._broken.add(place)
+                    at = f"{node.name} ({node.source})"
+                    why = Reason(f"{MIXED.why} at {at}", self.remedy)
+                    self.why.setdefault(place, why)
         self._inside.append((body, places))
+        broken = {self._loops.find(place) for place in self._broken}
+        for number, axis in places:
+            loop = self._loops.find((number, axis))
+            every[number][axis] = None if loop in broken else loop
 
     def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
         """The names of some loops, by the body's own keys of them."""
-        wanted = set(names)
-        found = {}
-        for (side, number, axis), root in self._inside[body][1].items():
-            name = (self.ins if side == "in" else self.outs)[number][axis]
-            if name in wanted:
-                found[root] = name
-        return found
+        wanted, every = set(names), [*self.ins, *self.outs]
+        return {
+            root: name
+            for (number, axis), root in self._inside[body][1].items()
+            if (name := every[number][axis]) in wanted
+        }
 
     def parts(self, names: Iterable[Any]) -> list[list[Partial | None]] | None:
         """Per body, what its outputs are parts of if these are cut; None: they cannot.
@@ -441,17 +450,15 @@ class Inner(Rule):
             parts = body.parts(inner)
             if parts is None:
                 return None
-            row: list[Partial | None] = []
-            for part in parts:
-                if part is None:
-                    row.append(None)
-                    continue
-                loops = frozenset(inner[loop] for loop in part.loops)
-                # Two loops of the body that are one outside: pieces of one would
-                # meet only the same pieces of the other.
-                if len(loops) < len(part.loops):
+            row = [
+                part and Partial(part.combiner, frozenset(inner[k] for k in part.loops))
+                for part in parts
+            ]
+            # Two loops of the body that are one outside: pieces of one would meet only
+            # the same pieces of the other.
+            for part, own in zip(row, parts, strict=True):
+                if part and own and len(part.loops) < len(own.loops):
                     return None
-                row.append(Partial(part.combiner, loops))
             found.append(row)
         for column in zip(*found, strict=True):
             if len({part for part in column if part is not None}) > 1:

@@ -10,7 +10,6 @@ from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
-from shardmap.plan.engine.work import Unions
 from shardmap.plan.lax.control.body import (
     BodyShard,
     Boxes,
@@ -41,39 +40,12 @@ class Cond(Inner):
         self.bodies = [
             InnerBody(jaxpr, table, calls) for jaxpr in node.params["branches"]
         ]
-        named = []
         for body in self.bodies:
             self.name_loops(
                 body,
                 {k: (k + 1, None) for k in range(len(node.ins) - 1)},
                 {k: (k, None) for k in range(len(node.outs))},
             )
-            named.append((self.ins, self.outs))
-            self.ins = [[None] * len(s) for s in node.in_shapes]
-            self.outs = [[None] * len(s) for s in node.out_shapes]
-        self._agree(named)
-
-    def _agree(self, named: Sequence[Any]) -> None:
-        """Keeps the loops that are named in every branch."""
-        unions = Unions()
-        broken = set()
-        for ins, outs in named:
-            first: dict[Any, Any] = {}
-            for k, axes in enumerate([*ins, *outs]):
-                for axis, name in enumerate(axes):
-                    key = (k, axis)
-                    if name is None:
-                        broken.add(key)
-                    else:
-                        unions.unite(first.setdefault(name, key), key)
-        bad = {unions.find(key) for key in broken if key[0] > 0}
-        count = len(self.ins)
-        for k, axes in enumerate([*self.ins, *self.outs]):
-            target = self.ins[k] if k < count else self.outs[k - count]
-            for axis in range(len(axes)):
-                root = unions.find((k, axis))
-                if k and root not in bad:
-                    target[axis] = root
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         limited = self.limited(loops)
