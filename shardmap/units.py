@@ -73,12 +73,12 @@ def printable(text: str) -> str:
     )
 
 
-def integer_of(what: str, value: Any, least: int | None = None) -> int:
+def integer_of(what: str, value: Any, least: int | None = None, why: str = "") -> int:
     """An integer, of NumPy or of Python.
 
     Raises:
       TypeError: it is none.
-      ValueError: it is less than ``least``.
+      ValueError: it is less than ``least``; the message ends with ``why``.
 
     >>> integer_of("retries", 2, least=0)
     2
@@ -90,7 +90,7 @@ def integer_of(what: str, value: Any, least: int | None = None) -> int:
     if number is None or isinstance(value, bool):
         raise TypeError(f"{what} must be an integer, got {shown(value)}")
     if least is not None and number < least:
-        raise ValueError(f"{what} must be at least {least}, got {number}")
+        raise ValueError(f"{what} must be at least {least}, got {number}{why}")
     return number
 
 

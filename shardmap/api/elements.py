@@ -62,52 +62,39 @@ class ElementCall(Call):
     is_process_local: bool = False
 
     @functools.cached_property
-    def _map_shardings(self) -> MapShardings:
-        """The shardings of the equation, whose first operands are constants."""
-        return map_shardings(self.params)
-
-    @functools.cached_property
     def shardings(self) -> MapShardings | None:
         if self.mesh is None:
             return None
-        operands, results = self._map_shardings
+        operands, results = map_shardings(self.params)
         return MapShardings(operands[len(self.body.constants) :], results)
 
     @property
     def global_avals(self) -> Sequence[Aval]:
         if not self.is_process_local:
             return self.in_avals
-        shardings, _ = self.process_shardings
-        shardings = shardings[len(self.body.constants) :]
         return [
             with_shape(aval, each.global_shape(aval.shape))
-            for each, aval in zip(shardings, self.in_avals, strict=True)
+            for each, aval in zip(self._process_local[0], self.in_avals, strict=True)
         ]
 
     @functools.cached_property
-    def process_shardings(
-        self,
-    ) -> tuple[list[ProcessShardings], list[ProcessShardings]]:
-        """The shardings of operands and results in this process."""
-        operands, results = self._map_shardings
+    def _process_local(self) -> list[list[ProcessShardings]]:
+        """The shardings of leaves and results in this process."""
+        assert self.shardings is not None
+        in_axes = self.params["in_axes"][len(self.body.constants) :]
         parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
-        return (
-            [
-                shardings_along(s, axis, parts)
-                for s, axis in zip(operands, self.params["in_axes"], strict=True)
-            ],
-            [
-                shardings_along(s, axis, parts)
-                for s, axis in zip(results, self.params["out_axes"], strict=True)
-            ],
-        )
+        return [
+            [shardings_along(s, k, parts) for s, k in zip(each, axes, strict=True)]
+            for each, axes in zip(
+                self.shardings, (in_axes, self.params["out_axes"]), strict=True
+            )
+        ]
 
     @functools.cached_property
     def process_local(self) -> ProcessLocal | None:
         if not self.is_across_processes:
             return None
-        operands, results = self.process_shardings
-        operands = operands[len(self.body.constants) :]
+        operands, results = self._process_local
         return ProcessLocal(
             operands, results if self.is_process_local else [None] * len(results)
         )
@@ -134,7 +121,7 @@ class ElementPrograms(Programs[ElementCall]):
         avals = self.leaf_avals(arguments)
         in_axes = _from_front(self._in_axes(arguments), avals, names, arguments)
         are_global = self._are_global(arguments)
-        is_local = are_global is not None and are_process_local(
+        is_local = are_global is not None and _are_process_local(
             are_global, in_axes, names
         )
         axis_size = self._axis_size(in_axes, avals, names, is_local)
@@ -235,10 +222,10 @@ class ElementPrograms(Programs[ElementCall]):
                 with jax.disable_jit(False):
                     return self.run(args, kwargs)[0]
             raise ValueError(
-                f"{self._named()} is transformed with process-local data, which only a "
-                "call of it takes. Transform what it maps, or make global arrays with "
-                "jax.make_array_from_process_local_data and put the transformation "
-                "under jax.jit, such as jax.jit(jax.grad(loss))."
+                f"{self.full_name} is transformed with process-local data, which only "
+                "a call of it takes. Transform what it maps, or make global arrays "
+                "with jax.make_array_from_process_local_data and put the "
+                "transformation under jax.jit, such as jax.jit(jax.grad(loss))."
             )
         if call.is_across_processes:
             self.agree(call)
@@ -270,9 +257,9 @@ class ElementPrograms(Programs[ElementCall]):
             if mesh is None:
                 return nowhere
         else:
-            contexts.check_devices(self._named(), self.devices())
+            contexts.check_devices(self.full_name, self.devices())
         if mesh is not None:
-            contexts.check_mesh(self._named(), cast(Mesh, mesh))
+            contexts.check_mesh(self.full_name, cast(Mesh, mesh))
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
         if tracing.inside_map():
             return nowhere
@@ -283,7 +270,7 @@ class ElementPrograms(Programs[ElementCall]):
             self.devices(),
             shared=not alone,
         )
-        contexts.check_mesh(self._named(), mesh)
+        contexts.check_mesh(self.full_name, mesh)
         return {"mesh": mesh} | placement._asdict()
 
     def _axis_size(
@@ -297,17 +284,16 @@ class ElementPrograms(Programs[ElementCall]):
         wanted, mesh = self.options.axis_size, cast(Mesh | None, self.options.mesh)
         if not is_process_local:
             return _mapped_size(in_axes, avals, names, wanted)
-        walk = MeshPlacement(self.options.mesh_axes or (), ())
-        parts = parts_along(mesh, walk.mesh_axes) if mesh else self._process_count()
+        placement = MeshPlacement(self.options.mesh_axes or (), ())
+        parts = len({device.process_index for device in self.devices()})
+        if mesh is not None:
+            parts = parts_along(mesh, placement.mesh_axes)
         if any(axis is not None for axis in in_axes) or wanted is None:
             own = _mapped_size(in_axes, avals, names, None)
         else:
             own = wanted // parts
-        divisor = walk.device_count(mesh) if mesh else parts
-        return check_elements(self.name, own, parts, wanted, divisor)
-
-    def _process_count(self) -> int:
-        return len({device.process_index for device in self.devices()})
+        divisor = placement.device_count(mesh) if mesh else parts
+        return _check_elements(self.name, own, parts, wanted, divisor)
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
         avals = [var.aval for var in body.jaxpr.outvars]
@@ -482,7 +468,7 @@ def _mapped_size(
 # Process-local data
 
 
-def are_process_local(
+def _are_process_local(
     are_global: Sequence[bool], in_axes: Axes, names: Callable[[], list[str]]
 ) -> bool:
     """Whether the call is with process-local data, and not with global arrays.
@@ -507,7 +493,7 @@ def are_process_local(
     return not any(kinds)
 
 
-def check_elements(
+def _check_elements(
     name: str, own: int, parts: int, wanted: int | None, divisor: int
 ) -> int:
     """The number of elements on all processes.

@@ -25,6 +25,7 @@ from shardmap._jax.types import AnyMesh, PyTree
 from shardmap._lazy import ask
 from shardmap.api import caches, pickling, stages
 from shardmap.api.arguments import wrap_statics
+from shardmap.api.options import key_of
 from shardmap.api.programs import Args, CompiledEntry, Kwargs
 from shardmap.map import contexts
 
@@ -53,8 +54,9 @@ class Mapped(Generic[P, R]):
         # `jax.pmap` makes methods such as `lower` attributes of the function.
         attributes = getattr(fun, "__dict__", {}).items()
         vars(self).update({k: v for k, v in attributes if not hasattr(type(self), k)})
+        key = key_of(options, self._kind.is_leaf)
         self._programs = caches.weak_cache(
-            fun, (self._kind, options.key()), lambda: self._kind(fun, options)
+            fun, (self._kind, key), lambda: self._kind(fun, options)
         )
         # Perhaps those of an equal function, which is kept alive here.
         self._fun = self._programs.fun()
@@ -159,4 +161,4 @@ class Mapped(Generic[P, R]):
         return pickling.reduced(self, self._fun, self._programs.options)
 
     def __repr__(self) -> str:
-        return f"<{self._programs.what} of {self._programs.name}>"
+        return f"<{self._programs.full_name}>"

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, overload
 
 import jax
@@ -121,17 +121,6 @@ class MeshMapOptions(NamedTuple):
     donate_argnums: tuple[int, ...]
     lowering: Lowering
 
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options."""
-
-        def hashable(axes: PyTree) -> Hashable:
-            leaves, tree = options.hashable(axes, _is_axes)
-            return tuple(tuple(leaf.items()) for leaf in leaves), tree
-
-        return self._replace(
-            in_axes=hashable(self.in_axes), out_axes=hashable(self.out_axes)
-        )
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshCall(Call):
@@ -170,7 +159,7 @@ class MeshPrograms(Programs[MeshCall]):
         avals = self.leaf_avals(arguments)
         if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
             raise ValueError(
-                f"{self._named()} has lowering='spmd' inside a jax.shard_map with "
+                f"{self.full_name} has lowering='spmd' inside a jax.shard_map with "
                 "check_vma=True. Give that check_vma=False, or this "
                 "lowering='manual'."
             )
@@ -219,10 +208,10 @@ class MeshPrograms(Programs[MeshCall]):
             named here.
         """
         mesh, there = self.options.mesh, jax.sharding.get_abstract_mesh()
-        contexts.check_devices(self._named(), self.devices())
+        contexts.check_devices(self.full_name, self.devices())
         if there.manual_axes and there.shape_tuple != mesh.abstract_mesh.shape_tuple:
             raise ValueError(
-                f"{self._named()} names the mesh {dict(mesh.shape)}, but is inside a "
+                f"{self.full_name} names the mesh {dict(mesh.shape)}, but is inside a "
                 f"mesh_map or jax.shard_map of a mesh {dict(there.shape)}. Name that "
                 "mesh."
             )
@@ -234,7 +223,7 @@ class MeshPrograms(Programs[MeshCall]):
         }
         if both := self._named_axes & around:
             raise ValueError(
-                f"{self._named()} names the mesh axes {sorted(both)}, along which a "
+                f"{self.full_name} names the mesh axes {sorted(both)}, along which a "
                 "map or jax.shard_map around it runs already. Name other axes."
             )
         return around
@@ -246,7 +235,7 @@ class MeshPrograms(Programs[MeshCall]):
         for name in axes_used(jaxpr.effects) & set(self.options.mesh.axis_names):
             if tracing.is_bound(name):
                 raise ValueError(
-                    f"{self._named()} has a mesh axis {name!r}, and is inside a "
+                    f"{self.full_name} has a mesh axis {name!r}, and is inside a "
                     f"jax.vmap with axis_name={name!r}: JAX would compute collectives "
                     "over the axis of the vmap. Give the vmap another axis_name, or "
                     "use lowering='spmd'."

@@ -7,28 +7,26 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from shardmap._jax.types import AnyMesh, PyTree, TreeDef
+from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api.arguments import typed
-from shardmap.arrays import trees
 from shardmap.sharding.mesh import check_axis_names, check_devices, names_of
 from shardmap.units import Auto, bytes_of, shown
 
 Lowering = Literal["manual", "spmd"]
 
 
-def hashable(
-    tree: PyTree, is_leaf: Callable[[Any], bool]
-) -> tuple[tuple[Any, ...], TreeDef]:
-    """A pytree of options as a hashable key."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
-    return tuple(leaves), structure
+def key_of(options: PyTree, is_leaf: Callable[[Any], bool]) -> Hashable:
+    """A hashable key of a named tuple of options, equal for equal options."""
+    leaves, tree = jax.tree.flatten(options, is_leaf=is_leaf)
+    keys = [
+        tuple(leaf.items()) if isinstance(leaf, dict) else typed(leaf)
+        for leaf in leaves
+    ]
+    return tree, tuple(keys)
 
 
-def index_tuple(
-    name: str,
-    argnums: int | Iterable[int],
-    caller: str = "spmap",
-    from_end: bool = False,
+def _index_tuple(
+    name: str, argnums: int | Iterable[int], caller: str, from_end: bool = False
 ) -> tuple[int, ...]:
     """Checks the positions of arguments, an int or several, and returns a tuple.
 
@@ -97,8 +95,8 @@ def positions(
       ValueError: donated arguments that the function does not have, or that are static.
     """
     name, given = static
-    static_argnums = index_tuple(name, given, caller, from_end)
-    donated = index_tuple("donate_argnums", donate_argnums, caller)
+    static_argnums = _index_tuple(name, given, caller, from_end)
+    donated = _index_tuple("donate_argnums", donate_argnums, caller)
     _check_donated(caller, fun, donated)
     if both := sorted(set(static_argnums) & set(donated)):
         raise ValueError(
@@ -164,14 +162,6 @@ class SpmapOptions(NamedTuple):
     memory: int | None = None
     lowering: Lowering = "manual"
     check_replicas: bool = False
-
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options, whatever containers the axes are in."""
-        return self._replace(
-            axis_name=typed(self.axis_name),
-            in_axes=hashable(self.in_axes, trees.is_none),
-            out_axes=hashable(self.out_axes, trees.is_none),
-        )
 
 
 def check_axes(name: str, axes: PyTree) -> None:

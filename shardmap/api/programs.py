@@ -130,6 +130,7 @@ class Programs(abc.ABC, Generic[C]):
     def __init__(self, fun: Callable[..., Any], options: Any) -> None:
         self.fun = caches.weak_reference(fun)
         self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.full_name = f"{self.what} of {self.name}"
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
         self._entries: collections.OrderedDict[Hashable, CompiledEntry] = (
@@ -203,7 +204,7 @@ class Programs(abc.ABC, Generic[C]):
                 f"{agreement.operations(call.jaxpr)}"
             )
 
-        agreement.agree(call.mesh, self._named(), text)
+        agreement.agree(call.mesh, self.full_name, text)
 
     def run(self, args: Args, kwargs: Kwargs) -> tuple[PyTree, CompiledEntry | None]:
         """Runs a call on arguments with any shardings.
@@ -228,7 +229,7 @@ class Programs(abc.ABC, Generic[C]):
             results = entry.call(*args, **kwargs)
         except FoundNaN as error:
             if entry.shardings is None:  # Over several processes.
-                raise FloatingPointError(f"{self._named()}: {error}") from None
+                raise FloatingPointError(f"{self.full_name}: {error}") from None
             # As `jax.jit`: bound eagerly, it runs operation by operation.
             return self.bind(args, kwargs), None
         return results, None if moved or entry.shardings is None else entry
@@ -255,7 +256,7 @@ class Programs(abc.ABC, Generic[C]):
 
     def _check_donated(self, entry: CompiledEntry, arguments: Arguments) -> None:
         names = functools.partial(self.leaf_names, arguments)
-        _check_not_deleted(self._named(), arguments.leaves, entry.donated, names)
+        _check_not_deleted(self.full_name, arguments.leaves, entry.donated, names)
 
     def under_mesh(
         self,
@@ -349,7 +350,7 @@ class Programs(abc.ABC, Generic[C]):
         positional, keywords = arguments.in_tree.children()
         what = "the positional arguments"
         leaves = trees.broadcast_axes(
-            name, prefix, positional, what, self.is_leaf, self._named()
+            name, prefix, positional, what, self.is_leaf, self.full_name
         )
         return leaves + (by_keyword,) * keywords.num_leaves
 
@@ -358,7 +359,7 @@ class Programs(abc.ABC, Generic[C]):
     ) -> Sequence[Any]:
         """The same for each leaf of the result."""
         return trees.broadcast_axes(
-            name, prefix, out_tree, "the result", self.is_leaf, self._named()
+            name, prefix, out_tree, "the result", self.is_leaf, self.full_name
         )
 
     def read(self, args: Args, kwargs: Kwargs) -> Arguments:
@@ -369,11 +370,8 @@ class Programs(abc.ABC, Generic[C]):
         """
         arguments = Arguments.of(args, kwargs)
         if arguments.statics:
-            _check_hashable(self._named(), self.static_parameter, arguments.statics)
+            _check_hashable(self.full_name, self.static_parameter, arguments.statics)
         return arguments
-
-    def _named(self) -> str:
-        return f"{self.what} of {self.name}"
 
     def _donated(self, arguments: Arguments) -> list[bool]:
         return arguments.donated(self.options.donate_argnums, self.donate_argnames)
@@ -402,8 +400,8 @@ class Programs(abc.ABC, Generic[C]):
         """Refuses to lower a call over an abstract mesh."""
         if not call.devices:
             raise ValueError(
-                f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
-                "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
+                f"{self.full_name} cannot run on an AbstractMesh, which has no "
+                "devices. Give it a jax.sharding.Mesh: shardmap.make_mesh makes one."
             )
 
     def jitted(

@@ -8,7 +8,7 @@ sharding constraint around the arguments and the results.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, overload
 
 import jax
@@ -161,13 +161,6 @@ class ShardedJitOptions(NamedTuple):
     static_argnums: tuple[int, ...]
     donate_argnums: tuple[int, ...]
 
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options."""
-        return self._replace(
-            in_parts=options.hashable(self.in_parts, _is_leaf),
-            out_parts=options.hashable(self.out_parts, _is_leaf),
-        )
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PartitionCall(Call):
@@ -206,7 +199,7 @@ class PartitionPrograms(Programs[PartitionCall]):
     options: ShardedJitOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> PartitionCall:
-        what, names = self._named(), functools.partial(self.leaf_names, arguments)
+        what, names = self.full_name, functools.partial(self.leaf_names, arguments)
         avals = self.leaf_avals(arguments)
         in_parts = self.broadcast_in("in_parts", self.options.in_parts, arguments, None)
         _check_shapes(what, names, avals, in_parts)

@@ -63,7 +63,7 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
     call = programs.infer_params(programs.read(args, kwargs))
     if call.shardings is None:
         raise ValueError(
-            f"{programs.what} of {programs.name} cannot be lowered inside another map: "
+            f"{programs.full_name} cannot be lowered inside another map: "
             "it is part of that map's program. Lower the outermost one."
         )
     programs.check_devices(call)
@@ -82,7 +82,7 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
     args_specs, kwargs_specs = call.arguments.with_leaves(in_specs)
     by_position = [None if type(arg) is Static else arg for arg in args_specs]
     return Lowered(
-        f"{programs.what} of {programs.name}",
+        programs.full_name,
         lowered,
         (*by_position, *([kwargs_specs] if kwargs_specs else [])),
         jax.tree.unflatten(call.out_tree, out_specs),

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from shardmap._jax.types import Value, without_sharding
 from shardmap.arrays.sources.registry import (
@@ -164,25 +165,17 @@ def abstract_value(value: Value) -> Any:
     ShapedArray(float32[2,3])
     """
     if is_array_like(value):
-        return jax.core.ShapedArray(tuple(value.shape), _dtype(value))
+        return jax.core.ShapedArray(tuple(value.shape), device_dtype(value.dtype))
     return jax.typeof(value)
 
 
-def _dtype(value: Value) -> np.dtype:
-    """The dtype that the value has on devices: float32 for float64, unless x64 is on.
-
-    >>> _dtype(np.zeros(2))
-    dtype('float32')
-    """
-    return device_dtype(np.dtype(value.dtype))
-
-
-def device_dtype(dtype: np.dtype) -> np.dtype:
+def device_dtype(dtype: DTypeLike) -> np.dtype:
     """What a dtype is on devices: in native byte order, 32 bits unless x64 is on.
 
-    >>> device_dtype(np.dtype(">f8"))
+    >>> device_dtype(">f8")
     dtype('float32')
     """
+    dtype = np.dtype(dtype)
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return jax.dtypes.canonicalize_dtype(native)
 
@@ -193,7 +186,7 @@ def lay_out(value: Value, sharding: Sharding) -> jax.Array:
     if handler is None:
         return _read(value, sharding)
     array = handler(value, sharding)
-    shape, dtype = tuple(value.shape), _dtype(value)
+    shape, dtype = tuple(value.shape), device_dtype(value.dtype)
     if not isinstance(array, jax.Array) or (array.shape, array.dtype) != (shape, dtype):
         raise ValueError(
             f"the handler that is registered for {type(value).__name__} must give a "
@@ -216,7 +209,7 @@ def sliceable(value: Value) -> Any:
 
 def _read(value: Value, sharding: Sharding) -> jax.Array:
     """Reads each slice that some device holds once, one after the other."""
-    shape, dtype = tuple(value.shape), _dtype(value)
+    shape, dtype = tuple(value.shape), device_dtype(value.dtype)
     held = boxes(sharding, shape)
     holders: dict[Box, list[jax.Device]] = {}
     for device, bounds in held.items():

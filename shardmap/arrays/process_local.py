@@ -98,9 +98,7 @@ def shardings_of(sharding: NamedSharding) -> ProcessShardings:
     return ProcessShardings(local, sharding, factors, devices, is_copied)
 
 
-@functools.lru_cache(maxsize=1024)
-def _local_mesh(mesh: Mesh) -> Mesh:
-    return local_mesh(mesh)
+_local_mesh = functools.lru_cache(maxsize=1024)(local_mesh)
 
 
 def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:

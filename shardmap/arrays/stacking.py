@@ -16,13 +16,14 @@ from shardmap._jax.types import Axes, PyTree, Value
 from shardmap.arrays import array_likes, placement, processes, trees
 from shardmap.arrays.on_device import operand, program
 from shardmap.arrays.running import map_jit
-from shardmap.sharding.mesh import check_devices, positive, too_few_devices
+from shardmap.sharding.mesh import check_devices, too_few_devices
 from shardmap.sharding.spec import (
     Chunked,
     Replicated,
     ShardedAxis,
     ShardingSpec,
 )
+from shardmap.units import integer_of
 
 Devices = tuple[jax.Device, ...]
 
@@ -300,7 +301,7 @@ def _elements(
             f"device_put_replicated: axis_size is {axis_size}, but with axis=None "
             "there is no new axis: leave it out."
         )
-    size = positive(axis_size, "device_put_replicated: axis_size")
+    size = integer_of("device_put_replicated: axis_size", axis_size, least=1)
     if len(devices) % size:
         raise ValueError(
             f"device_put_replicated: axis_size {size} does not divide the "

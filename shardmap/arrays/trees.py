@@ -9,11 +9,6 @@ import jax
 from shardmap._jax.types import PyTree, TreeDef
 
 
-def is_none(value: object) -> bool:
-    """Whether ``value`` is None, which pytrees do not count as a leaf."""
-    return value is None
-
-
 def broadcast_axes(
     name: str,
     axes: PyTree,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -28,8 +28,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Value
-from shardmap.sharding.mesh import check_devices, positive, too_few_devices
-from shardmap.units import shown
+from shardmap.sharding.mesh import check_devices, too_few_devices
+from shardmap.units import integer_of, shown
+
+if TYPE_CHECKING:
+    from shardmap.sharding.spec import ShardingSpec
 
 Layout: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
 """`ShardingSpec.mesh_shape` and `ShardingSpec.dim_shardings`."""
@@ -38,20 +41,6 @@ NO_SPEC = (
     "the devices are in an order that no ShardingSpec expresses: it is no "
     "transposition of a mesh"
 )
-
-
-class _Spec(Protocol):
-    """The fields of a `ShardingSpec` that are read here; its file imports this one."""
-
-    @property
-    def tile_counts(self) -> tuple[int, ...]: ...
-    @property
-    def tile_order(self) -> list[int]: ...
-    @property
-    def mesh_shape(self) -> tuple[int, ...]: ...
-    @property
-    def dim_shardings(self) -> tuple[tuple[int, ...], ...]: ...
-    def _check_stacked(self, wanted: str) -> None: ...
 
 
 # Shardings whose mesh dimensions have names
@@ -77,7 +66,7 @@ def axes_in(entry: Any) -> tuple[Any, ...]:
 
 
 def named_sharding(
-    spec: _Spec,
+    spec: ShardingSpec,
     devices: Sequence[jax.Device] | np.ndarray,
     axis_names: Sequence[str] | None,
 ) -> NamedSharding:
@@ -100,7 +89,7 @@ def named_sharding(
     return NamedSharding(mesh, cut_spec(cuts))
 
 
-def sdy(spec: _Spec, axis_names: Sequence[str] | None) -> str:
+def sdy(spec: ShardingSpec, axis_names: Sequence[str] | None) -> str:
     """See `ShardingSpec.sdy`."""
     spec._check_stacked("Shardy text")
     names = _axis_names(spec, axis_names)
@@ -116,7 +105,9 @@ def sdy(spec: _Spec, axis_names: Sequence[str] | None) -> str:
     return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{cuts}]>"
 
 
-def _axis_names(spec: _Spec, axis_names: Sequence[str] | None) -> tuple[str, ...]:
+def _axis_names(
+    spec: ShardingSpec, axis_names: Sequence[str] | None
+) -> tuple[str, ...]:
     """A name per mesh dimension: the names given, or "axis0", "axis1", ..."""
     count = len(spec.mesh_shape)
     if axis_names is None:
@@ -242,7 +233,8 @@ def pmap_sharding(
                 f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
                 f"{len(shape)} dimensions"
             )
-        size = positive(shape[sharded_dim], f"dimension {sharded_dim} of shape {shape}")
+        what = f"dimension {sharded_dim} of shape {shape}"
+        size = integer_of(what, shape[sharded_dim], least=1)
         names[sharded_dim] = "axis0"
     if devices is None:
         devices = jax.local_devices()[:size]
@@ -260,7 +252,7 @@ def pmap_sharding(
 # Tiles
 
 
-def hlo_sharding(spec: _Spec) -> HloSharding:
+def hlo_sharding(spec: ShardingSpec) -> HloSharding:
     """See `ShardingSpec.hlo_sharding`."""
     spec._check_stacked("proto")
     tiles = math.prod(spec.tile_counts)

@@ -10,19 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from shardmap._jax.types import Value
 from shardmap.units import integer_of, shown
 
 _MOST_VIRTUAL_DEVICES = 1024
 """More are no help on one CPU."""
-
-
-def positive(value: Value, what: str, why: str = "") -> int:
-    """Returns `value` as an int; raises ValueError, ending with `why`, below 1."""
-    number = integer_of(what, value)
-    if number < 1:
-        raise ValueError(f"{what} must be at least 1, got {number}{why}")
-    return number
 
 
 def virtual_devices(count: int, platform: str = "cpu") -> str:
@@ -143,7 +134,7 @@ def make_mesh(
             f"{dict(axis_sizes)}"
         )
     sizes = [
-        positive(size, f"the size of mesh axis {name!r}")
+        integer_of(f"the size of mesh axis {name!r}", size, least=1)
         for name, size in axis_sizes.items()
     ]
     available = jax.local_devices() if devices is None else devices

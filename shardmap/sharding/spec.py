@@ -52,15 +52,17 @@ from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Aval, Value
 from shardmap._lazy import ask
 from shardmap.sharding import conversions
-from shardmap.sharding.mesh import positive
 from shardmap.units import integer_of
 
 Index: TypeAlias = tuple[int | slice, ...]
 
 _set = object.__setattr__
-_NO_EMPTY_MESH = ": a mesh dimension has at least one device"
 _MOST_LISTED = 1024
 """A proto lists as many devices as this."""
+
+
+def _positive(what: str, value: Any) -> int:
+    return integer_of(what, value, 1, ": a mesh dimension has at least one device")
 
 
 def _as_code(value: Any) -> str:
@@ -100,7 +102,7 @@ class Chunked:
     def __init__(self, chunks: int | Iterable[int]) -> None:
         numbers = tuple(chunks) if isinstance(chunks, Iterable) else (chunks,)
         what = "a number of chunks in Chunked"
-        _set(self, "chunks", tuple(positive(n, what, _NO_EMPTY_MESH) for n in numbers))
+        _set(self, "chunks", tuple(_positive(what, n) for n in numbers))
 
     __repr__ = _as_code
 
@@ -125,8 +127,7 @@ class Unstacked:
     size: int
 
     def __post_init__(self) -> None:
-        size = positive(self.size, "the size in Unstacked", _NO_EMPTY_MESH)
-        _set(self, "size", size)
+        _set(self, "size", _positive("the size in Unstacked", self.size))
 
     __repr__ = _as_code
 
@@ -159,12 +160,8 @@ class ShardedAxis:
     axis: int
 
     def __post_init__(self) -> None:
-        _set(self, "axis", integer_of("the axis in ShardedAxis", self.axis))
-        if self.axis < 0:
-            raise ValueError(
-                f"the axis in ShardedAxis must be at least 0, got {self.axis}: sharded "
-                "axes are counted from the first"
-            )
+        why = ": sharded axes are counted from the first"
+        _set(self, "axis", integer_of("the axis in ShardedAxis", self.axis, 0, why))
 
     __repr__ = _as_code
 
@@ -188,7 +185,7 @@ class Replicated:
 
     def __post_init__(self) -> None:
         what = "the number of replicas in Replicated"
-        _set(self, "replicas", positive(self.replicas, what, _NO_EMPTY_MESH))
+        _set(self, "replicas", _positive(what, self.replicas))
 
     __repr__ = _as_code
 
