@@ -4,7 +4,6 @@ The checks themselves are in process_programs/; each start runs many.
 """
 
 import dataclasses
-import pathlib
 import re
 
 import jax
@@ -21,7 +20,6 @@ from shardmap.map import layout
 from tests.arrays.start import PROGRAMS, start
 from tests.command_line import python
 
-ROOT = pathlib.Path(__file__).parents[2]
 # For other numbers of processes and devices than those that all checks are made with;
 # the first four for a quick run.
 FEW = [

@@ -36,9 +36,6 @@ def nest(*names, **options):
     return fun
 
 
-# Devices
-
-
 # Mesh axes
 
 

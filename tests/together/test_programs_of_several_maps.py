@@ -243,6 +243,3 @@ def test_maps_along_all_axes_take_arguments_that_cut_otherwise():
     for mapped in (sm.spmap(jnp.sin), by_partitioner, blocks):
         total = jax.jit(lambda x, mapped=mapped: mapped(x).sum())
         assert_same(total(given), np.sin(x).sum())
-
-
-# What is seen from outside happens once

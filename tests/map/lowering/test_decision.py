@@ -3,35 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from jax import lax
-from jax.sharding import Mesh
 
 import shardmap as sm
-from shardmap.map.layout import MeshPlacement
-from shardmap.map.lowering.decision import OUTERMOST, decide
-
-MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
-
-
-def params(fun=lambda x: x, size=4, name="i", **changes):
-    """The parameters of a map of ``fun`` over ``size`` elements of 3 numbers."""
-    x = np.ones((size, 3), np.float32)
-    (equation,) = jax.make_jaxpr(sm.spmap(fun, name))(x).jaxpr.eqns
-    return equation.params | changes
-
-
-def decided(
-    fun=lambda x: x, size=4, axes=("a",), mesh=MESH, around=OUTERMOST, **changes
-):
-    walk = None if axes is None else MeshPlacement(axes, ())
-    return decide(params(fun, size, **changes), mesh, walk, around)
-
-
-# Two readers
-
-
-def fun(x):
-    return x - lax.pmean(x, "i")
 
 
 def test_an_inner_map_that_gathers_is_explained_so():
@@ -46,9 +19,6 @@ def test_an_inner_map_that_gathers_is_explained_so():
     x = jax.ShapeDtypeStruct((2, 2, 3), np.float32)
     report = sm.explain(mapped)(x)
     assert [each.operation for each in report.collectives] == ["all_gather"]
-
-
-# Which map it was
 
 
 def test_a_function_called_block_is_the_users():

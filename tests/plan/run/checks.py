@@ -1,4 +1,5 @@
-"""A plan of two stages, and an argument that counts what is read of it."""
+"""A plan of two stages, an argument that counts what is read of it, and damage
+to files."""
 
 import threading
 
@@ -13,6 +14,16 @@ def columns(x, w):
     mean = x.mean(0)
     deviation = jnp.sqrt((x * x).mean(0) - mean * mean + 1e-3)
     return jnp.tanh(((x - mean[None]) / deviation[None]) @ w).sum(0), x @ w
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def zero(path):
+    path.write_bytes(bytes(path.stat().st_size))
 
 
 class Recorded:

@@ -18,7 +18,7 @@ from shardmap.plan.plan import plan
 from shardmap.plan.run.disk.folder import Folder
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
-from tests.plan.run.checks import Recorded, W, X, columns
+from tests.plan.run.checks import Recorded, W, X, columns, flip, zero
 
 
 def run_tasks(made, *args, count=3, **options):
@@ -104,16 +104,6 @@ def test_tasks_that_begin_at_once(made, tmp_path, monkeypatch):
     monkeypatch.setattr(Folder, "read", slow)
     got = made.run(X, W, checkpoint=tmp_path, task=(0, 1))
     assert_bytes(got, made.run(X, W))
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def zero(path):
-    path.write_bytes(bytes(path.stat().st_size))
 
 
 def shorten(path):

@@ -17,7 +17,7 @@ from shardmap.plan.plan import plan
 from shardmap.plan.run.disk.folder import Folder
 from shardmap.plan.run.workers import ShardError
 from tests import command_line
-from tests.plan.run.checks import Recorded, W, X, columns
+from tests.plan.run.checks import Recorded, W, X, columns, flip, zero
 
 
 def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
@@ -67,16 +67,6 @@ def test_a_damaged_folder_is_told(made, tmp_path):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=r"plan.json is damaged.*an empty folder"):
             made.run(X, W, checkpoint=tmp_path)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def zero(path):
-    path.write_bytes(bytes(path.stat().st_size))
 
 
 def exchange(path):
