@@ -107,9 +107,7 @@ class ChunkedFunction(Generic[P, R]):
 
     def _read(self, args: Any, kwargs: Any) -> _Read:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        asked = asked_points(
-            "chunked", self._in_slices, args, leaves[: len(jax.tree.leaves(args))]
-        )
+        asked = asked_points("chunked", self._in_slices, args)
         keywords = leaves[len(asked) :]
         asked += tuple(((),) * len(jax.numpy.shape(leaf)) for leaf in keywords)
         out_tree = None

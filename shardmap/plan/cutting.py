@@ -46,9 +46,8 @@ def cut_function(
         for name, leaf in zip(names, leaves, strict=True)
         if (dtypes := _narrowed_dtype(leaf)) is not None
     }
-    count = len(jax.tree.leaves(cut_args))
-    given = asked_points("plan", in_slices, cut_args, avals[:count])
-    given += tuple(((),) * np.ndim(aval) for aval in avals[count:])
+    given = asked_points("plan", in_slices, cut_args)
+    given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
     closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
         *jax.tree.unflatten(in_tree, avals)
     )

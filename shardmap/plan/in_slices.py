@@ -107,7 +107,6 @@ def asked_points(
     who: str,
     in_slices: InSlices,
     args: PyTree,
-    avals: Sequence[Any],
     what: str = "args",
     option: str = "in_slices",
 ) -> Asked:
@@ -117,7 +116,6 @@ def asked_points(
       who: the function that was called.
       in_slices: what was asked for.
       args: what is to be cut.
-      avals: its leaves.
       what: its name.
       option: the name of ``in_slices``.
 
@@ -125,18 +123,16 @@ def asked_points(
       TypeError: something in ``in_slices`` is no cut.
       ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
     """
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    leaves = jax.tree_util.tree_leaves_with_path(args)
     one = what == "args" and len(args) == 1
     if isinstance(in_slices, dict) and not _has_axes(in_slices) and one:
         in_slices = (in_slices,)  # Of the one argument, a dict.
     specs = _spread(in_slices, args, option)
-    assert len(specs) == len(avals)
     problems: list[str] = []
     asked: list[tuple[Points | Auto, ...]] = []
     kinds: set[type] = set()
-    leaves = jax.tree.leaves(args)
-    for path, spec, leaf, aval in zip(paths, specs, leaves, avals, strict=True):
-        shape = np.shape(aval)
+    for (path, leaf), spec in zip(leaves, specs, strict=True):
+        shape = np.shape(leaf)
         name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
         row: list[Points | Auto] = [()] * len(shape)
         if isinstance(spec, _Each):
@@ -242,8 +238,7 @@ def cuts_at(who: str, asked: Asked) -> list[list[Cut]]:
 
 def result_cuts(out_slices: InSlices, results: PyTree) -> list[list[Cut]]:
     """The cuts of each axis of each leaf of the results."""
-    leaves = jax.tree.leaves(results)
-    asked = asked_points("plan", out_slices, results, leaves, "results", "out_slices")
+    asked = asked_points("plan", out_slices, results, "results", "out_slices")
     # They come from no argument.
     return [
         [cut._replace(origins=frozenset()) for cut in row]

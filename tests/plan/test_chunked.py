@@ -342,7 +342,7 @@ def test_a_cut_that_reaches_nothing_is_told_once():
 def test_what_is_no_function_or_no_cut():
     with pytest.raises(TypeError, match="chunked takes a function, got 3"):
         sm.chunked(3)
-    with pytest.raises(TypeError, match="an axis must be an int, got '0'"):
+    with pytest.raises(TypeError, match="an axis must be an integer, got '0'"):
         sm.chunked(attention, ({"0": 2}, None, None))(X, X, X)
 
 

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from typing import Any
 
@@ -23,7 +23,6 @@ from shardmap.plan.run.tasks import Task, shard_tasks
 AHEAD = 2 * (os.cpu_count() or 1)
 """How many shards an executor is given at once by default."""
 
-
 READ_AHEAD = 2
 """How many shards are read or computed at once in this process by default."""
 
@@ -33,19 +32,6 @@ LARGE = 2**25
 
 class ShardError(RuntimeError):
     """A shard failed for good. The cause is the last error."""
-
-
-def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context manager that gives other threads this thread's settings of JAX."""
-    x64: bool = config_value("jax_enable_x64")
-    device = config_value("jax_default_device")
-
-    @contextlib.contextmanager
-    def settings() -> Iterator[None]:
-        with jax.enable_x64(x64), jax.default_device(device):
-            yield
-
-    return settings
 
 
 class Workers:
@@ -73,7 +59,6 @@ class Workers:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
         self.executor = executor
         self.keeps = keeps
-        self.settings = _settings()
 
     def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
         """The tasks of a stage. What is not folded by them is folded here."""
@@ -176,7 +161,30 @@ def named(task: Task) -> str:
     return f"the fold of partial results up to {shard}" if task.needs else shard
 
 
-class LocalWorkers(Workers):
+class ThreadWorkers(Workers):
+    """Every thread reads, computes and waits for its shard."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.x64 = bool(config_value("jax_enable_x64"))
+        self.device = config_value("jax_default_device")
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """Gives a thread the settings of JAX of the one that runs the plan."""
+        with jax.enable_x64(self.x64), jax.default_device(self.device):
+            yield
+
+    def submit(self, task: Task) -> Future[Any]:
+        return self.executor.submit(self.computed, task)
+
+    def computed(self, task: Task) -> Any:
+        shard = self.shard(task)
+        with self.settings():
+            return [np.asarray(part) for part in shard.function(*self.read(shard))]
+
+
+class LocalWorkers(ThreadWorkers):
     """Reads and starts shards in a pool, while this thread waits and writes."""
 
     def __init__(self, *args: Any) -> None:
@@ -191,9 +199,9 @@ class LocalWorkers(Workers):
         self.starting = threading.Lock()
 
     def submit(self, task: Task) -> Future[Any]:
-        return self.executor.submit(self.start, task, next(self.devices))
+        return self.executor.submit(self.started, task, next(self.devices))
 
-    def start(self, task: Task, device: jax.Device | None) -> Any:
+    def started(self, task: Task, device: jax.Device | None) -> Any:
         shard = self.shard(task)
         with self.settings():
             args = self.read(shard)
@@ -210,15 +218,3 @@ def bytes_read(stage: Stage) -> int:
     """What the first shard of a stage reads."""
     reads = stage.recipe(0)[1].reads
     return sum(box_bytes(value, box) for value, box in reads)
-
-
-class ThreadWorkers(Workers):
-    """Every thread reads, computes and waits for its shard."""
-
-    def submit(self, task: Task) -> Future[Any]:
-        return self.executor.submit(self.whole, task)
-
-    def whole(self, task: Task) -> Any:
-        shard = self.shard(task)
-        with self.settings():
-            return [np.asarray(part) for part in shard.function(*self.read(shard))]
