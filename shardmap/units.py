@@ -3,6 +3,7 @@
 import functools
 import inspect
 import operator
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,12 @@ def printable(text: str) -> str:
         c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def short_path(file: str) -> str:
+    """The path of a file, relative to the working directory if it is below that."""
+    path, here = pathlib.Path(file), pathlib.Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 
 def integer_of(what: str, value: Any, least: int | None = None, why: str = "") -> int:

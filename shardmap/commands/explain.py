@@ -19,6 +19,7 @@ from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explain.api import explain
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
+from shardmap.units import short_path
 
 EXAMPLES = (
     "python -m shardmap explain shardmap.commands.example:predict "
@@ -245,7 +246,4 @@ def _what(error: BaseException) -> str:
     ]
     if not frames:
         return text
-    path = pathlib.Path(frames[-1].filename)
-    if path.is_relative_to(pathlib.Path.cwd()):
-        path = path.relative_to(pathlib.Path.cwd())
-    return f"{text} ({path}:{frames[-1].lineno})"
+    return f"{text} ({short_path(frames[-1].filename)}:{frames[-1].lineno})"

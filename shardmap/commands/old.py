@@ -15,6 +15,7 @@ from shardmap.commands.parsing import Parser
 from shardmap.compat.edits import PACKAGES, Use, told
 from shardmap.compat.installing import install, uninstall, uses
 from shardmap.compat.sources import unknown_in, uses_in
+from shardmap.units import short_path
 
 EXAMPLES = (
     "python -m shardmap old train.py --steps 100",
@@ -174,7 +175,7 @@ def report(found: Sequence[Use]) -> list[str]:
             "python -m shardmap old: old names that were used, and the edits that make "
             "them permanent"
         )
-        lines += [f"  {told(use, _short(use.file))}" for use in own]
+        lines += [f"  {told(use, short_path(use.file))}" for use in own]
     if installed:
         lines.append(
             "python -m shardmap old: installed packages that use old names, which this "
@@ -187,10 +188,3 @@ def report(found: Sequence[Use]) -> list[str]:
             packages.setdefault(name, set()).add(use.name)
         lines += [f"  {name}: {', '.join(sorted(packages[name]))}" for name in packages]
     return lines
-
-
-def _short(file: str) -> str:
-    """A path relative to the working directory, if it is below it."""
-    path = Path(file)
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file

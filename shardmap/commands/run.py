@@ -38,22 +38,6 @@ DEVICE_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the script, and returns the exit code of the first process that failed."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if not os.path.isfile(options.script):
-        parser.error(f"there is no file {options.script}")
-    environments = [
-        environment(
-            process, options.processes, options.devices_per_process, port, os.environ
-        )
-        for port in [free_port()]
-        for process in range(options.processes)
-    ]
-    command = [options.script, *options.arguments]
-    return Launch(command, environments).run(options.grace)
-
-
-def _parser() -> Parser:
     parser = Parser(
         "run",
         "Start a script in several processes on this machine. The script calls\n"
@@ -86,7 +70,16 @@ def _parser() -> Parser:
     )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")
-    return parser
+    options = parser.parse_args(arguments)
+    if not os.path.isfile(options.script):
+        parser.error(f"there is no file {options.script}")
+    count, devices, port = options.processes, options.devices_per_process, free_port()
+    environments = [
+        environment(process, count, devices, port, os.environ)
+        for process in range(count)
+    ]
+    command = [options.script, *options.arguments]
+    return Launch(command, environments).run(options.grace)
 
 
 def _count(text: str) -> int:

@@ -21,9 +21,9 @@ UNUSED = "not used by the program"
 def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     """The meshes that a program's equations name, the largest first.
 
-    These are the meshes of maps, and of constraints on how arrays are sharded. Where
-    axes are explicit an equation names the abstract mesh of the one that is set, that
-    its arguments are on, or that another equation names: it is that one.
+    These are the meshes of maps and of sharding constraints. With Explicit axes, an
+    equation names an abstract mesh: it stands for the mesh of devices with these axes
+    that is set, that an argument is on, or that another equation names.
 
     Args:
       jaxpr: the program.

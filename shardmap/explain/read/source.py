@@ -12,6 +12,7 @@ import jax
 
 from shardmap._jax.primitives import frames_of
 from shardmap._jax.types import Equation
+from shardmap.units import short_path
 
 # Frames in here are not the user's.
 _LIBRARIES = tuple(
@@ -61,10 +62,7 @@ def _line(file_name: str, number: int, function: str) -> str:
     function = function.replace(".<locals>", "")
     if (cell := _cell(file_name)) is not None:
         return f"{cell}:{number} ({function})"
-    path = pathlib.Path(file_name)
-    if path.is_relative_to(pathlib.Path.cwd()):
-        path = path.relative_to(pathlib.Path.cwd())
-    return f"{path}:{number} ({function})"
+    return f"{short_path(file_name)}:{number} ({function})"
 
 
 def _cell(file_name: str) -> str | None:
