@@ -178,24 +178,30 @@ def check_meshes(
     ]
     others += [("an argument", sizes) for sizes in arguments]
     for other, theirs in others:
-        if sizes := _sizes_for_both(ours, theirs):
-            raise NotImplementedError(
-                f"{name} runs on {_text(ours)}, {other} of the same program on "
-                f"{_text(theirs)}: XLA cannot cut one program both ways. Give all maps "
-                f"and arguments meshes with axes of sizes {sizes}, several axes to a "
-                "map where it needs them, or call the map outside of your own jax.jit "
-                "and jax.set_mesh."
+        if _can_combine(ours, theirs):
+            continue
+        both = sorted(_cuts(ours) | _cuts(theirs))
+        steps = list(itertools.pairwise(both))
+        advice = "Put each into a jax.jit of its own"
+        if all(end % start == 0 for start, end in steps):
+            sizes = tuple(end // start for start, end in steps)
+            advice = (
+                f"Give all maps and arguments meshes with axes of sizes {sizes}, "
+                "several axes to a map where it needs them"
             )
+        raise NotImplementedError(
+            f"{name} runs on {_text(ours)}, {other} of the same program on "
+            f"{_text(theirs)}: XLA cannot cut one program both ways. {advice}, or call "
+            "the map outside of your own jax.jit and jax.set_mesh."
+        )
     _lowered.meshes.setdefault(mesh, name)
 
 
-def _sizes_for_both(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """The axis sizes of a mesh with the cuts of both; empty if one has them all."""
+def _can_combine(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether a mesh of one has all cuts of the other, or other devices."""
     cuts, other_cuts = _cuts(a), _cuts(b)
-    if max(cuts) != max(other_cuts) or cuts <= other_cuts or other_cuts <= cuts:
-        return ()
-    both = sorted(cuts | other_cuts)
-    return tuple(b // a for a, b in itertools.pairwise(both))
+    same_devices = max(cuts) == max(other_cuts)
+    return not same_devices or cuts <= other_cuts or other_cuts <= cuts
 
 
 def _cuts(sizes: Sequence[int]) -> set[int]:

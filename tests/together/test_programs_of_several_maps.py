@@ -216,6 +216,20 @@ def test_maps_that_cut_the_devices_otherwise_are_refused():
     assert_same(got, (np.sin(x), np.sin(y)))
 
 
+def test_maps_that_no_mesh_fits_are_advised_to_be_two_programs():
+    nested = sm.spmap(sm.spmap(jnp.sin), devices=jax.devices()[:6])
+    x, y = np.ones((3, 2), np.float32), np.ones((2, 3), np.float32)
+    with pytest.raises(
+        NotImplementedError,
+        match=r"on 2 x 3 devices, spmap of sin of the same program on 3 x 2 devices: "
+        r"XLA cannot cut one program both ways. Put each into a jax.jit of its own, or "
+        r"call the map outside",
+    ):
+        jax.jit(lambda x, y: (nested(x), nested(y)))(x, y)
+    got = jax.jit(nested)(x), jax.jit(nested)(y)
+    assert_same(got, (np.sin(x), np.sin(y)))
+
+
 def test_arguments_that_cut_the_devices_otherwise_are_refused():
     mapped, x = sm.spmap(sm.spmap(jnp.sin)), spread((2, 4))
 
