@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
@@ -80,6 +81,19 @@ def test_over_mesh_axes_that_the_map_leaves(spmap, transformation, size):
 def test_loops_and_collectives_over_both_axes(spmap, fun, size):
     got = jax.jit(on_other_axes(spmap, fun))(X[:size])
     assert_same(got, jax.jit(on_other_axes(jax.vmap, fun))(X[:size]), 1e-4)
+
+
+def constrained(x):
+    return lax.with_sharding_constraint(x, NamedSharding(MESH, P("data")))
+
+
+@pytest.mark.parametrize("cut", [over(MESH, "data", block), constrained])
+def test_beside_a_branch(cut):
+    def fun(x):
+        return lax.cond(x.sum() > 0, jnp.sin, jnp.cos, cut(x))
+
+    mapped = sm.spmap(fun, mesh=MESH, mesh_axes="model")
+    assert_same(mapped(X), jax.vmap(fun)(X), 1e-4)
 
 
 @pytest.mark.few(1)

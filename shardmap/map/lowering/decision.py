@@ -3,9 +3,10 @@
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
-from jax.extend.core.primitives import cond_p, while_p
+from jax.extend.core.primitives import cond_p, sharding_constraint_p, while_p
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import AnyMesh, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import lowers_per_device
@@ -75,12 +76,11 @@ class Decision:
 def may_branch(jaxpr: Jaxpr) -> bool:
     """Whether elements may take different branches, outside of maps in ``jaxpr``.
 
-    False if ``jaxpr`` has partitions, which only the partitioner can make.
+    False if ``jaxpr`` itself cuts values along the other mesh axes.
     """
-    branches = any(
-        e.primitive in (cond_p, while_p) for e in equations(jaxpr, is_no_map)
-    )
-    return branches and not any(e.primitive in PARTITIONED for e in equations(jaxpr))
+    found = {equation.primitive for equation in equations(jaxpr, is_no_map)}
+    cuts = found & {SHARD_MAP, sharding_constraint_p, *PARTITIONED}
+    return bool(found & {cond_p, while_p}) and not cuts
 
 
 def platform_of(mesh: AnyMesh) -> str:
