@@ -1,19 +1,23 @@
 """How a map is lowered: `lower_map` does what is decided here, `explain` reports it."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, sharding_constraint_p, while_p
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import AnyMesh, Jaxpr
-from shardmap._jax.walk import equations
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
+from shardmap._jax.walk import equations, equations_for, rewrite_jaxpr
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import PARTITIONED, MeshPlacement
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
+from shardmap.map.tracing import Batch, batched_results_of
 
 Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]
 
@@ -73,14 +77,65 @@ class Decision:
         return around._replace(partitioned=partitioned)
 
 
-def may_branch(jaxpr: Jaxpr) -> bool:
-    """Whether elements may take different branches, outside of maps in ``jaxpr``.
+def may_branch(params: dict[str, Any], around: Enclosing) -> bool:
+    """Whether elements may take different branches, outside of maps inside.
 
-    False if ``jaxpr`` itself cuts values along the other mesh axes.
+    False if the function itself cuts values along the other mesh axes.
     """
+    jaxpr = params["call_jaxpr"]
     found = {equation.primitive for equation in equations(jaxpr, is_no_map)}
-    cuts = found & {SHARD_MAP, sharding_constraint_p, *PARTITIONED}
-    return bool(found & {cond_p, while_p}) and not cuts
+    if not found & {cond_p, while_p}:
+        return False
+    if found & {SHARD_MAP, sharding_constraint_p, *PARTITIONED}:
+        return False
+    return bool(around.manual) or _predicates_differ(
+        jaxpr, Batch(params["axis_name"], params["axis_size"]), params["in_axes"]
+    )
+
+
+def _predicates_differ(
+    jaxpr: Jaxpr, batch: Batch, in_axes: Sequence[int | None]
+) -> bool:
+    """Whether `jax.vmap` batches the predicate of a branch or a loop."""
+    differ = False
+
+    @jax.custom_batching.custom_vmap
+    def observe(predicate: Value) -> Any:
+        return predicate
+
+    @observe.def_vmap
+    def observe_vmap(_size: int, in_batched: Any, predicate: Value) -> Any:
+        nonlocal differ
+        differ |= in_batched[0]
+        return predicate, in_batched[0]
+
+    def change(equation: Equation) -> Any:
+        if equation.primitive is cond_p:
+            predicate, *operands = equation.invars
+            seen = jex_core.Var(predicate.aval)
+            observing = equations_for(observe, [predicate], [seen], equation)
+            return [*observing, equation.replace(invars=[seen, *operands])]
+        if equation.primitive is while_p:
+            closed = equation.params["cond_jaxpr"]
+            condition = closed.jaxpr
+            (predicate,) = condition.outvars
+            seen = jex_core.Var(predicate.aval)
+            observing = equations_for(observe, [predicate], [seen], equation)
+            condition = condition.replace(
+                eqns=[*condition.eqns, *observing], outvars=[seen]
+            )
+            changed = {"cond_jaxpr": closed.replace(jaxpr=condition)}
+            return equation.replace(params=equation.params | changed)
+        return equation
+
+    fun = batch.function(rewrite_jaxpr(jaxpr, change, is_no_map))
+    avals = [var.aval for var in jaxpr.invars]
+    dims = [None if axis is None else 0 for axis in in_axes]
+    try:
+        batched_results_of(fun, avals, batch, dims)
+    except NotImplementedError:  # A primitive has no batching rule.
+        return True
+    return differ
 
 
 def platform_of(mesh: AnyMesh) -> str:
@@ -125,7 +180,7 @@ def decide(
     manual_axes = placement.mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
         manual_axes = (*manual_axes, REPLICAS)
-    if calls_host(params["call_jaxpr"]) or may_branch(params["call_jaxpr"]):
+    if calls_host(params["call_jaxpr"]) or may_branch(params, around):
         # JAX calls the host where a program is written per device along all axes. And
         # XLA puts collectives along other axes into branches that not all devices take.
         manual_axes = mesh.axis_names

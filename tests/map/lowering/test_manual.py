@@ -71,3 +71,29 @@ def test_a_branch_has_only_its_own_collectives(size):
     turned, sine = np.roll(4 * x[0], 1), np.sin(2 * x[1])
     expected = np.stack([turned, sine, turned])
     np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
+
+
+def shared_count(row, steps):
+    return jax.lax.fori_loop(0, steps, lambda _, row: inner_sine(row), row)
+
+
+def shared_predicate(row, steps):
+    """A branch on a sum over the axis, in a scan."""
+
+    def step(row, _):
+        is_small = jax.lax.psum(row.sum(), "i") < 100 * steps
+        return jax.lax.cond(is_small, inner_sine, jnp.cos, row), None
+
+    return jax.lax.scan(step, row, None, length=2)[0]
+
+
+def inner_sine(row):
+    return sm.spmap(jnp.sin, "j")(row)
+
+
+@pytest.mark.parametrize("fun", [shared_count, shared_predicate])
+def test_a_branch_that_all_elements_take_gathers_nothing(fun):
+    x = array(2, 4)
+    mapped = jax.jit(sm.spmap(fun, "i", in_axes=(0, None)))
+    assert "all-gather" not in between_devices(mapped, x, 2)
+    np.testing.assert_allclose(mapped(x, 2), np.sin(np.sin(x)), rtol=1e-6)
