@@ -40,14 +40,13 @@ def attach(
     subpackages: Sequence[str] = (),
     elsewhere: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes a package's ``__getattr__`` and ``__dir__``, to be called while it loads.
+    """Makes a package's ``__getattr__`` and ``__dir__``; call it while it loads.
 
-    What the modules are in is no name of the package, and would hide one that is called
-    like it: Python makes a subpackage an attribute of the package when it is first
-    imported, and then never again. So it is imported here, which is to cost nothing,
-    and the attribute taken away. What is in it is there by ``from package.name import
-    module``; ``import package.name.module as x`` looks for it in a public name that is
-    called like the subpackage, and fails.
+    Some subpackages have the name of a public function, such as `plan`. Python makes a
+    subpackage an attribute of its package when it is first imported, which would hide
+    the function. So the subpackages are imported here, and the attributes deleted.
+    ``from package.plan import module`` works; ``import package.plan.module as x`` looks
+    for the module in the function, and fails.
 
     Args:
       package: its name.

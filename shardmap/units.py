@@ -1,4 +1,4 @@
-"""How sizes, times, values and options are written and read."""
+"""Reading and writing sizes, times and values; checks of options."""
 
 import functools
 import inspect
@@ -169,7 +169,7 @@ class WithOptions(functools.partial[Any]):
 
 
 def decorator_with_options(transformation: Callable[..., Any]) -> Callable[..., Any]:
-    """A function transformation that is a decorator where it gets no function.
+    """Lets a function transformation be used as a decorator with options.
 
     >>> @decorator_with_options
     ... def double(fun=None, times=1):

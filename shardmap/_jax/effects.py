@@ -24,6 +24,7 @@ def _effects_of(fun: Callable[..., Any], *args: Value) -> set[Effect]:
 # Names of axes
 
 NO_AXIS = object()
+"""The axis of effects that use none."""
 
 [_axis_effect] = _effects_of(lambda: jax.lax.axis_index("i"))
 AXIS_EFFECT = type(_axis_effect)
@@ -58,7 +59,7 @@ def with_axis(effect: Effect, name: Hashable) -> Effect:
 
 
 def on_variables(effects: Collection[Effect], new: Callable[[Var], Var]) -> set[Effect]:
-    """The effects, those on a variable such as a reference on another one."""
+    """The effects, each on a variable, such as a reference, on another one."""
 
     def moved(effect: Any) -> Effect:
         has_variable = hasattr(effect, "input")

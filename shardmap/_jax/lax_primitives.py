@@ -1,4 +1,4 @@
-"""More of them, for the plan, which has a rule for every primitive there is."""
+"""Primitives of `jax.lax` without a public name, for the rules of plans."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,7 @@ NEWER: list[Primitive] = [
     for name in ("log2_p", "one_minus_square_p", "polynomial_p")
     if hasattr(p, name)
 ]
-"""Those with a public name that JAX has from 0.12 on; each element on its own."""
+"""Elementwise primitives that JAX has from 0.12 on."""
 
 
 def _custom_vmap() -> Primitive:
@@ -96,7 +96,7 @@ REDUCTION_PARAMS = {
 
 
 def linear_solve(params: Params, operands: int) -> tuple[AnyJaxpr, list[int]]:
-    """The jaxpr by which a linear solve is done, and which operands it takes."""
+    """The jaxpr that solves, and the numbers of the operands that it takes."""
     counts, jaxprs = params["const_lengths"], params["jaxprs"]
     first = counts.matvec + counts.vecmat
     behind = first + counts.solve + counts.transpose_solve

@@ -42,11 +42,13 @@ def def_batching(primitive: Primitive, rule: Callable[..., Batched]) -> None:
         parameters by name.
     """
 
-    def told(axis_data: Any, args: Sequence[Value], dims: Dims, **params: Param) -> Any:
+    def batch(
+        axis_data: Any, args: Sequence[Value], dims: Dims, **params: Param
+    ) -> Any:
         vmap = Vmap(axis_data.name, axis_data.size, axis_data.spmd_name)
         return rule(vmap, args, dims, **params)
 
-    batching.fancy_primitive_batchers[primitive] = told
+    batching.fancy_primitive_batchers[primitive] = batch
 
 
 # Dead code
@@ -59,17 +61,17 @@ the equation that is left, if any."""
 def def_dce(primitive: Primitive, rule: DeadCodeRule) -> None:
     """Registers the rule that removes dead code from equations of ``primitive``."""
 
-    def told(used_outputs: Sequence[bool], *rest: object) -> Any:
+    def dce(used_outputs: Sequence[bool], *rest: object) -> Any:
         equation: Any = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
         return rule(used_outputs, equation)
 
-    partial_eval.dce_rules[primitive] = told
+    partial_eval.dce_rules[primitive] = dce
 
 
 def without_dead_code(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> Any:
     """The jaxpr with only the used outputs, and which inputs these need."""
     pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
-    # A copy, as JAX may give back the jaxpr that it is kept for.
+    # A copy, as JAX may return the jaxpr that its cache has this result for.
     return pruned.replace(), used_inputs
 
 

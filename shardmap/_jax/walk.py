@@ -49,7 +49,7 @@ def equations(
 
     Args:
       jaxpr: where to begin.
-      into: tells whether to look into what an equation holds.
+      into: tells whether to look into the jaxprs of an equation.
     """
     return _read(opened(jaxpr).eqns, into, set())
 
@@ -87,7 +87,7 @@ def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
 
 
 Change = Callable[[Any], Any]
-"""Takes an equation; gives the one to have instead, or a list of several or none."""
+"""Takes an equation; returns it, another one, or a list of equations."""
 
 
 def rewrite_jaxpr(
@@ -100,10 +100,9 @@ def rewrite_jaxpr(
 
     Args:
       jaxpr: open or closed.
-      change: what to do with an equation. It gives the same object to leave it alone,
-        and sets the effects of the ones that it makes.
-      into: tells whether to change what an equation holds.
-      finish: takes each jaxpr with its changed equations; gives the one to have.
+      change: see `Change`. It sets the effects of the equations that it makes.
+      into: tells whether to change the jaxprs of an equation.
+      finish: takes each jaxpr with its changed equations, and returns it or another.
 
     Returns:
       The changed jaxpr; ``jaxpr`` itself if nothing has changed.
@@ -156,9 +155,9 @@ def _are_same(before: Iterable[Any], after: Iterable[Any]) -> bool:
 def effects_after(
     holder: Any, before: Iterable[Any], after: Iterable[Any]
 ) -> set[Effect]:
-    """The effects of what holds equations, or jaxprs, once others are in their place.
+    """The effects of a jaxpr whose equations are replaced, or an equation's jaxprs.
 
-    What else it has, such as an effect on a reference of its own, stays.
+    Effects of its own, such as those on a reference, stay.
     """
     was, now = (
         {effect for item in items for effect in item.effects}
@@ -174,19 +173,19 @@ CALLS = {
     p.jit_p: "jaxpr",
     p.remat_p: "jaxpr",
 }
-"""Primitives that only call what they hold, and under which name they hold it."""
+"""Primitives that only call a jaxpr, and the parameter that has it."""
 
 
 def inline_calls(
     jaxpr: Jaxpr, is_wanted: Callable[[Equation], bool] = lambda equation: True
 ) -> Any:
-    """The jaxpr with what its equations call in their place.
+    """The jaxpr with its calls inlined.
 
     Custom derivatives are lost: it is for programs that are about to run.
 
     Args:
       jaxpr: an open jaxpr.
-      is_wanted: tells which calls to write in line.
+      is_wanted: tells which calls to inline.
     """
     new: list[Any] = []
 

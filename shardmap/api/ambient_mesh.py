@@ -28,7 +28,7 @@ def check_in_shard_map(name: str, options: SpmapOptions) -> None:
         raise ValueError(
             f"{text}, whose devices it runs on, but names "
             f"{[device.id for device in devices_of(options)]}. Leave out devices and "
-            "backend, or walk other axes of that mesh with mesh= and mesh_axes=."
+            "backend, or map over other axes of that mesh with mesh= and mesh_axes=."
         )
     if options.mesh is None:
         return
@@ -38,9 +38,9 @@ def check_in_shard_map(name: str, options: SpmapOptions) -> None:
             f"{dict(options.mesh.shape)}. Leave out mesh and mesh_axes, or name that "
             "mesh."
         )
-    if walked := set(options.mesh_axes or ()) & set(around.manual_axes):
+    if both := set(options.mesh_axes or ()) & set(around.manual_axes):
         raise ValueError(
-            f"{text}, which walks {sorted(walked)[0]!r} already, and so does the map "
+            f"{text}, which is over {sorted(both)[0]!r} already, and so is the map "
             f"with mesh_axes={options.mesh_axes}. Leave out mesh and mesh_axes, or "
             "give other axes."
         )

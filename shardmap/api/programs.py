@@ -357,7 +357,7 @@ class Programs(abc.ABC, Generic[C]):
     def broadcast_out(
         self, name: str, prefix: PyTree, out_tree: TreeDef
     ) -> Sequence[Any]:
-        """The same for each leaf of the result."""
+        """A leaf of an option, such as ``out_axes``, for each leaf of the result."""
         return trees.broadcast_axes(
             name, prefix, out_tree, "the result", self.is_leaf, self.full_name
         )

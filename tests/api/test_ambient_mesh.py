@@ -40,7 +40,7 @@ def test_each_device_runs_all_elements_of_its_block():
     assert f.lower(X).as_text().count("sdy.manual_computation") == 1
 
 
-def test_a_map_walks_axes_that_the_shard_map_leaves():
+def test_a_map_over_axes_that_the_shard_map_leaves():
     f = in_shard_map(mesh=MESH, mesh_axes="b")
     np.testing.assert_array_equal(f(X), expected())
     assert f.lower(X).as_text().count("sdy.manual_computation") == 2
@@ -50,7 +50,7 @@ def test_a_map_walks_axes_that_the_shard_map_leaves():
 def test_devices_of_its_own_are_refused(options):
     match = re.escape(
         "spmap of <lambda> is inside jax.shard_map over ('a',), whose devices it runs "
-        "on, but names [0, 1, 2, 3, 4, 5, 6, 7]. Leave out devices and backend, or walk"
+        "on, but names [0, 1, 2, 3, 4, 5, 6, 7]. Leave out devices and backend, or map"
     )
     with pytest.raises(ValueError, match=match):
         in_shard_map(**options)(X)
@@ -65,10 +65,10 @@ def test_another_mesh_is_refused():
         in_shard_map(mesh=sm.make_mesh({"c": 8}), mesh_axes="c")(X)
 
 
-def test_an_axis_that_the_shard_map_walks_is_refused():
+def test_an_axis_that_the_shard_map_is_over_is_refused():
     match = re.escape(
-        "spmap of <lambda> is inside jax.shard_map over ('a', 'b'), which walks 'b' "
-        "already, and so does the map with mesh_axes=('b',). Leave out mesh and"
+        "spmap of <lambda> is inside jax.shard_map over ('a', 'b'), which is over 'b' "
+        "already, and so is the map with mesh_axes=('b',). Leave out mesh and"
     )
     with pytest.raises(ValueError, match=match):
         in_shard_map(("a", "b"), mesh=MESH, mesh_axes="b")(X)

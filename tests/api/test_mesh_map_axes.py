@@ -1,4 +1,4 @@
-"""Mesh axes that no array names, that nobody walks, that several maps name."""
+"""Mesh axes that no array names, that no map is over, that several maps name."""
 
 import re
 
@@ -98,7 +98,7 @@ def test_blocks_on_both_axes_need_no_collective_by_the_partitioner():
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_an_axis_that_a_map_around_walks(lowering):
+def test_an_axis_that_a_map_around_is_over(lowering):
     x = np.arange(32, dtype=np.float32).reshape(4, 8) / 32
     inner = sm.mesh_map(
         lambda b: lax.psum(jnp.sin(b), ("x", "y")),
@@ -120,7 +120,7 @@ def test_an_axis_that_a_map_around_walks(lowering):
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_an_axis_that_a_map_inside_walks(lowering):
+def test_an_axis_that_a_map_inside_is_over(lowering):
     def inside(b):
         inner = sm.spmap(lambda v: v / lax.psum(v, "j"), "j", mesh=MESH, mesh_axes="y")
         return inner(b) * lax.psum(1, "x")

@@ -171,7 +171,7 @@ def test_pmap_is_refused_by_its_name(axis_name):
             call(np.ones((4, 2), np.float32))
 
 
-def test_an_axis_that_a_map_between_walks():
+def test_an_axis_that_a_map_between_is_over():
     inner = sm.spmap(
         over(MESH, "data", lambda x: x * 2), "j", mesh=MESH, mesh_axes="data"
     )

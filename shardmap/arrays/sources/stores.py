@@ -1,7 +1,9 @@
 """Datasets of h5py, arrays of zarr in local and remote stores, and their chunks."""
 
+import contextlib
 import importlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,24 +22,14 @@ class Dataset:
         with self._open() as dataset:
             self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
 
-    def _open(self) -> Any:
-        return _Opened(self._path, self._name)
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Any]:
+        with importlib.import_module("h5py").File(self._path, "r") as file:
+            yield file[self._name]
 
     def __getitem__(self, index: Any) -> Any:
         with self._open() as dataset:
             return dataset[index]
-
-
-class _Opened:
-    def __init__(self, path: str, name: str) -> None:
-        self._path, self._name = path, name
-
-    def __enter__(self) -> Any:
-        self._file = importlib.import_module("h5py").File(self._path, "r")
-        return self._file[self._name]
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
 
 
 def _describe_dataset(dataset: Any) -> About | None:
@@ -72,11 +64,11 @@ def _describe_zarr(array: Any) -> About | None:
         }
     else:
         return None
-    return {**where, "format": array.metadata.zarr_format, "writable": _writable(array)}
-
-
-def _writable(array: Any) -> bool:
-    return not array.store.read_only
+    return {
+        **where,
+        "format": array.metadata.zarr_format,
+        "writable": not array.store.read_only,
+    }
 
 
 def _reopen_zarr(about: About, writable: bool) -> Any:
@@ -105,7 +97,7 @@ def _asynchronous(system: Any) -> Any:
 
 def _grain_zarr(array: Any) -> list[int] | None:
     """The cells that are written as one file."""
-    if not _writable(array):
+    if array.store.read_only:
         return None
     cells = getattr(array, "shards", None) or array.chunks
     return list(np.asarray(cells, int))
