@@ -174,7 +174,7 @@ def _axis(axis: object, rank: int) -> int:
 
 
 def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
-    """One spec per leaf of ``tree``, of which ``spec`` is a prefix."""
+    """One spec per leaf of ``tree``; ``spec`` is a prefix of it."""
     children = _children(tree)
     count = len(jax.tree.leaves(tree))
     if children is None or spec is None or isinstance(spec, _Each):

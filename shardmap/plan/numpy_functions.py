@@ -152,7 +152,7 @@ def _of_jax(fun: Callable[..., Any], module: str) -> Callable[..., Any]:
 
 
 def _call(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    # Whoever calls NumPy's function expects its promotion.
+    # Callers of NumPy's function expect NumPy's promotion.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return fun(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""`plan` and what it gives: a `ShardPlan` of `Shard`s.
+"""`plan` and its result, a `ShardPlan` of `Shard`s.
 
 >>> import jax.numpy as jnp, numpy as np
 >>> x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
@@ -15,7 +15,7 @@ import inspect
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -165,27 +165,31 @@ def _statics(
     numbers = [argnums] if isinstance(argnums, int) else argnums
     names = [argnames] if isinstance(argnames, str) else argnames
     parameters = list(inspect.signature(fun).parameters) if names else []
-    found: set[int | str] = set()
+    found: dict[int | str, Any] = {}
     for number in numbers:
         if not -len(args) <= number < len(args):
             raise ValueError(
                 f"static_argnums names the positional argument {number}, but there are "
                 f"{len(args)}"
             )
-        found.add(number % len(args))
+        found[number % len(args)] = args[number]
     for name in names:
-        if name not in kwargs and name not in parameters:
+        if name in kwargs:
+            found[name] = kwargs[name]
+        elif name not in parameters:
             raise ValueError(f"static_argnames names {name!r}, no argument of {fun}")
-        found.add(name if name in kwargs else parameters.index(name))
-    values = {f"args[{k}]": x for k, x in enumerate(args) if k in found}
-    values |= {f"kwargs[{k!r}]": x for k, x in kwargs.items() if k in found}
-    for where, value in values.items():
-        if not isinstance(value, Hashable):
+        elif (place := parameters.index(name)) < len(args):
+            found[place] = args[place]
+    for key, value in found.items():
+        try:
+            hash(value)
+        except TypeError:
+            where = f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
             raise TypeError(
                 f"static arguments must be hashable, got {value!r} of type "
                 f"{type(value).__name__} in {where}"
-            )
-    return found
+            ) from None
+    return set(found)
 
 
 def _by_position(

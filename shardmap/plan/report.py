@@ -27,8 +27,6 @@ from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
 from shardmap.units import count, size
 
-Origin = tuple[int, int]
-
 
 class StageCost(NamedTuple):
     """What one stage of a plan makes, reads and keeps.
@@ -83,11 +81,11 @@ def summary(cut_program: CutProgram) -> str:
         f"  a shard holds at most {size(plan_peak(cut_program).bytes)}; all read "
         f"{_reads(cut_program, cut_program.stages) or 'nothing'}",
     ]
-    for leaf, axis in _asked(cut_program):
-        fate = "; ".join(_fate(cut_program, leaf, axis))
-        lines.append(
-            f"  {cut_program.names[leaf]} {_cut(cut_program, leaf, axis)}; {fate}"
-        )
+    for leaf, row in enumerate(cut_program.cuts):
+        for axis, asked in enumerate(row):
+            if asked.at:
+                fate = [_cut(cut_program, leaf, axis), *_fate(cut_program, leaf, axis)]
+                lines.append(f"  {cut_program.names[leaf]} {'; '.join(fate)}")
     lines += [f"  {line}" for line in _details(cut_program, makes=False)]
     return "\n".join(lines)
 
@@ -168,7 +166,7 @@ def narrowed(cut_program: CutProgram) -> list[str]:
 
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
-    """Random numbers of which a shard makes all, though it takes some."""
+    """Random numbers that a shard draws whole, though it uses a part of them."""
     found: list[str] = []
     for node in reversed(stage.backwards if cut_program.num_shards > 1 else []):
         wholes = cut_program.analysis.rules[node.number].wholes
@@ -249,15 +247,6 @@ def _grouped(names: Iterable[str]) -> list[str]:
         for name in (
             leaves if len(leaves) < MOST_NAMES else [f"{len(leaves)} arrays of {root}"]
         )
-    ]
-
-
-def _asked(cut_program: CutProgram) -> list[Origin]:
-    return [
-        (leaf, axis)
-        for leaf, row in enumerate(cut_program.cuts)
-        for axis, asked in enumerate(row)
-        if asked.at
     ]
 
 

@@ -48,6 +48,8 @@ def test_static_arguments_are_checked():
         plan(_powers, X, 2, scale=scale, static_argnums=3)
     with pytest.raises(ValueError, match="static_argnames names 'pow', no argument of"):
         plan(_powers, X, 2, scale=scale, static_argnames="pow")
+    with pytest.raises(TypeError, match=r"hashable, got \(\[\],\) of type tuple"):
+        plan(_powers, X, ([],), scale=scale, static_argnums=1)
     with pytest.raises(TypeError, match=r"hashable, got \[\] .* in args\[1\]"):
         plan(_powers, X, [], scale=scale, static_argnums=1)
 

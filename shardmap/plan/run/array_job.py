@@ -3,7 +3,7 @@
 Each process runs its shards of every stage, and keeps their results in the folder.
 Partial results are folded there too: each fold is a file, which the process of the last
 shard below it makes. A later stage reads boxes from these files. A process waits for
-files that others make; a damaged file is made again by whoever finds it.
+files that others make; the process that finds a damaged file makes it again.
 """
 
 import sys

@@ -57,10 +57,10 @@ def fold(combiner: str, parts: Iterable[Any], own: bool = False) -> np.ndarray:
 
 
 class Fold:
-    """A tree of partial results, whose shape depends on their number alone.
+    """A tree of partial results. Its shape depends on their number alone.
 
-    Sixteen of them make one, sixteen of those the next, and so on, so that whoever
-    combines them, the bytes are the same. The top of the tree is the buffer.
+    Sixteen of them make one, sixteen of those the next, and so on, so that every
+    executor gives the same bytes. The top of the tree is the buffer.
 
     Nodes are arrays, or what stands for arrays, such as futures.
 

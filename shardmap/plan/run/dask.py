@@ -23,7 +23,7 @@ SMALL = 2**10
 """Up to how many bytes an array travels with each task that needs it."""
 
 INSIDE = 2**22
-"""Up to how many bytes an array is part of a task, from where it can be had again."""
+"""Up to how many bytes an array is part of a task, which can run again."""
 
 
 def unchanged(thing: Any) -> Any:
@@ -37,7 +37,7 @@ def fold_there(
     places: Sequence[int],
     results: Sequence[Sequence[np.ndarray]],
 ) -> list[np.ndarray]:
-    """Combines the results of tasks, of which it takes one each."""
+    """Combines one result of each of several tasks."""
     parts = (result[k] for k, result in zip(places, results, strict=True))
     return [run_fold(combiner, start, parts)]
 
@@ -89,7 +89,7 @@ class DaskWorkers(DaskTasks):
         self.ahead = 4 * max(sum(self.client.nthreads().values()), 1)
 
     def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
-        # What was kept here of earlier stages is not what it is now.
+        # Values that the last stage has made are others now.
         self.shared.clear()
         self.results.clear()
         if self.keeps:

@@ -92,7 +92,7 @@ def _misfit(aval: Aval, array: Any) -> str | None:
 def _overlaps(
     cut_program: CutProgram, places: Sequence[OutputPlace], leaves: Sequence[Any]
 ) -> Iterator[str]:
-    """Outputs whose memory others are read from, or written to."""
+    """Tells of outputs that share memory with arguments or with each other."""
     for k, (value, array) in enumerate(places):
         if array is None:
             continue
@@ -100,7 +100,7 @@ def _overlaps(
             if other is not None and _share(array, other):
                 yield f"* outputs {j} and {k} share memory: give them arrays apart"
         for name, leaf in zip(cut_program.names, leaves, strict=False):
-            # What stands for no value of its own is written when all is read.
+            # An output without a value of its own is written when all is read.
             if value is not None and _share(array, leaf):
                 yield (
                     f"* output {k} shares memory with {name}: shards would read what "

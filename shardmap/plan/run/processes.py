@@ -187,7 +187,7 @@ class RayExecutor(Executor):
     """Tasks of Ray, as an executor.
 
     Args:
-      ray: the module, of which `ray.init` has been called.
+      ray: the module, after `ray.init`.
     """
 
     def __init__(self, ray: Any) -> None:

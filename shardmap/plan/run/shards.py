@@ -222,16 +222,16 @@ class Shard:
 
 
 def index_of(what: str, index: SupportsIndex, count: int) -> int:
-    """An index, counted from the beginning.
+    """An index counted from the beginning.
 
     Raises:
       TypeError: it is no integer.
-      IndexError: there are not so many.
+      IndexError: it is out of range.
     """
     number = integer_of(f"the index of {what}", index)
     if not -count <= number < count:
         raise IndexError(
-            f"the index {number} is out of range of {what}, of which there are {count}"
+            f"the index {number} is out of range of {what}: there are {count}"
         )
     return number % count
 
@@ -345,9 +345,9 @@ class Accumulator:
             if makes and done < stage.num_shards:
                 raise ValueError(
                     f"shard {shard.number} of stage {shard.stage} needs what stage "
-                    f"{stage.number} makes, of whose {stage.num_shards:,} "
-                    f"shards {done:,} have been reduced into values: reduce all of "
-                    "them first"
+                    f"{stage.number} makes, but only {done:,} of its "
+                    f"{stage.num_shards:,} shards have been reduced into values: "
+                    "reduce all of them first"
                 )
 
     def free(self, place: int) -> list[Value]:

@@ -1,7 +1,7 @@
 """The tasks of a stage: its shards, and folds of their partial results.
 
 Sixteen partial results make one, sixteen of those the next, and so on, in the order of
-the shards. Whoever runs the tasks, the bytes are the same.
+the shards. The bytes are the same on every executor.
 """
 
 import itertools

@@ -85,7 +85,7 @@ class Workers:
         retries: int,
         saved: Checkpoint | None,
     ) -> Iterator[Task]:
-        """Runs tasks, whose results are in the accumulator when this ends.
+        """Runs tasks and puts their results into the accumulator.
 
         Args:
           tasks: the tasks of one stage, each after those that it needs.

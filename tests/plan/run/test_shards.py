@@ -94,7 +94,7 @@ def test_a_later_stage_refuses_values_that_are_not_finished(made):
     for shard in first[:3]:
         acc = shard.reduce(shard.function(*shard.args(checks.X, checks.W)), acc)
     with pytest.raises(
-        ValueError, match=r"shard 2 of stage 1 .* whose 8 shards 3 have"
+        ValueError, match=r"shard 2 of stage 1 .* only 3 of its 8 shards have"
     ):
         last[2].args(checks.X, checks.W, values=acc)
     for shard in first[3:]:
@@ -122,9 +122,7 @@ def test_a_function_as_bytes(made):
 def test_a_shard_that_is_not_there_is_named():
     made = plan(jnp.sin, X, in_slices={0: 4})
     assert made.shards[-1].number == made.shards[np.int64(3)].number == 3
-    with pytest.raises(
-        IndexError, match=r"99 is out of range of shards, .* there are 4"
-    ):
+    with pytest.raises(IndexError, match="99 is out of range of shards: there are 4"):
         made.shards[99]
     with pytest.raises(IndexError, match="the index 1 is out of range of stages"):
         made.stage_shards(1)

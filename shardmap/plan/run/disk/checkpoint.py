@@ -30,7 +30,7 @@ class Checkpoint:
     Args:
       folder: where it is, or will be.
       cut_program: the plan, or what is behind it.
-      leaves: its arguments, of which those up to 1 MiB must be the same each time.
+      leaves: its arguments; those up to 1 MiB must be the same each time.
 
     Raises:
       ValueError: it belongs to another plan or other arguments, or is no checkpoint.

@@ -107,7 +107,7 @@ class Digest:
 
         Args:
           thing: the function, or a part of it.
-          inside: the ids of what it is a part of, as a function may hold itself.
+          inside: the ids of what holds it, as a function may hold itself.
         """
         if id(thing) in inside:
             return
