@@ -9,7 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "add": lax.add,
+    "add": jnp.add,  # Booleans too, as in products of them.
     "and": lax.bitwise_and,
     "max": lax.max,
     "min": lax.min,

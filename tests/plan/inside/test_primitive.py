@@ -175,6 +175,11 @@ def test_dtypes(dtype):
     check(jax.jit, reduced, (X * 8).astype(dtype), cuts={0: 3})
 
 
+def test_products_of_booleans():
+    x = X > 0.5
+    check(jax.jit, lambda x: x.T @ x, x, cuts={0: 3})
+
+
 def test_complex_numbers():
     def reduced(z):
         return z.sum(0), z.conj() * z, jnp.abs(z).max(), jnp.fft.fft(z, axis=1)
