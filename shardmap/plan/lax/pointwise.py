@@ -113,30 +113,20 @@ def _as_it_is(local: Local) -> Sequence[Any]:
     return local.values
 
 
-ONE_BY_ONE = [
-    *(p.abs_p, p.acos_p, p.acosh_p, p.and_p, p.asin_p, p.asinh_p, p.atan_p, p.atan2_p),
-    *(
-        p.atanh_p,
-        p.bessel_i0e_p,
-        p.bessel_i1e_p,
-        p.cbrt_p,
-        p.ceil_p,
-        p.clamp_p,
-    ),
-    *(p.clz_p, p.conj_p, p.cos_p, p.cosh_p, p.digamma_p, p.eq_p, p.eq_to_p),
-    *(p.erf_p, p.erf_inv_p, p.erfc_p, p.exp_p, p.exp2_p, p.expm1_p, p.floor_p, p.ge_p),
-    *(p.gt_p, p.igamma_p, p.igamma_grad_a_p, p.igammac_p, p.integer_pow_p),
-    *(p.is_finite_p, p.le_p, p.le_to_p, p.lgamma_p, p.log_p, p.log1p_p, p.logistic_p),
-    *(p.lt_p, p.lt_to_p, p.ne_p, p.nextafter_p, p.not_p, p.or_p, p.polygamma_p),
-    *(p.population_count_p, p.pow_p, p.reduce_precision_p),
-    *(p.regularized_incomplete_beta_p, p.rem_p, p.round_p, p.rsqrt_p, p.shift_left_p),
-    *(p.shift_right_arithmetic_p, p.shift_right_logical_p, p.sign_p, p.sin_p, p.sinh_p),
-    *(p.sqrt_p, p.square_p, p.tan_p, p.tanh_p, p.threefry2x32_p, p.xor_p, p.zeta_p),
-]
-
+ONE_BY_ONE = """
+    abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp clz conj cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor
+    ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log
+    log1p logistic lt lt_to ne nextafter not or polygamma population_count pow
+    reduce_precision regularized_incomplete_beta rem round rsqrt shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh
+    threefry2x32 xor zeta
+""".split()
+"""The names of those through which no partial results pass."""
 
 RULES: dict[Any, RuleMaker] = {
-    **{primitive: pointwise() for primitive in [*ONE_BY_ONE, *NEWER, MULHI]},
+    **{getattr(p, f"{name}_p"): pointwise() for name in ONE_BY_ONE},
+    **{q: pointwise() for q in (*NEWER, MULHI)},
     **{q: pointwise(_sum) for q in (p.add_p, p.add_jaxvals_p, p.sub_p)},
     **{q: pointwise(_linear) for q in (p.real_p, p.imag_p)},
     **{q: pointwise(_unchanged) for q in (p.copy_p, p.name_p)},
