@@ -31,6 +31,11 @@ from shardmap.plan.lax.control.written_out import (
 Arrays: TypeAlias = list[jax.Array | None]
 
 
+def _along(span: Interval, boxes: Boxes) -> list[Box | None]:
+    """Boxes of one step as those of a span of steps."""
+    return [None if box is None else (span, *box) for box in boxes]
+
+
 class Looped(NamedTuple):
     """What a shard computes of a loop.
 
@@ -125,8 +130,8 @@ class Scan(Loop):
         # A carried box that the body does not read still enters as it leaves.
         given = [*needs[: self.consts], *carry, *needs[first:]]
         read = along[0] + self.first_row, along[1] + self.first_row
-        needed = [*given[:first], *(box and (read, *box) for box in given[first:])]
-        made = [*carry, *(box and (along, *box) for box in inner)]
+        needed = [*given[:first], *_along(read, given[first:])]
+        made = [*carry, *_along(along, inner)]
         shapes, begins = crops(boxes, made)
         static = Looped(
             self.body.shard(recipe, [*carry, *inner], given),
