@@ -4,6 +4,7 @@ from typing import Any
 
 from jax.interpreters import ad
 
+from shardmap._jax import other_jax
 from shardmap._jax.types import Equation, Params, Primitive
 from shardmap._jax.walk import jaxprs_in
 
@@ -15,10 +16,9 @@ def _registered(name: str) -> Primitive:
     """
     found = [primitive for primitive in ad.primitive_jvps if primitive.name == name]
     if len(found) != 1:
-        raise ImportError(
+        raise other_jax(
             f"shardmap has rules for JAX's primitive {name}, but JAX differentiates "
-            f"{len(found)} primitives of that name. It works with JAX 0.10.2 to 0.12: "
-            "install one of these, or a newer shardmap."
+            f"{len(found)} primitives of that name"
         )
     return found[0]
 

@@ -13,6 +13,7 @@ import jax
 from jax.experimental import io_callback
 from jax.interpreters import mlir
 
+from shardmap._jax import SUPPORTED
 from shardmap._jax.context import LoweringContext
 from shardmap._jax.types import Effect, Jaxpr, Value, Var
 
@@ -164,8 +165,7 @@ def lower_ordered_callback(
             raise RuntimeError(
                 "shardmap.tap looks for its call among those that JAX has noted for "
                 f"the program, but there are {len(callbacks) - before} new ones. It "
-                "works with JAX 0.10.2 to 0.12: install one of these, or a newer "
-                "shardmap."
+                f"works with JAX {SUPPORTED}."
             )
         # The program finds what it calls by its place in this list.
         callbacks[before] = lambda token, *values: (token, *instead(*values))

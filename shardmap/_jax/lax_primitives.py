@@ -109,17 +109,12 @@ def linear_solve(params: Params, operands: int) -> tuple[AnyJaxpr, list[int]]:
 
 
 def expansion(params: Params) -> Callable[..., Any] | None:
-    """What such an equation stands for, as a function of its operands' pytree.
-
-    None: it stands for itself.
-    """
-    inner = params.get("_prim")
-    return getattr(inner, "expand", None)
-
-
-def expansion_tree(params: Params) -> jax.tree_util.PyTreeDef:
-    """The structure of the arguments of `expansion`."""
-    return params["_prim"].in_tree
+    """The function of operands that such an equation stands for; None of others."""
+    inner: Any = params.get("_prim")
+    expand = getattr(inner, "expand", None)
+    if expand is None:
+        return None
+    return lambda *operands: expand(*jax.tree.unflatten(inner.in_tree, operands))
 
 
 def _expandable() -> Primitive | None:

@@ -7,32 +7,6 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-__all__ = [
-    "AnyJaxpr",
-    "AnyMesh",
-    "Atom",
-    "Aval",
-    "Axes",
-    "ClosedJaxpr",
-    "DType",
-    "Effect",
-    "Equation",
-    "Groups",
-    "Jaxpr",
-    "MapParams",
-    "Param",
-    "Params",
-    "Primitive",
-    "PyTree",
-    "TreeDef",
-    "Value",
-    "Var",
-    "aval_of",
-    "is_typed",
-    "with_shape",
-    "without_sharding",
-]
-
 Jaxpr: TypeAlias = jex_core.Jaxpr
 ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
 """A jaxpr with its constants. From JAX 0.12 on every jaxpr is one."""

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.effects import AXIS_EFFECT
@@ -10,7 +9,6 @@ from shardmap._jax.lax_primitives import (
     CUSTOM_VMAP,
     EXPANDABLE,
     expansion,
-    expansion_tree,
     linear_solve,
 )
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -43,10 +41,7 @@ from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall, top
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
     """Newer JAX has primitives that are written in terms of others."""
     function = expansion(node.params)
-    if function is None:
-        return None
-    tree = expansion_tree(node.params)
-    return graph.call(lambda *xs: function(*jax.tree.unflatten(tree, xs)), node.ins)
+    return None if function is None else graph.call(function, node.ins)
 
 
 def solved(graph: Graph, node: Node) -> list[Operand]:
