@@ -92,7 +92,7 @@ class DaskWorkers(DaskTasks):
         # Values that the last stage has made are others now.
         self.shared.clear()
         self.results.clear()
-        if self.keeps:
+        if self.saved:
             return super().tasks(stage, numbers)
         return all_tasks(self.cut_program, stage)
 
@@ -126,7 +126,7 @@ class DaskWorkers(DaskTasks):
 
     def coming(self, task: Task) -> list[int]:
         """Which results come here: others are written or combined on the cluster."""
-        if self.keeps:
+        if self.saved:
             return [*range(len(task.writes))]
         return [
             place

@@ -140,7 +140,7 @@ class ProcessWorkers(Workers):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.blobs: dict[jax.stages.Wrapped, bytes] = {}
-        out = {} if self.keeps else self.acc.given
+        out = {} if self.saved else self.acc.given
         self.access = RemoteAccess(self.cut_program.graph.inputs, self.leaves, out)
 
     def function(self, shard: Shard) -> Any:

@@ -81,7 +81,7 @@ def run(
         kept_there = scratch_arrays(cut_program, None if job else scratch)
         arrays, remove = stack.enter_context(kept_there)
         acc = job or Accumulator(cut_program, {**given, **arrays})
-        work = engine(pool, cut_program, leaves, acc, saved is not None)
+        work = engine(pool, cut_program, leaves, acc, saved)
         numbers = [
             job.numbers(stage) if job else range(stage.num_shards)
             for stage in cut_program.stages
@@ -97,7 +97,7 @@ def run(
             if work.apart:
                 acc.flush()
             tasks = work.tasks(stage, numbers[place])
-            for done in work.run(tasks, max_in_flight or work.ahead, retries, saved):
+            for done in work.run(tasks, max_in_flight or work.ahead, retries):
                 if step and not done.needs:
                     step(done)
                 if trim and time.monotonic() - trimmed > TRIM_SECONDS:

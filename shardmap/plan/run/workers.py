@@ -42,7 +42,7 @@ class Workers:
       cut_program: the plan.
       leaves: its arguments.
       acc: where results are put together.
-      keeps: whether all results come back to this process, to be saved.
+      saved: where all results are kept, and taken from.
     """
 
     ahead = AHEAD
@@ -54,11 +54,10 @@ class Workers:
         cut_program: CutProgram,
         leaves: Sequence[Any],
         acc: Accumulator,
-        keeps: bool = False,
+        saved: Checkpoint | None = None,
     ) -> None:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
-        self.executor = executor
-        self.keeps = keeps
+        self.executor, self.saved = executor, saved
 
     def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
         """The tasks of a stage. What is not folded by them is folded here."""
@@ -78,20 +77,13 @@ class Workers:
         """The results of a task; None for those that are written or combined."""
         return future.result()
 
-    def run(
-        self,
-        tasks: Iterable[Task],
-        ahead: int,
-        retries: int,
-        saved: Checkpoint | None,
-    ) -> Iterator[Task]:
+    def run(self, tasks: Iterable[Task], ahead: int, retries: int) -> Iterator[Task]:
         """Runs tasks and puts their results into the accumulator.
 
         Args:
           tasks: the tasks of one stage, each after those that it needs.
           ahead: how many may be under way.
           retries: how often one that fails is tried again.
-          saved: where results are kept, and taken from.
 
         Yields:
           The tasks that are done.
@@ -101,7 +93,7 @@ class Workers:
         try:
             while True:
                 for task in itertools.islice(tasks, ahead - len(waiting)):
-                    done = None if saved is None else saved.load(task)
+                    done = self.saved and self.saved.load(task)
                     future = self._submitted(task) if done is None else None
                     waiting.append((task, future, done))
                 if not waiting:
@@ -111,8 +103,8 @@ class Workers:
                 task, future, result = waiting.popleft()
                 if future is not None:
                     result = self.tried(task, future, retries)
-                    if saved is not None:
-                        saved.save(task, result)
+                    if self.saved:
+                        self.saved.save(task, result)
                 self.acc.put(task.writes, result)
                 # Else they are there while the next task runs.
                 del future, result
@@ -124,7 +116,8 @@ class Workers:
 
     def tried(self, task: Task, future: Any, retries: int) -> Any:
         """The results of a task, which is tried again where it fails."""
-        for attempt in itertools.count(1):
+        attempt = 1
+        while True:
             try:
                 return self.result(task, future)
             except BrokenExecutor as error:
@@ -142,8 +135,8 @@ class Workers:
                         f"{named(task)} failed {attempt} times{reads}: "
                         f"{type(error).__name__}: {error}"
                     ) from error
+                attempt += 1
                 future = self._submitted(task)
-        raise AssertionError
 
     def _submitted(self, task: Task) -> Any:
         """The future of a task, with the error if it cannot be submitted."""
