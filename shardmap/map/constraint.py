@@ -5,9 +5,7 @@ outermost map adds mesh axes for partitions behind its own, and leaves them to t
 partitioner.
 """
 
-import itertools
 import math
-import operator
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
@@ -40,7 +38,12 @@ from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import is_no_map, mesh_jaxpr
 from shardmap.sharding.conversions import cut_spec
-from shardmap.sharding.mesh import auto_mesh, too_few_devices
+from shardmap.sharding.mesh import (
+    auto_mesh,
+    group_counts,
+    sizes_of_groups,
+    too_few_devices,
+)
 
 Parts = tuple[int | None, ...]
 """A count for each dimension; None: the partitioner may cut it as it likes."""
@@ -68,18 +71,12 @@ def partition_axes(layouts: Collection[Parts], total: int) -> dict[str, int]:
 
     For (4, 1) alone it is one axis of 4; for (4, 1) and (2, 2) it is two of 2.
     """
-    ends = {1, total}
-    for parts in layouts:
-        ends.update(itertools.accumulate((n or 1 for n in parts), operator.mul))
-    steps = list(itertools.pairwise(sorted(ends)))
-    if all(end % start == 0 for start, end in steps):
-        sizes = [end // start for start, end in steps]
-    else:
-        sizes = _prime_factors(total)
+    counts = {1, total}.union(*(group_counts(n or 1 for n in p) for p in layouts))
+    sizes = sizes_of_groups(counts) or _prime_factors(total)
     return {f"{_AXIS_PREFIX}{k}": size for k, size in enumerate(sizes)}
 
 
-def _prime_factors(number: int) -> list[int]:
+def _prime_factors(number: int) -> tuple[int, ...]:
     factors = []
     divisor = 2
     while number > 1:
@@ -87,7 +84,7 @@ def _prime_factors(number: int) -> list[int]:
             factors.append(divisor)
             number //= divisor
         divisor += 1
-    return factors
+    return tuple(factors)
 
 
 def partition_cuts(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
@@ -192,7 +189,7 @@ def partition_mesh(
     if not alone and len(devices) % total == 0:
         # One mesh for all parts: JAX describes all results on the first one.
         total = len(devices)
-        axes = partition_axes([tuple(_prime_factors(total))], total)
+        axes = partition_axes([_prime_factors(total)], total)
     axes = axes or {f"{_AXIS_PREFIX}0": 1}
     grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))

@@ -5,8 +5,6 @@ it. A map that is called there is compiled as by `jax.jit`, and its results are 
 mesh. A map that names other devices runs outside of the mesh.
 """
 
-import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from shardmap._jax.context import concrete_mesh, without_mesh
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.map import tracing
+from shardmap.sharding.mesh import group_counts
 
 
 def has_mesh() -> bool:
@@ -95,11 +94,8 @@ def check_mesh(name: str, mesh: Mesh) -> None:
     there = concrete_mesh()
     if AxisType.Explicit not in there.axis_types:
         return
-    steps, steps_there = (
-        set(itertools.accumulate(m.devices.shape, operator.mul, initial=1))
-        for m in (mesh, there)
-    )
-    if mesh.size != there.size or not steps <= steps_there:
+    counts, counts_there = (group_counts(m.devices.shape) for m in (mesh, there))
+    if mesh.size != there.size or not counts <= counts_there:
         raise ValueError(
             f"{name} runs on a mesh {dict(mesh.shape)}, which is not made of whole "
             f"axes of the mesh of jax.set_mesh, {dict(there.shape)}, whose axes are "

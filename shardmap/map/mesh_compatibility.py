@@ -4,8 +4,6 @@ A map and the maps inside it run on one mesh, and share no mesh axis. XLA has to
 the meshes of all maps and arguments of a program.
 """
 
-import itertools
-import operator
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,6 +18,7 @@ from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.axis import axis_text, map_text
 from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.sharding.conversions import axes_in
+from shardmap.sharding.mesh import group_counts, sizes_of_groups
 
 # What a map holds
 
@@ -180,11 +179,8 @@ def check_meshes(
     for other, theirs in others:
         if _can_combine(ours, theirs):
             continue
-        both = sorted(_cuts(ours) | _cuts(theirs))
-        steps = list(itertools.pairwise(both))
         advice = "Put each into a jax.jit of its own"
-        if all(end % start == 0 for start, end in steps):
-            sizes = tuple(end // start for start, end in steps)
+        if sizes := sizes_of_groups(group_counts(ours) | group_counts(theirs)):
             advice = (
                 f"Give all maps and arguments meshes with axes of sizes {sizes}, "
                 "several axes to a map where it needs them"
@@ -199,14 +195,9 @@ def check_meshes(
 
 def _can_combine(a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether a mesh of one has all cuts of the other, or other devices."""
-    cuts, other_cuts = _cuts(a), _cuts(b)
-    same_devices = max(cuts) == max(other_cuts)
-    return not same_devices or cuts <= other_cuts or other_cuts <= cuts
-
-
-def _cuts(sizes: Sequence[int]) -> set[int]:
-    """The numbers of groups of devices along the first axis, first two axes, ..."""
-    return {1, *itertools.accumulate(sizes, operator.mul)}
+    counts, others = group_counts(a), group_counts(b)
+    same_devices = max(counts) == max(others)
+    return not same_devices or counts <= others or others <= counts
 
 
 def _text(sizes: Sequence[int]) -> str:

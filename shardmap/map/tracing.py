@@ -263,6 +263,22 @@ def batched_results(
     return batched_results_of(batch.function(jaxpr), avals, batch, dims)
 
 
+def batch_observer(tell: Callable[[tuple[bool, ...]], None]) -> Callable[..., Any]:
+    """An identity that calls ``tell`` under `jax.vmap`: which operands are batched."""
+
+    # The batching rule of a custom_vmap is told.
+    @jax.custom_batching.custom_vmap
+    def observe(*operands: Value) -> Any:
+        return operands
+
+    @observe.def_vmap
+    def observe_vmap(_size: int, in_batched: Any, *operands: Value) -> Any:
+        tell(tuple(in_batched))
+        return operands, tuple(in_batched)
+
+    return cast(Callable[..., Any], observe)
+
+
 def batched_results_of(
     fun: Callable[..., Sequence[Any]],
     avals: Sequence[Any],
@@ -278,16 +294,11 @@ def batched_results_of(
     """
     batched: tuple[bool, ...] = ()
 
-    # The batching rule of a custom_vmap is told which operands are batched.
-    @jax.custom_batching.custom_vmap
-    def observe(*results: Value) -> Any:
-        return results
-
-    @observe.def_vmap
-    def observe_vmap(_size: int, in_batched: Any, *results: Value) -> Any:
+    def tell(in_batched: tuple[bool, ...]) -> None:
         nonlocal batched
-        batched = tuple(in_batched)
-        return results, tuple(in_batched)
+        batched = in_batched
+
+    observe = batch_observer(tell)
 
     def observed(*args: Value) -> Any:
         nonlocal batched

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeGuard, TypeVar
 
@@ -74,6 +76,27 @@ jax.devices()[:4], but got 4.
             f"once in {[d.id for d in given]}.{too_few_devices(len(given))}"
         )
     return given
+
+
+def group_counts(sizes: Iterable[int]) -> set[int]:
+    """Into how many groups the first mesh axis cuts devices, the first two, ...
+
+    >>> sorted(group_counts((2, 3)))
+    [1, 2, 6]
+    """
+    return set(itertools.accumulate(sizes, operator.mul, initial=1))
+
+
+def sizes_of_groups(counts: set[int]) -> tuple[int, ...] | None:
+    """The axis sizes of a mesh with these `group_counts`; None: there is none.
+
+    >>> sizes_of_groups({1, 2, 4, 8}), sizes_of_groups({1, 2, 3, 6})
+    ((2, 2, 2), None)
+    """
+    steps = list(itertools.pairwise(sorted(counts)))
+    if any(end % start for start, end in steps):
+        return None
+    return tuple(end // start for start, end in steps)
 
 
 def is_mesh_axis_name(name: object) -> TypeGuard[str]:

@@ -146,7 +146,7 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
             return equation.replace(primitive=grouped_p)
         return equation
 
-    return with_batching_rules(rewrite_jaxpr(jaxpr, change, _is_no_map))
+    return with_batching_rules(rewrite_jaxpr(jaxpr, change, _is_no_spmap))
 
 
 def _grouped_batching_rule(
@@ -179,7 +179,7 @@ def with_batching_rules(jaxpr: Jaxpr) -> Any:
     JAX has no rule for `custom_partitioning`, which is for the function as it was
     written, nor for a callback that does not say how it is vectorised.
     """
-    return rewrite_jaxpr(jaxpr, _with_batching_rule, _is_no_map)
+    return rewrite_jaxpr(jaxpr, _with_batching_rule, _is_no_spmap)
 
 
 def _with_batching_rule(equation: Equation) -> Any:
@@ -198,6 +198,6 @@ def _with_batching_rule(equation: Equation) -> Any:
     return equation
 
 
-def _is_no_map(equation: Equation) -> bool:
+def _is_no_spmap(equation: Equation) -> bool:
     """Maps inside are made ready when they are vectorised."""
     return equation.primitive is not spmap_p

@@ -4,20 +4,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, sharding_constraint_p, while_p
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations, equations_for, rewrite_jaxpr
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import PARTITIONED, MeshPlacement
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
-from shardmap.map.tracing import Batch, batched_results_of
+from shardmap.map.tracing import Batch, batch_observer, batched_results_of
 
 Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]
 
@@ -97,32 +96,25 @@ def _predicates_differ(
     jaxpr: Jaxpr, batch: Batch, in_axes: Sequence[int | None]
 ) -> bool:
     """Whether `jax.vmap` batches the predicate of a branch or a loop."""
-    differ = False
+    seen: list[bool] = []
+    observe = batch_observer(seen.extend)
 
-    @jax.custom_batching.custom_vmap
-    def observe(predicate: Value) -> Any:
-        return predicate
-
-    @observe.def_vmap
-    def observe_vmap(_size: int, in_batched: Any, predicate: Value) -> Any:
-        nonlocal differ
-        differ |= in_batched[0]
-        return predicate, in_batched[0]
+    def observed(predicate: Any, like: Equation) -> tuple[Any, list[Any]]:
+        """The predicate of ``like`` as a variable, and the equations that make it."""
+        variable = jex_core.Var(predicate.aval)
+        return variable, equations_for(observe, [predicate], [variable], like)
 
     def change(equation: Equation) -> Any:
         if equation.primitive is cond_p:
-            predicate, *operands = equation.invars
-            seen = jex_core.Var(predicate.aval)
-            observing = equations_for(observe, [predicate], [seen], equation)
-            return [*observing, equation.replace(invars=[seen, *operands])]
+            predicate, made = observed(equation.invars[0], equation)
+            invars = [predicate, *equation.invars[1:]]
+            return [*made, equation.replace(invars=invars)]
         if equation.primitive is while_p:
             closed = equation.params["cond_jaxpr"]
             condition = closed.jaxpr
-            (predicate,) = condition.outvars
-            seen = jex_core.Var(predicate.aval)
-            observing = equations_for(observe, [predicate], [seen], equation)
+            predicate, made = observed(condition.outvars[0], equation)
             condition = condition.replace(
-                eqns=[*condition.eqns, *observing], outvars=[seen]
+                eqns=[*condition.eqns, *made], outvars=[predicate]
             )
             changed = {"cond_jaxpr": closed.replace(jaxpr=condition)}
             return equation.replace(params=equation.params | changed)
@@ -135,7 +127,7 @@ def _predicates_differ(
         batched_results_of(fun, avals, batch, dims)
     except NotImplementedError:  # A primitive has no batching rule.
         return True
-    return differ
+    return any(seen)
 
 
 def platform_of(mesh: AnyMesh) -> str:
