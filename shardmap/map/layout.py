@@ -266,22 +266,20 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     Args:
       params: the parameters of the map's equation.
     """
-    mesh = params["mesh"]
+    mesh, jaxpr = params["mesh"], params["call_jaxpr"]
     operands, results = _map_cuts(params, mesh, MeshPlacement.of(params))
     # XLA replicates results without entries.
     results = [
         cut if params["axis_size"] * math.prod(var.aval.shape) else {}
-        for var, cut in zip(params["call_jaxpr"].outvars, results, strict=True)
+        for var, cut in zip(jaxpr.outvars, results, strict=True)
     ]
-    jaxpr = params["call_jaxpr"]
+
+    def sharding(cut: _Cuts, atom: Any) -> NamedSharding:
+        return placement.array_sharding(mesh, cut_spec(cut), atom.aval)
+
     return MapShardings(
-        *(
-            tuple(
-                placement.array_sharding(mesh, cut_spec(cut), atom.aval)
-                for cut, atom in zip(cuts, atoms, strict=True)
-            )
-            for cuts, atoms in ((operands, jaxpr.invars), (results, jaxpr.outvars))
-        )
+        tuple(map(sharding, operands, jaxpr.invars)),
+        tuple(map(sharding, results, jaxpr.outvars)),
     )
 
 

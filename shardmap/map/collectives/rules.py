@@ -323,9 +323,6 @@ def pbroadcast_rule(
     if not jnp.issubdtype(block.dtype, np.number):
         return axis.gather(block, names)[source], False
     chosen = jnp.expand_dims(axis.positions(names) == source, range(1, block.ndim))
-    if axis.padding:
-        present = axis.indices() < axis.size
-        chosen &= jnp.expand_dims(present, range(1, block.ndim))
     only = jnp.where(chosen, block, jnp.zeros((), block.dtype))
     return SUM(axis, only, axes=names)
 
