@@ -5,6 +5,7 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 """
 
 import dataclasses
+import re
 from typing import Any, Literal
 
 from shardmap.explain.interconnect import Interconnect, sent_bytes
@@ -146,6 +147,11 @@ class ArrayLayout:
         for count in self.spec.tile_counts:
             shards *= count
         return self.spec.num_shards // shards
+
+
+def root_of(path: str) -> str:
+    """The argument that a key path begins with, such as ``x`` of ``x['w'][0]``."""
+    return re.split(r"[\[.]", path, maxsplit=1)[0]
 
 
 @dataclasses.dataclass(frozen=True)

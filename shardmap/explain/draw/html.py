@@ -18,7 +18,6 @@ from shardmap.explain.draw.document import (
     Inline,
     Paragraph,
     Preformatted,
-    Section,
     Table,
     paragraph,
 )
@@ -80,17 +79,12 @@ def html_of(value: Any) -> str:
 def _content(document: Document) -> str:
     title, lead = escape(document.title), escape(document.lead)
     header = f"<header>\n<h1>{title}</h1>\n<p>{lead}</p>\n</header>\n" if title else ""
-    sections = "\n".join(map(_section, filter(_has_blocks, document.sections)))
-    return f"{header}{_blocks(document.blocks)}\n{sections}"
-
-
-def _has_blocks(section: Section) -> bool:
-    return bool(section.blocks)
-
-
-def _section(section: Section) -> str:
-    content = _blocks(section.blocks)
-    return f"<section>\n<h2>{escape(section.title)}</h2>\n{content}\n</section>"
+    rest = "\n".join(
+        f"<section>\n<h2>{escape(each.title)}</h2>\n{_blocks(each.blocks)}\n</section>"
+        for each in document.sections
+        if each.blocks
+    )
+    return f"{header}{_blocks(document.blocks)}\n{rest}"
 
 
 def _blocks(blocks: Iterable[Block]) -> str:

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import math
-import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from shardmap.explain.draw.document import (
@@ -31,6 +30,7 @@ from shardmap.explain.report import (
     Held,
     Remark,
     Report,
+    root_of,
 )
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import count, duration, size
@@ -48,13 +48,12 @@ def of_report(report: Report) -> Document:
     """The document of a report."""
     said: set[str] = set()  # What is said once is not said again.
     axes = [_axis(axis, said) for axis in report.axes]
-    leads = ["Change first: ", *[""] * len(report.remarks)]
-    remarks = [*map(_remark, leads, report.remarks)]
+    remarks = [_remark(number, each) for number, each in enumerate(report.remarks)]
     return Document(
         report.name,
         _where(report),
         (
-            *(paragraph(each) for each in _verdict(report)),
+            *map(paragraph, (_parallel(report), _waits(report), *_holds(report))),
             *folded(remarks, MOST_REMARKS, "remarks"),
         ),
         (
@@ -105,17 +104,14 @@ def _where(report: Report) -> str:
     return text
 
 
-def _remark(lead: str, remark: Remark) -> Paragraph:
+def _remark(number: int, remark: Remark) -> Paragraph:
+    lead = "" if number else "Change first: "
     where = f" [{remark.source}]" if remark.source else ""
     return paragraph(f"{lead}{remark.text}.{where} {remark.advice}", style="warning")
 
 
-def _verdict(report: Report) -> list[str]:
-    """The summary: parallelism, traffic and memory, a line each."""
-    return [_parallel(report), _waits(report), *_holds(report)]
-
-
 def _parallel(report: Report) -> str:
+    """What runs in parallel, in a sentence."""
     cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
     if not cut:
         return _not_parallel(report)
@@ -141,6 +137,7 @@ def _not_parallel(report: Report) -> str:
 
 
 def _waits(report: Report) -> str:
+    """What moves between devices, in a sentence."""
     if not report.collectives:
         return "Nothing moves between devices."
     many = _how_many(report.collectives)
@@ -167,6 +164,7 @@ def _how_many(collectives: Sequence[Collective]) -> str:
 
 
 def _holds(report: Report) -> list[str]:
+    """What a device holds, in a sentence; [] where it is not known."""
     cost = report.cost
     if cost is None or cost.peak_bytes is None:
         return []
@@ -204,23 +202,19 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
     for array in arrays:
         key: Hashable = dataclasses.replace(array, path="", role="input")
         if are_many:
-            key = (_prefix(array.path), array.role, array.layout)
+            key = (root_of(array.path), array.role, array.layout)
         found.setdefault(key, []).append(array)
     drawn: dict[str, str] = {}
     for those in found.values():
         blocks = tuple(_layout(those[0], drawn))
         paths, text = [array.path for array in those], _description(those)
         if are_many:
-            name = paths[0] if len(paths) == 1 else _prefix(paths[0])
+            name = paths[0] if len(paths) == 1 else root_of(paths[0])
             if blocks and len({array.shape for array in those}) > 1:
                 blocks = (paragraph("Of ", Code(paths[0]), ":"), *blocks)
             yield Details(f"{name}: {text}", (*blocks, _table_of_arrays(those)))
         else:
             yield Card((Code(", ".join(paths)), f": {text}"), blocks)
-
-
-def _prefix(path: str) -> str:
-    return re.split(r"[\[.]", path, maxsplit=1)[0]
 
 
 def _description(arrays: Sequence[ArrayLayout]) -> str:

@@ -1,7 +1,6 @@
 """Remarks: what to change in a program, with numbers and the remedy."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import Module
 from shardmap.explain.read.sharded import ShardedDimension
 from shardmap.explain.read.source import source_of
-from shardmap.explain.report import MAPS, ArrayLayout, Axis, Collective, Remark
+from shardmap.explain.report import MAPS, ArrayLayout, Axis, Collective, Remark, root_of
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.units import size
 
@@ -162,7 +161,7 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
     for array in uncut:
         is_input = array.role == "input"
         if is_input or (array.shape, array.dtype) not in given:
-            root = re.split(r"[\[.]", array.path, maxsplit=1)[0]
+            root = root_of(array.path)
             count = array.num_devices or 1
             whole.setdefault((is_input, root, count), []).append(array)
     found = []

@@ -6,7 +6,6 @@ Arrays are sharded as inputs and outputs, or on the way, where a program asks fo
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from shardmap.explain.read.constraints import LayoutConstraint, axis_sizes
 from shardmap.explain.read.visitor import Facts
-from shardmap.explain.report import MAPS, ArrayLayout, Axis
+from shardmap.explain.report import MAPS, ArrayLayout, Axis, root_of
 
 _CHANGE = (
     "The arrays' shardings say how many devices: jax.device_put, in_shardings= or "
@@ -30,17 +29,17 @@ class ShardedDimension(NamedTuple):
     Attributes:
       path: the array's.
       dimension, length: the dimension.
-      names: its mesh axes.
-      shards: into how many shards.
-      sizes: how many devices there are along each of the mesh axes.
+      sizes: its mesh axes, with how many devices there are along each.
     """
 
     path: str
     dimension: int
     length: int
-    names: tuple[str, ...]
-    shards: int
-    sizes: tuple[int, ...]
+    sizes: dict[str, int]
+
+    @property
+    def shards(self) -> int:
+        return math.prod(self.sizes.values())
 
 
 def sharded_dimensions(
@@ -75,11 +74,7 @@ def _cuts(
     for dimension, all_sizes in enumerate(axis_sizes(layout)):
         sizes = {name: size for name, size in all_sizes.items() if size > 1}
         if sizes:
-            counts, names = tuple(sizes.values()), tuple(sizes)
-            shards = math.prod(counts)
-            yield ShardedDimension(
-                path, dimension, shape[dimension], names, shards, counts
-            )
+            yield ShardedDimension(path, dimension, shape[dimension], sizes)
 
 
 def with_devices(
@@ -115,7 +110,7 @@ def with_devices(
             # The vmap may be over others of that length.
             others = asked if arguments else [*cuts, *asked]
             if along:
-                used.update(along[0].names)
+                used.update(along[0].sizes)
                 axis = _on_devices(axis, along[0])
             elif any(axis.size in (None, cut.length) for cut in others):
                 running = "one batched operation: on how many devices cannot be told"
@@ -126,7 +121,7 @@ def with_devices(
         return tuple(crossed)
     left: dict[str, list[ShardedDimension]] = {}
     for cut in (*cuts, *asked):
-        for name in cut.names:
+        for name in cut.sizes:
             if name not in used:
                 left.setdefault(name, []).append(cut)
     names = [name for name, _ in mesh if name in left]
@@ -161,7 +156,7 @@ def _around(axes: Sequence[Axis], axis: Axis) -> Iterator[int]:
 def _on_devices(axis: Axis, cut: ShardedDimension) -> Axis:
     assert axis.size is not None
     each = -(-axis.size // cut.shards)
-    along = " and ".join(map(repr, cut.names))
+    along = " and ".join(map(repr, cut.sizes))
     running = (
         f"on {cut.shards:,} devices at once, along mesh axis {along}, as {cut.path} is "
         f"sharded; {each:,} elements are one batched operation"
@@ -172,11 +167,10 @@ def _on_devices(axis: Axis, cut: ShardedDimension) -> Axis:
 
 
 def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
-    cut = cuts[0]
-    size = cut.sizes[cut.names.index(name)]
+    size = cuts[0].sizes[name]
     what = ", ".join(f"dimension {cut.dimension} of {cut.path}" for cut in cuts)
     if len(cuts) > _MOST_NAMED:
-        whole = dict.fromkeys(re.split(r"[\[.]", cut.path)[0] for cut in cuts)
+        whole = dict.fromkeys(root_of(cut.path) for cut in cuts)
         what = f"{len(cuts):,} arrays of {', '.join(whole)}"
     return Axis(
         name=name,
@@ -202,5 +196,5 @@ def idle_mesh_axes(
     if any(axis.kind == "spmap" for axis in axes):
         return []
     used = {axis.name for axis in axes if axis.devices > 1}
-    used.update(name for cut in cuts for name in cut.names)
+    used.update(name for cut in cuts for name in cut.sizes)
     return [(name, size) for name, size in mesh if size > 1 and name not in used]
