@@ -1,8 +1,8 @@
 """The rule of ``scatter``: updates that go to given places."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,92 +19,35 @@ from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, moved
 from shardmap.plan.lax.indexed.ranges import landing, lines
 
 
-class _Named(NamedTuple):
-    """What the axes of a scatter are called.
+def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
+    """The axes of the indices that are one loop with an axis of the operand.
 
-    Attributes:
-      operand, indices, updates: the factor of each axis.
-      wholes: the factors that are needed whole.
-      contracted: those that give parts.
-      windows: the operand's axes that have an axis in the updates.
+    Returns:
+      Axis of the indices -> what it is called, as the operand's axis is by its number;
+      the axes along which updates are known to go all over the operand.
     """
-
-    operand: list[Factor]
-    indices: list[Axis]
-    updates: list[Axis]
-    wholes: dict[Factor, Reason]
-    contracted: dict[Factor, str]
-    windows: list[int]
-
-    def unite(self, index_axis: int, new: Axis) -> None:
-        """Makes an axis of indices and updates one loop with one of the operand."""
-        old = self.indices[index_axis]
-        self.wholes.pop(old, None)
-        self.contracted.pop(old, None)
-        self.indices[index_axis] = new
-        self.updates[:] = [new if each == old else each for each in self.updates]
-
-
-def _named(node: Node) -> _Named:
     numbers = node.params["dimension_numbers"]
-    shape, indices_shape, updates_shape = node.in_shapes
-    indices: list[Axis] = [f"i{k}" for k in range(len(indices_shape))]
-    updates: list[Axis] = [None] * len(updates_shape)
-    batch_axes = [k for k in range(len(updates)) if k not in numbers.update_window_dims]
-    for place, factor in zip(batch_axes, indices[:-1], strict=True):
-        updates[place] = factor
-    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    named = _Named(
-        operand=list(range(len(shape))),
-        indices=indices,
-        updates=updates,
-        wholes={indices[-1]: WRITTEN},
-        contracted={},
-        windows=[axis for axis in range(len(shape)) if axis not in gone],
-    )
-    if combiner := COMBINERS.get(node.primitive):
-        named.contracted.update(dict.fromkeys(indices[:-1], combiner))
-    else:
-        named.wholes.update(dict.fromkeys(indices, WRITTEN))
-    _unite(node, named)
-    for axis, place in zip(named.windows, numbers.update_window_dims, strict=True):
-        updates[place] = axis
-        if updates_shape[place] != shape[axis]:
-            updates[place] = f"u{axis}"
-            named.wholes.update({f"u{axis}": WRITTEN, axis: WRITTEN})
-    return named
-
-
-def _unite(node: Node, named: _Named) -> None:
-    """Finds the axes of the indices that are one loop with one of the operand."""
-    numbers = node.params["dimension_numbers"]
-    taken = set()
-    for axis, index_axis in zip(
-        numbers.operand_batching_dims,
-        numbers.scatter_indices_batching_dims,
-        strict=True,
-    ):
-        taken.add(index_axis)
-        named.unite(index_axis, named.operand[axis])
-    for axis, index_axis in counted(node, numbers.scatter_dims_to_operand_dims).items():
-        if axis in numbers.inserted_window_dims and index_axis not in taken:
-            taken.add(index_axis)
-            named.unite(index_axis, named.operand[axis])
+    columns = numbers.scatter_dims_to_operand_dims
+    batching = numbers.scatter_indices_batching_dims, numbers.operand_batching_dims
+    united: dict[int, Axis] = dict(zip(*batching, strict=True))
+    for axis, index_axis in counted(node, columns).items():
+        if axis in numbers.inserted_window_dims:
+            united.setdefault(index_axis, axis)
     # Where they are known to go, a piece sees the updates that go there.
-    for line in lines(node, numbers.scatter_dims_to_operand_dims) or ():
-        axis, index_axis = line.axis, line.along
-        if axis not in numbers.inserted_window_dims or index_axis in taken:
+    all_over = set()
+    for line in lines(node, columns) or ():
+        if line.axis not in numbers.inserted_window_dims or line.along in united:
             continue
         is_sorted = node.params["indices_are_sorted"]
         if node.primitive in COMBINERS and not is_sorted:
             if _together(line.places) > MOST_TOGETHER:
                 continue
-        window = landing(line, node.in_shapes[0][axis])
+        window = landing(line, node.in_shapes[0][line.axis])
         if window is not None:
-            taken.add(index_axis)
-            named.unite(index_axis, Windowed(named.operand[axis], window))
-        elif named.indices[index_axis] in named.wholes:
-            named.wholes[named.indices[index_axis]] = ALL_OVER
+            united[line.along] = Windowed(line.axis, window)
+        else:
+            all_over.add(line.along)
+    return united, all_over
 
 
 def _together(places: np.ndarray) -> int:
@@ -119,36 +62,76 @@ def scatter(node: Node) -> Factors:
     Updates that combine give parts, of which one has the operand.
     """
     numbers = node.params["dimension_numbers"]
-    named = _named(node)
+    shape, indices_shape, updates_shape = node.in_shapes
+    united, all_over = _united(node)
+    indices = [united.get(k, f"i{k}") for k in range(len(indices_shape))]
+    combiner = COMBINERS.get(node.primitive)
+    contracted: dict[Factor, str] = {}
+    # The last axis of the indices has the coordinates of one place.
+    wholes: dict[Factor, Reason] = {indices[-1]: WRITTEN}
+    for k, factor in enumerate(indices[:-1]):
+        if combiner and k not in united:
+            contracted[factor] = combiner
+        elif k not in united:
+            wholes[factor] = ALL_OVER if k in all_over else WRITTEN
+    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    windows = [axis for axis in range(len(shape)) if axis not in gone]
+    batch, window = iter(indices[:-1]), iter(windows)
+    updates: list[Axis] = []
+    for place, size in enumerate(updates_shape):
+        if place not in numbers.update_window_dims:
+            updates.append(next(batch))
+        elif size == shape[axis := next(window)]:
+            updates.append(axis)
+        else:
+            updates.append(f"u{axis}")
+            wholes |= {f"u{axis}": WRITTEN, axis: WRITTEN}
     # Axes of which an update takes one place: a shard counts from where its box starts.
     shifted = [
         axis
         for axis in numbers.inserted_window_dims
         if axis in numbers.scatter_dims_to_operand_dims
     ]
+    summed = {
+        factor: size
+        for factor, size in zip(indices, indices_shape, strict=True)
+        if factor in contracted
+    }
     return Factors(
         node,
-        [named.operand, named.indices, named.updates],
-        [named.operand],
-        contracted=named.contracted,
-        wholes=named.wholes,
-        starts=[*shifted, *named.contracted],
-        emitter=functools.partial(_emitted, node, named, shifted),
+        [range(len(shape)), indices, updates],
+        [range(len(shape))],
+        contracted=contracted,
+        wholes=wholes,
+        starts=[*shifted, *contracted],
+        emitter=functools.partial(_emitted, node, summed, windows, shifted),
         cheap=False,
         each=MANY // 16,
     )
 
 
 def _emitted(
-    node: Node, named: _Named, shifted: Sequence[int], local: Local
+    node: Node,
+    summed: Mapping[Factor, int],
+    windows: Sequence[int],
+    shifted: Sequence[int],
+    local: Local,
 ) -> Sequence[Any]:
-    """The equation for one shard."""
-    shape, indices_shape, _ = node.in_shapes
+    """The equation for one shard.
+
+    Args:
+      node: the equation.
+      summed: the factors that give parts, and their sizes.
+      windows: the operand's axes that have an axis in the updates.
+      shifted: those of which an update takes one place.
+      local: the shard.
+    """
+    shape = node.in_shapes[0]
     values = list(local.values)
     params = dict(node.params)
     first: Any = True
-    for factor in named.contracted:
-        if local.sizes[factor] != indices_shape[named.indices.index(factor)]:
+    for factor, size in summed.items():
+        if local.sizes[factor] != size:
             first = first & (local.starts[factor] == 0)
     combiner = COMBINERS.get(node.primitive)
     if combiner and first is not True:
@@ -161,7 +144,7 @@ def _emitted(
         numbers, last = node.params["dimension_numbers"], None
         if params["mode"] == lax.GatherScatterMode.CLIP:
             last = [size - 1 for size in shape]
-            places = zip(named.windows, numbers.update_window_dims, strict=True)
+            places = zip(windows, numbers.update_window_dims, strict=True)
             for axis, place in places:
                 last[axis] = shape[axis] - node.in_shapes[2][place]
         axes = numbers.scatter_dims_to_operand_dims
