@@ -60,7 +60,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
         StageCost(
             stage.number,
             stage.num_shards,
-            tuple(_made(cut_program, stage)),
+            tuple(_name(cut_program, result.value) for result in stage.results),
             _reads(cut_program, [stage]),
             shard_peak(cut_program, stage).bytes,
             kept_bytes(cut_program, place),
@@ -114,20 +114,20 @@ def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
       makes: whether to tell what each stage makes.
     """
     yield from narrowed(cut_program)
+    costs = stage_costs(cut_program)
     if cut_program.scratch is not None:
-        stages = range(len(cut_program.stages))
-        most = max((scratch_bytes(cut_program, place) for place in stages), default=0)
+        most = max((cost.scratch_bytes for cost in costs), default=0)
         yield f"scratch {cut_program.scratch}: {size(most)} at most"
     blocks = []
-    for place, stage in enumerate(cut_program.stages):
-        made = ", ".join(_grouped(_made(cut_program, stage)))
-        first = f"{stage.num_shards:,} shards" + f" make {made}" * makes
+    for stage, cost in zip(cut_program.stages, costs, strict=True):
+        made = ", ".join(_grouped(cost.makes))
+        first = f"{cost.shards:,} shards" + f" make {made}" * makes
         told_choices = (
             f"  {told(_name(cut_program, value), choice)}"
             for value, choice in choices(cut_program, stage)
         )
         drawn = _drawn_whole(cut_program, stage)
-        blocks.append([first + _costs(cut_program, place), *told_choices, *drawn])
+        blocks.append([first + _costs(cut_program, stage, cost), *told_choices, *drawn])
     yield from _by_stage(blocks)
 
 
@@ -304,26 +304,17 @@ MANY_LENGTHS = 8
 """From how many lengths of pieces on it is told that each compiles a function."""
 
 
-def _costs(cut_program: CutProgram, place: int) -> str:
-    """What a stage keeps in memory, and how often it reads what is given."""
-    stage = cut_program.stages[place]
-    kept, computed = kept_bytes(cut_program, place), temporaries(cut_program, stage)
-    reads = _reads(cut_program, [stage])
-    elsewhere = scratch_bytes(cut_program, place)
-    parts = [f"{size(kept)} kept"] * bool(kept)
-    parts += [f"{size(elsewhere)} kept in scratch"] * bool(elsewhere)
+def _costs(cut_program: CutProgram, stage: Stage, cost: StageCost) -> str:
+    """What a stage keeps, computes, compiles and reads."""
+    computed, compiled = temporaries(cut_program, stage), functions(stage)
+    parts = [f"{size(cost.kept_bytes)} kept"] * bool(cost.kept_bytes)
+    parts += [f"{size(cost.scratch_bytes)} kept in scratch"] * bool(cost.scratch_bytes)
     parts += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
-    again = repeated(cut_program, place)
-    parts += [f"{count(again)} operations repeated"] * bool(again)
-    compiled = functions(stage)
-    about = "" if compiled.exact else "about "
+    parts += [f"{count(cost.repeated)} operations repeated"] * bool(cost.repeated)
     if compiled.number > 1:
+        about = "" if compiled.exact else "about "
         parts.append(f"{about}{compiled.number:,} functions compiled")
         if compiled.lengths >= MANY_LENGTHS:
             parts[-1] += f" for pieces of {compiled.lengths:,} lengths (see Pieces)"
-    parts += [f"reads {reads}"] * bool(reads)
+    parts += [f"reads {cost.reads}"] * bool(cost.reads)
     return "".join(f"; {each}" for each in parts)
-
-
-def _made(cut_program: CutProgram, stage: Stage) -> list[str]:
-    return [_name(cut_program, result.value) for result in stage.results]
