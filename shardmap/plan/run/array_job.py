@@ -117,11 +117,9 @@ class ArrayJob(Accumulator):
 
     def load(self, task: Task, place: int) -> np.ndarray:
         """A result of a task, as soon as it is there."""
-        found = self.saved.load_one(task, place)
-        if found is None:
-            self.wait(task)
-            found = self.saved.load_one(task, place)
-        return self.make(task)[place] if found is None else found
+        self.wait(task)
+        found = self.saved.load(task, [place])
+        return self.make(task)[place] if found is None else found[0]
 
     def wait(self, task: Task) -> None:
         """Waits for the file of another process."""

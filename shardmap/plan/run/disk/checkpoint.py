@@ -3,6 +3,7 @@
 Checksums in a file say whether it is complete, and which result of which plan it is.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -84,17 +85,11 @@ class Checkpoint:
         content = self.folder.read(MANIFEST)
         if content is None:
             return None
-        try:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
             found = dict(json.loads(content))
-            told = found.pop("sha256")
-        except (ValueError, TypeError, KeyError):
-            raise self._damaged() from None
-        if told != _sum(found):
-            raise self._damaged()
-        return found
-
-    def _damaged(self) -> ValueError:
-        return ValueError(
+            if found.pop("sha256") == _sum(found):
+                return found
+        raise ValueError(
             f"{self.folder.path / MANIFEST} is damaged, so that nothing says which "
             "plan the folder is for: give an empty folder"
         )
@@ -103,29 +98,22 @@ class Checkpoint:
         """Whether there is a file of a task, which may be damaged."""
         return (self.folder.path / task.name).exists()
 
-    def load(self, task: Task) -> list[np.ndarray] | None:
-        """The results of a task; None if it is not done, or a file is damaged."""
-        return self._read(task, range(len(task.writes)))
+    def load(
+        self, task: Task, places: Sequence[int] | None = None
+    ) -> list[np.ndarray] | None:
+        """The results of a task; None if it is not done, or a file is damaged.
 
-    def load_one(self, task: Task, place: int) -> np.ndarray | None:
-        """As `load`, one of the results."""
-        found = self._read(task, [place])
-        return None if found is None else found[0]
-
-    def save(self, task: Task, results: Sequence[np.ndarray]) -> None:
-        """Keeps the results of a task; they are on disk when this returns."""
-        contents = [np.ascontiguousarray(each).tobytes() for each in results]
-        sums = [self._sum_of(task, k, each) for k, each in enumerate(contents)]
-        self.folder.write(task.name, b"".join([*sums, *contents]))
-
-    def _read(self, task: Task, places: Sequence[int]) -> list[np.ndarray] | None:
+        Args:
+          task: the task.
+          places: which of its results. Default: all.
+        """
         specs = task.results
         lengths = [
             math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in specs
         ]
         offsets = [*itertools.accumulate(lengths, initial=SUM * len(specs))]
         found = []
-        for k in places:
+        for k in range(len(specs)) if places is None else places:
             spans = (SUM * k, SUM), (offsets[k], lengths[k])
             content = self.folder.read(task.name, *spans)
             if content is None:
@@ -138,6 +126,12 @@ class Checkpoint:
             shape, dtype = specs[k]
             found.append(np.frombuffer(content[SUM:], dtype).reshape(shape))
         return found
+
+    def save(self, task: Task, results: Sequence[np.ndarray]) -> None:
+        """Keeps the results of a task; they are on disk when this returns."""
+        contents = [np.ascontiguousarray(each).tobytes() for each in results]
+        sums = [self._sum_of(task, k, each) for k, each in enumerate(contents)]
+        self.folder.write(task.name, b"".join([*sums, *contents]))
 
     def _sum_of(self, task: Task, place: int, content: bytes) -> bytes:
         """The checksum of one result of a task of this plan."""
