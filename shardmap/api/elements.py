@@ -482,8 +482,8 @@ def _are_process_local(
     kinds = [are_global[k] for k in mapped or range(len(in_axes))]
     if mapped and len(set(kinds)) > 1:
         described = {True: "a global array", False: "process-local data"}
-        listed = "".join(
-            f"\n  * {names()[k]} is {described[are_global[k]]}" for k in mapped
+        listed = trees.bullets(
+            [f"{names()[k]} is {described[are_global[k]]}" for k in mapped]
         )
         raise ValueError(
             "spmap takes either global arrays, which are spread over all processes, or "

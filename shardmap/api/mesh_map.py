@@ -484,7 +484,7 @@ class MeshMappedFunction(Mapped[P, R]):
 
 
 class Decorator(Protocol):
-    """What makes such functions, with its options chosen."""
+    """What `mesh_map` returns without a function."""
 
     def __call__(self, fun: Callable[P, R], /) -> MeshMappedFunction[P, R]: ...
 

@@ -285,7 +285,7 @@ class ShardedFunction(Mapped[P, R]):
 
 
 class Decorator(Protocol):
-    """What makes such functions, with its options chosen."""
+    """What `sharded_jit` returns without a function."""
 
     def __call__(self, fun: Callable[P, R], /) -> ShardedFunction[P, R]: ...
 

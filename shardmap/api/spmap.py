@@ -48,7 +48,7 @@ class MappedFunction(Mapped[P, R]):
 
 
 class Decorator(Protocol):
-    """What makes such functions, with its options chosen."""
+    """What `spmap` returns without a function."""
 
     def __call__(self, fun: Callable[P, R], /) -> MappedFunction[P, R]: ...
 

@@ -4,7 +4,6 @@ Conversion copies no buffers.
 """
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -28,15 +27,16 @@ class ProcessShardings(NamedTuple):
     Attributes:
       local_sharding: of the part on this process, over its own devices.
       global_sharding: over the devices of all processes.
-      factors: how many times longer the global array is along the first dimensions;
-        None if it is not mapped, and whole in each process.
+      axis: the mapped axis; None: the array is not mapped, and whole in each process.
+      parts: how many times longer the global array is along it.
       devices: how many devices of this process have a shard.
       is_copied: whether all of them have the same.
     """
 
     local_sharding: NamedSharding
     global_sharding: NamedSharding
-    factors: tuple[int, ...] | None
+    axis: int | None
+    parts: int
     devices: int
     is_copied: bool
 
@@ -49,8 +49,10 @@ class ProcessShardings(NamedTuple):
     def _scaled(
         self, shape: Sequence[int], scale: Callable[[int, int], int]
     ) -> tuple[int, ...]:
-        pairs = itertools.zip_longest(shape, self.factors or (), fillvalue=1)
-        return tuple(scale(size, factor) for size, factor in pairs)
+        return tuple(
+            scale(size, self.parts) if k == self.axis else size
+            for k, size in enumerate(shape)
+        )
 
     def shards(self, array: jax.Array) -> list[jax.Array]:
         """The shards of an array on the devices of this process."""
@@ -73,29 +75,21 @@ def shardings_along(
     Raises:
       ValueError: the array is cut between processes along another axis too.
     """
-    made = shardings_of(sharding)
-    cuts = made.factors or ()
-    others = [k for k, count in enumerate(cuts) if count > 1 and k != axis]
-    if others:
-        raise ValueError(
-            f"a map inside cuts dimension {others[0]} of an array between processes, "
-            "of which each passes its own elements only. Pass global arrays, or put "
-            "the mesh axes of maps inside on the devices of one process."
-        )
-    return made._replace(factors=None if axis is None else (*(1,) * axis, parts))
-
-
-@functools.lru_cache(maxsize=4096)
-def shardings_of(sharding: NamedSharding) -> ProcessShardings:
-    """The shardings of an array that may be cut along any dimension."""
     local = NamedSharding(_local_mesh(sharding.mesh), sharding.spec)
-    factors = tuple(
-        math.prod(sharding.mesh.shape[name] // local.mesh.shape[name] for name in names)
-        for names in map(axes_in, sharding.spec)
-    )
+    for dimension, entry in enumerate(sharding.spec):
+        if dimension != axis and any(
+            local.mesh.shape[name] < sharding.mesh.shape[name]
+            for name in axes_in(entry)
+        ):
+            raise ValueError(
+                f"a map inside cuts dimension {dimension} of an array between "
+                "processes, of which each passes its own elements only. Pass global "
+                "arrays, or put the mesh axes of maps inside on the devices of one "
+                "process."
+            )
     devices = local.mesh.size
     is_copied = devices > 1 and local.is_fully_replicated
-    return ProcessShardings(local, sharding, factors, devices, is_copied)
+    return ProcessShardings(local, sharding, axis, parts, devices, is_copied)
 
 
 _local_mesh = functools.lru_cache(maxsize=1024)(local_mesh)

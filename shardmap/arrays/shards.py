@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays.array_likes import Box, boxes
 from shardmap.arrays.on_device import Operand, operand, program
+from shardmap.arrays.trees import bullets, leaf_paths
 from shardmap.sharding.conversions import axes_in, cut_spec
 from shardmap.units import shown
 
@@ -103,9 +104,11 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     taken = _take("unstack", x, leaves, axes, None)
     sizes = [tuple(np.shape(leaf)[one] for one in axes) for leaf in leaves]
     if len(set(sizes)) != 1:
-        listed = "".join(
-            f"\n  * {_name(x, k)} has {' x '.join(map(str, size))}"
-            for k, size in enumerate(sizes)
+        listed = bullets(
+            [
+                f"{path} has {' x '.join(map(str, size))}"
+                for path, size in zip(leaf_paths("x", x), sizes, strict=True)
+            ]
         )
         raise ValueError(
             "unstack needs arrays with equally many elements along axis "
@@ -158,7 +161,7 @@ def _take(
     try:
         cuts = _cuts(tuple(map(_layout, leaves)), tuple(axes), index)
     except _LeafError as error:
-        name = _name(tree, error.leaf)
+        name = leaf_paths("x", tree)[error.leaf]
         raise error.kind(f"{caller}: {name} {error}") from None
     if len(cuts.steps) == len(leaves) == 1:  # The fast path of one shard.
         (step,) = cuts.steps
@@ -191,11 +194,6 @@ def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
         _nested(itertools.islice(elements, math.prod(sizes[1:])), sizes[1:])
         for _ in range(sizes[0])
     ]
-
-
-def _name(tree: PyTree, leaf: int) -> str:
-    path, _ = jax.tree_util.tree_leaves_with_path(tree)[leaf]
-    return f"x{jax.tree_util.keystr(path)}"
 
 
 # The programs that take elements, one for each device, cached by layout
