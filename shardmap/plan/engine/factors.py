@@ -371,25 +371,21 @@ def without_rule(node: Node) -> Factors:
     return taken_whole(node, Reason(why, "register_rule gives it one"))
 
 
+@dataclass
 class RuleTable:
-    """Primitive -> what makes the rule of one of its equations.
+    """What makes the rules of equations.
 
-    Args:
+    Attributes:
+      otherwise: for primitives that are not in ``makers``.
       makers: by primitive.
-      otherwise: makes the rule for all other primitives.
     """
 
-    def __init__(
-        self,
-        makers: Mapping[Primitive, RuleMaker] | None = None,
-        otherwise: RuleMaker = without_rule,
-    ) -> None:
-        self.makers = dict(makers or {})
-        self._otherwise = otherwise
+    otherwise: RuleMaker
+    makers: dict[Primitive, RuleMaker] = field(default_factory=dict)
 
     def rule(self, node: Node) -> Rule:
         """The rule of an equation."""
-        return self.makers.get(node.primitive, self._otherwise)(node)
+        return self.makers.get(node.primitive, self.otherwise)(node)
 
 
 def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -23,6 +24,9 @@ from shardmap.plan.engine.rules import (
     Rule,
 )
 from shardmap.plan.engine.work import AxisKey, Unions, Work
+
+SMALL = 2**20
+"""The most bytes of a value that is kept although it is cheap to compute."""
 
 
 class ReducedLoop(NamedTuple):
@@ -385,8 +389,12 @@ class Analysis:
                     needed.setdefault(v, set()).update(own)
 
     def _is_long(self, value: Value, times: int) -> bool:
-        """Whether to keep a cheap value because it is made of many kept values."""
+        """Whether to keep a cheap value because it is made of many kept values.
+
+        So it is with what a loop carries: each step would begin at the first one.
+        """
         # What is made of parts is made of what they come to, and what is cut is made
         # of what is read anyway.
         whole = value not in self.pending and not any(c.at for c in self.cuts[value])
-        return whole and self.work.is_long(value, times)
+        small = nbytes(value) <= SMALL
+        return whole and small and self.work.choice(value, times).kept

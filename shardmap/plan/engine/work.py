@@ -20,9 +20,6 @@ WORTH_KEEPING = 2**24
 BYTE = 16
 """The operations that take as long as reading or writing a byte of a disk or store."""
 
-SMALL = 2**20
-"""The most bytes of a value that is kept although it is cheap to compute."""
-
 
 class Choice(NamedTuple):
     """Whether a value is kept, or computed again, and what is known of both.
@@ -161,21 +158,14 @@ class Work:
 
     def worth_keeping(self, value: Value, times: int) -> bool:
         """Whether a value is kept that would be computed again so many times."""
-        choice = self._choice(value, times)
+        choice = self.choice(value, times)
         earlier = self.choices.get(value)
         if earlier is None or not earlier.kept:
             self.choices[value] = choice
         return choice.kept
 
-    def is_long(self, value: Value, times: int) -> bool:
-        """The same of a small value that is cheap, but made of what many stages kept.
-
-        So it is with what a loop carries: each step would begin at the first one.
-        """
-        small = nbytes(value) <= SMALL
-        return small and self._choice(value, times).kept
-
-    def _choice(self, value: Value, times: int) -> Choice:
+    def choice(self, value: Value, times: int) -> Choice:
+        """What costs less of a value that would be computed again so many times."""
         operations = sum(self._operations[k] for k in _numbers(self._computes[value]))
         reads = sum(self._nbytes[k] for k in _numbers(self._reads[value]))
         choice = Choice(False, nbytes(value), times, operations, reads)

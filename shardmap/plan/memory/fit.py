@@ -201,7 +201,8 @@ class Fit:
                 break
             fits = grown[-1][1].bytes <= self._memory
             asked, least, count = grown[-1 if fits else 0]
-        self._refuse(least, count)
+        if least.bytes > self._memory:
+            raise self._too_little(least, count)
         return asked
 
     def _grown(
@@ -251,8 +252,7 @@ class Fit:
                 return found.program
             # A piece takes about as much less as it is shorter.
             first = math.ceil(1.1 * count * took / self._memory)
-        self._refuse(found.peak._replace(bytes=took), count)
-        raise AssertionError(took)
+        raise self._too_little(found.peak._replace(bytes=took), count)
 
     def _fewest(self, asked: Asked, most: int, keeps: bool, first: int) -> int:
         """In how many pieces it fits, ``first`` or more, up to a sixteenth too many."""
@@ -264,8 +264,7 @@ class Fit:
         below = count - 1
         while (least := held(count)).bytes > self._memory:
             if count >= most:
-                self._refuse(least, count)
-                break
+                raise self._too_little(least, count)
             # A piece holds about as much less as it is shorter.
             times = min(max(least.bytes / self._memory, 1.25), 16)
             below, count = count, min(max(int(count * times), count + 1), most)
@@ -278,14 +277,8 @@ class Fit:
             tried = min(max(math.isqrt(below * count), below + 1), count - 1)
         return count
 
-    def _refuse(self, least: Peak, count: int) -> None:
-        """Says so if this is more than what may be taken.
-
-        Raises:
-          _TooLittle: it is.
-        """
-        if least.bytes <= self._memory:
-            return
+    def _too_little(self, least: Peak, count: int) -> _TooLittle:
+        """The error that names the least that any way tried so far takes."""
         pieces, remedy = "as a whole", "cut other axes"
         if count > 1:
             pieces = f"in {count:,} pieces"
@@ -300,7 +293,7 @@ class Fit:
             f"holds {held}. Give as much, or {remedy}."
         )
         self._refusal = min(self._refusal, (least.bytes, message))
-        raise _TooLittle(self._refusal[1])
+        return _TooLittle(self._refusal[1])
 
 
 def _keeping_or_not(choose: Callable[[bool], T]) -> T:
