@@ -1,5 +1,6 @@
 """`jax.shard_map` in the function of a map, against the same under `jax.vmap`."""
 
+import functools
 import re
 
 import jax
@@ -157,6 +158,22 @@ def test_an_axis_that_both_walk():
         mesh=MESH,
         mesh_axes=("data", "model"),
     )
+
+
+def test_beside_a_call_of_the_host():
+    def fun(x):
+        jax.debug.callback(lambda x: None, x.sum())
+        return over(MESH, "data", block)(x)
+
+    on_mesh = functools.partial(sm.spmap, fun, mesh=MESH, mesh_axes="model")
+    with pytest.raises(
+        NotImplementedError,
+        match=r"spmap of fun calls the host, and has a jax.shard_map over mesh "
+        r"axes \['data'\] inside.*Give spmap lowering='spmd'",
+    ):
+        on_mesh()(X)
+    expected = jax.vmap(over(MESH, "data", block))(X)
+    assert_same(on_mesh(lowering="spmd")(X), expected, 1e-4)
 
 
 @pytest.mark.parametrize("axis_name", [None, "j"])

@@ -26,6 +26,7 @@ from shardmap._jax.context import (
     module_of,
     types_unchecked,
 )
+from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import (
     AnyMesh,
     Equation,
@@ -34,7 +35,7 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
-from shardmap._jax.walk import rewrite_jaxpr
+from shardmap._jax.walk import equations, rewrite_jaxpr
 from shardmap.map import agreement
 from shardmap.map.collectives.rewrites import (
     for_mesh,
@@ -76,8 +77,23 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
 def _check_program(
     ctx: LoweringContext, params: dict[str, Param], decided: Decision
 ) -> None:
-    """Checks an outermost map against other processes and the rest of the program."""
+    """Checks an outermost map against its program and other processes.
+
+    Raises:
+      NotImplementedError: its mesh does not fit the program, or its function calls the
+        host beside a `jax.shard_map`.
+    """
     mesh, name = params["mesh"], map_text(params)
+    for equation in equations(params["call_jaxpr"]):
+        if equation.primitive is SHARD_MAP and (
+            both := manual_axes_of(equation) & {*decided.manual_axes}
+        ):
+            raise NotImplementedError(
+                f"{name} calls the host, and has a jax.shard_map over mesh axes "
+                f"{sorted(both)} inside: JAX calls the host only where a program is "
+                "written per device along all mesh axes. Give spmap lowering='spmd', "
+                "or call the host outside of the map."
+            )
     agreement.agree(mesh, name, lambda: agreement.description(params))
     if decided.branch == "partitioned":
         return
