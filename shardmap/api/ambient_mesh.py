@@ -12,11 +12,11 @@ from shardmap.sharding.mesh import mesh_devices
 def devices_of(options: SpmapOptions) -> list[jax.Device]:
     """The devices of a map: of its mesh, its own, those that are set, or all."""
     if options.mesh is not None:
-        return mesh_devices(options.mesh) or contexts.mesh_devices()
+        return mesh_devices(options.mesh) or contexts.current_mesh_devices()
     if options.devices is not None:
         return list(options.devices)
     if options.backend is None and contexts.has_mesh():
-        return contexts.mesh_devices()
+        return contexts.current_mesh_devices()
     return processes.all_devices(options.backend)
 
 

@@ -344,7 +344,7 @@ class MeshPrograms(Programs[MeshCall]):
         return jax.tree.unflatten(call.out_tree, results)
 
     def devices(self) -> list[jax.Device]:
-        return mesh_devices(self.options.mesh) or contexts.mesh_devices()
+        return mesh_devices(self.options.mesh) or contexts.current_mesh_devices()
 
     def _check_in_axes(
         self, in_axes: Sequence[Axes], avals: Sequence[Aval], arguments: Arguments

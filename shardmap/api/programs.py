@@ -282,7 +282,7 @@ class Programs(abc.ABC, Generic[C]):
         run.__name__ = run.__qualname__ = self.name
         return running.map_jit(
             run,
-            contexts.mesh_devices(),
+            contexts.current_mesh_devices(),
             communicates=True,
             donate_argnums=self.options.donate_argnums,
             donate_argnames=self.donate_argnames,

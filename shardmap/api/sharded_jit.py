@@ -271,7 +271,7 @@ class PartitionPrograms(Programs[PartitionCall]):
         self, alone: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
     ) -> PyTree:
         leaves, tree = jax.tree.flatten(super().under_mesh(alone, args, kwargs))
-        devices = set(contexts.mesh_devices())
+        devices = set(contexts.current_mesh_devices())
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
         if all(array.sharding.device_set == devices for array in arrays):
             leaves = contexts.place(leaves)

@@ -258,7 +258,7 @@ def _implementation(
             mesh = needed
     with without_mesh():
         results = placement.place([x], [partition_sharding(wanted, mesh)], True)
-    if contexts.has_mesh() and list(mesh.devices.flat) == contexts.mesh_devices():
+    if contexts.has_mesh() and contexts.is_on_mesh(list(mesh.devices.flat)):
         results = contexts.place(results)
     return results[0]
 

@@ -27,14 +27,14 @@ def has_mesh() -> bool:
     return not concrete_mesh().empty and not tracing.inside_map()
 
 
-def mesh_devices() -> list[jax.Device]:
+def current_mesh_devices() -> list[jax.Device]:
     """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
     return list(concrete_mesh().devices.flat)
 
 
 def is_on_mesh(devices: Sequence[jax.Device]) -> bool:
     """Whether these are the devices of `jax.set_mesh`, in its order."""
-    return list(devices) == mesh_devices()
+    return list(devices) == current_mesh_devices()
 
 
 def check_devices(what: str, devices: Sequence[jax.Device]) -> None:
@@ -43,8 +43,8 @@ def check_devices(what: str, devices: Sequence[jax.Device]) -> None:
         raise ValueError(
             f"{what} runs on the devices {[d.id for d in devices]}, but the program "
             "that it is a part of runs on those of jax.set_mesh, "
-            f"{[d.id for d in mesh_devices()]}. Set a mesh of these devices, or leave "
-            "out what names others."
+            f"{[d.id for d in current_mesh_devices()]}. Set a mesh of these devices, "
+            "or leave out what names others."
         )
 
 

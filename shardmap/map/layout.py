@@ -5,8 +5,8 @@ is its own, and there is one axis for each level of maps inside it. Behind them 
 axes of primitives in `PARTITIONED`, such as the constraint of `sharded_jit`.
 
 A map that is called outside of any program takes as many devices as it needs. In a
-program with other operations its mesh has all devices. Those that it does not need have
-no element, or are replicas along the last mesh axis.
+program with other operations its mesh has all devices. The devices that it does not
+need have no elements, or replicate those of others along the last mesh axis.
 """
 
 import itertools
