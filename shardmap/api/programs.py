@@ -324,7 +324,7 @@ class Programs(abc.ABC, Generic[C]):
         avals = []
         for k, leaf in enumerate(arguments.leaves):
             try:
-                aval = array_likes.leaf_aval(leaf)
+                aval = array_likes.abstract_value(leaf)
             except TypeError:
                 aval = None
             if not isinstance(aval, jax.core.ShapedArray):

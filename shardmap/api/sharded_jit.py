@@ -143,7 +143,7 @@ def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
     parts = _checked(f"{CONSTRAINT} parts", parts)
     leaves, tree = jax.tree.flatten(x)
     each = trees.broadcast_axes("parts", parts, x, "the value", _is_leaf, CONSTRAINT)
-    avals = list(map(array_likes.leaf_aval, leaves))
+    avals = list(map(array_likes.abstract_value, leaves))
     names = functools.partial(trees.leaf_paths, "x", x)
     _check_shapes(CONSTRAINT, names, avals, each)
     return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))

@@ -156,7 +156,7 @@ def is_array_like(value: object) -> bool:
 
 
 def abstract_value(value: Value) -> Any:
-    """The shape and dtype of an argument, as tracing wants them.
+    """The aval of an argument: an array, an array-like, or a description of one.
 
     Raises:
       TypeError: nothing that JAX or a handler can put on a device.
@@ -164,6 +164,10 @@ def abstract_value(value: Value) -> Any:
     >>> abstract_value(np.zeros((2, 3)))
     ShapedArray(float32[2,3])
     """
+    if isinstance(value, jax.core.ShapedArray):
+        return without_sharding(value)
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return without_sharding(jax.typeof(value))
     if is_array_like(value):
         return jax.core.ShapedArray(tuple(value.shape), device_dtype(value.dtype))
     return jax.typeof(value)
@@ -256,16 +260,3 @@ def boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, Box]:
     """What each device of this process holds, in the order of the shards."""
     held = sharding.addressable_devices_indices_map(shape)
     return {device: box(index, shape) for device, index in held.items()}
-
-
-def leaf_aval(leaf: Value) -> Any:
-    """The abstract value of an argument: shape, dtype, weak type.
-
-    Raises:
-      TypeError: ``leaf`` is nothing that JAX can compute with.
-    """
-    if isinstance(leaf, jax.core.ShapedArray):
-        return without_sharding(leaf)
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return without_sharding(jax.typeof(leaf))
-    return abstract_value(leaf)

@@ -278,7 +278,7 @@ def _as_array(leaf: Value) -> Any:
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
         return leaf
     try:
-        aval = array_likes.leaf_aval(leaf)
+        aval = array_likes.abstract_value(leaf)
     except TypeError:
         return leaf  # A static argument, perhaps.
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
