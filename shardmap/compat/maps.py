@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -57,18 +58,11 @@ class _Environment:
         return {**current_mesh().shape, **loops}
 
 
-class _ThreadResources:
-    """The type of ``thread_resources``, whose ``env`` has the surrounding mesh."""
+thread_resources = types.SimpleNamespace(env=_Environment())
+"""Its ``env`` has the surrounding mesh."""
 
-    env = _Environment()
-
-
-thread_resources = _ThreadResources()
-
-
-def mesh(devices: np.ndarray, axis_names: Sequence[str]) -> Mesh:
-    """``with mesh(devices, names):`` is ``with jax.sharding.Mesh(devices, names):``."""
-    return Mesh(devices, axis_names)
+mesh = Mesh
+"""``with mesh(devices, names):`` is ``with jax.sharding.Mesh(devices, names):``."""
 
 
 def xmap(

@@ -91,7 +91,7 @@ class Explanation(Report):
     call: tuple[Callable[..., Any], bool] | None = dataclasses.field(
         default=None, repr=False, compare=False, metadata={"plain": False}
     )
-    """The function, and whether a call takes its arguments away."""
+    """The function, and whether a call donates arguments."""
 
     def __str__(self) -> str:
         if self.title is not None:

@@ -373,10 +373,10 @@ class _Visitor:
 
 
 class _OpenVmaps:
-    """The vmaps around the equations of a jaxpr, which are gone through in order.
+    """The vmaps around the current equation, as a jaxpr is visited in order.
 
-    An equation says how many vmaps are around it. A vmap ends where there are fewer,
-    or where a mark says that it is another.
+    An equation tells how many vmaps are around it. A vmap ends where there are fewer,
+    or where a mark shows another one.
 
     Args:
       around: the scope of the jaxpr.

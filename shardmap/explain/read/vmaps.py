@@ -1,10 +1,10 @@
 """The names and sizes of vmaps, which a jaxpr does not keep.
 
-An equation keeps only in how many vmaps it stands. To see more, the function is traced
-once more, on marked arguments: pytree nodes of one leaf in two layers. `jax.jit` takes
-off the first layer, as it flattens and unflattens its arguments, and a `jax.vmap` of
-them the second. That leaves an equation of `mark_p`, whose batching rule is told about
-the vmaps around it. Vmaps of other values stay of unknown size.
+An equation keeps only the number of vmaps around it. To see more, the function is
+traced again, on marked arguments: pytree nodes of one leaf in two layers. `jax.jit`
+flattens and unflattens its arguments, which takes off the first layer; a `jax.vmap`
+over them takes off the second. That leaves an equation of `mark_p`, whose batching rule
+records each vmap around it. The size of vmaps over other values stays unknown.
 """
 
 from typing import Any, NamedTuple

@@ -25,8 +25,8 @@ class Sources:
     def of(self, instruction: Instruction) -> str | None:
         """The innermost line of the user's program that an instruction is for.
 
-        An instruction that XLA added may have no line: it has that of the first user of
-        its result with one, or else of its operands.
+        An instruction that XLA added may have no line. Then it is the line of the
+        nearest user of its result that has one, or else of the nearest operand.
         """
         instruction = self.made_for(instruction)
         return self._nearest(instruction, self._taken_by) or self._nearest(
