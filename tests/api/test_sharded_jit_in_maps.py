@@ -61,10 +61,6 @@ def product(x, y):
     return x @ y
 
 
-def three(x, y):
-    return x @ y, x @ y + x, x + y
-
-
 def with_constants(x, y):
     return x @ y + np.ones((4, 4), np.float32) + jnp.ones((4, 4))
 
@@ -81,11 +77,6 @@ def test_a_map_of_a_product(pair, replicated):
     else:
         replicas = () if out else [count for count in pair[0] if count > 1]
         assert spec_of(got) == spec_inside_a_map(out, 2, replicas)
-
-
-def test_a_map_with_several_results():
-    pair = PAIRS[1]
-    check_map(three, pair, (pair[1], pair[0], None), *FOUR, count=4)
 
 
 def test_a_map_with_constant_arrays():

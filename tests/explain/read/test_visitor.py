@@ -124,12 +124,6 @@ def test_a_mesh_axis_along_which_nothing_is_cut_is_said(fun, specs, repeated):
 # What is no axis of devices
 
 
-def test_lax_map():
-    assert axes(lambda xs: lax.map(jnp.sin, xs), (6, 3)) == [
-        "loop: an axis of 6 = 1 device x 1 vectorised x 6 steps"
-    ]
-
-
 def test_loops_have_steps():
     def fun(x):
         x, _ = lax.scan(lambda carry, _: (carry * 2, None), x, length=7)
@@ -162,13 +156,6 @@ def test_what_is_in_the_loop_of_a_batched_map():
 
 
 # Compositions
-
-
-def test_loop_around_vmap():
-    assert axes(lambda xs: lax.map(jax.vmap(jnp.sin), xs), (6, 3)) == [
-        "loop: an axis of 6 = 1 device x 1 vectorised x 6 steps",
-        "  vmap: an axis of unknown size = 1 device x unknown vectorised x 1 step",
-    ]
 
 
 def test_map_around_vmap_around_loop():
