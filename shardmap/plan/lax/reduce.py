@@ -105,27 +105,26 @@ def _bound(primitive: Primitive, x: jax.Array, axis: int) -> jax.Array:
     return made
 
 
-def dot_general(node: Node) -> Factors:
-    (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
-    left: list[Factor] = [f"l{k}" for k in range(len(node.in_shapes[0]))]
-    right: list[Factor] = [f"r{k}" for k in range(len(node.in_shapes[1]))]
-    for a, b in zip(left_sum, right_sum, strict=True):
-        right[b] = left[a]
-    for a, b in zip(left_batch, right_batch, strict=True):
-        right[b] = left[a]
-    out = (
-        [left[k] for k in left_batch]
-        + [f for k, f in enumerate(left) if k not in (*left_sum, *left_batch)]
-        + [f for k, f in enumerate(right) if k not in (*right_sum, *right_batch)]
-    )
+def dot_names(node: Node) -> tuple[list[int], list[int], list[int]]:
+    """Names for the axes of both operands and the result of a ``dot_general``.
 
-    return Factors(
-        node,
-        [left, right],
-        [out],
-        contracted={left[k]: "add" for k in left_sum},
-        cheap=False,
-    )
+    Axes that are multiplied with each other have one name.
+    """
+    (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
+    rank, other = map(len, node.in_shapes)
+    left, right = list(range(rank)), list(range(rank, rank + other))
+    shared = *left_sum, *left_batch
+    for a, b in zip(shared, (*right_sum, *right_batch), strict=True):
+        right[b] = left[a]
+    free = [name for name in (*left, *right) if name not in shared]
+    return left, right, [*left_batch, *free]
+
+
+def dot_general(node: Node) -> Factors:
+    left, right, out = dot_names(node)
+    [[summed, _], _] = node.params["dimension_numbers"]
+    contracted: dict[Factor, str] = dict.fromkeys(summed, "add")
+    return Factors(node, [left, right], [out], contracted=contracted, cheap=False)
 
 
 def dot(

@@ -32,7 +32,7 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.lax.reduce import arg_by_parts, arg_fits
+from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
 from shardmap.plan.lax.staged.blocks import of_each_piece
 
 ARGS = (p.argmax_p, p.argmin_p)
@@ -346,17 +346,8 @@ def _product(node: Node) -> _Product | None:
         kind = node.params["preferred_element_type"]
         if kind not in (None, node.ins[0].aval.dtype):
             return None
-        sums, batches = node.params["dimension_numbers"]
-        rank = len(node.in_shapes[0])
-        left = list(range(rank))
-        right = list(range(rank, rank + len(node.in_shapes[1])))
-        for a, b in zip((*sums[0], *batches[0]), (*sums[1], *batches[1]), strict=True):
-            right[b] = left[a]
-        batch = [left[axis] for axis in batches[0]]
-        both = [left[axis] for axis in (*sums[0], *batches[0])]
-        free = [name for name in (*left, *right) if name not in both]
-        names = tuple(left), tuple(right)
-        return _Product(node.ins, names, (*batch, *free), node.params["precision"])
+        left, right, out = map(tuple, dot_names(node))
+        return _Product(node.ins, (left, right), out, node.params["precision"])
     if node.primitive is not p.reduce_sum_p:
         return None
     [summed, *_] = node.ins
