@@ -469,5 +469,4 @@ class ShardPlan:
             task=task,
             trims=self._memory is not None,
         )
-        gives_result = task is None or task[0] == task[1] - 1
-        return self._labelled(made) if gives_result else None
+        return None if made is None else self._labelled(made)

@@ -99,8 +99,8 @@ def scratch_arrays(
       OSError: there is no space for them.
     """
     found: dict[Value, Any] = {}
-    values = _chunks_of_values(cut_program)
-    if scratch is None or not values:
+    values = {} if scratch is None else _chunks_of_values(cut_program)
+    if not values:
         yield found, lambda value: None
         return
 
