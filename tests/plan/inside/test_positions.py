@@ -1,5 +1,8 @@
 """Positions of a loop's shards: computed from the counter, or looked up."""
 
+import time
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,3 +23,12 @@ def test_a_shard_with_steps_of_its_own_reshapes_a_part_of_what_it_reads():
         return jnp.concatenate([x, x * 2]).reshape(-1)
 
     np.testing.assert_array_equal(sm.chunked(fun, {0: (1, 3), 1: (2, 4)})(x), fun(x))
+
+
+def test_a_loop_over_very_many_pieces_is_prepared_quickly():
+    count = 300_000  # Comparing positions shard by shard took three seconds.
+    x = jax.ShapeDtypeStruct((count, 2), np.float32)
+    run = jax.jit(sm.chunked(lambda x: jnp.sin(x).sum(), {0: count}))
+    start = time.process_time()
+    run.lower(x)
+    assert time.process_time() - start < 1.2
