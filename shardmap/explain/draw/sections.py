@@ -211,7 +211,7 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
         if are_many:
             name = paths[0] if len(paths) == 1 else root_of(paths[0])
             if blocks and len({array.shape for array in those}) > 1:
-                blocks = (paragraph("Of ", Code(paths[0]), ":"), *blocks)
+                blocks = (paragraph("For ", Code(paths[0]), ":"), *blocks)
             yield Details(f"{name}: {text}", (*blocks, _table_of_arrays(those)))
         else:
             yield Card((Code(", ".join(paths)), f": {text}"), blocks)

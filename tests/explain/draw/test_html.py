@@ -276,4 +276,4 @@ def test_a_picture_for_arrays_of_several_shapes_names_its_own():
     cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
     arrays = [jax.device_put(np.ones(8 * n, np.float32), cut) for n in range(1, 10)]
     page = sm.explain(lambda xs: [x + 1 for x in xs])(arrays)._repr_html_()
-    assert "<p>Of <code>xs[0]</code>:</p>" in page
+    assert "<p>For <code>xs[0]</code>:</p>" in page
