@@ -153,6 +153,11 @@ CASES = {
         r"mesh_axes must be axes of the mesh, each once, but got \('data', 'rows'\) "
         r"for a mesh with axes \('data', 'model'\)",
     ),
+    "an axis given twice": (
+        lambda: sm.spmap(add, mesh=MESH, mesh_axes=("data", "data")),
+        ValueError,
+        r"mesh_axes must be axes of the mesh, each once, but got \('data', 'data'\)",
+    ),
     "a mesh axis used twice": (
         lambda: sm.spmap(
             sm.spmap(lambda x: x, mesh=MESH, mesh_axes="data"),

@@ -170,6 +170,15 @@ def talking(x):
     )
 
 
+@pytest.mark.parametrize(("combine", "stages"), [(lax.psum, 1), (lax.pmax, 2)])
+def test_sums_in_pieces_go_through_a_sum_of_elements_alone(combine, stages):
+    fun = jax.vmap(
+        lambda x: combine(jnp.sin(x).sum(), "i"), axis_name="i", out_axes=None
+    )
+    made = check_cut(fun, X, in_slices=({1: 3},))
+    assert len(made.stages) == stages
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mapped", [jax.vmap, spmap], ids=["vmap", "spmap"])
 def test_elements_that_talk_are_cut_along_their_axis(mapped):
