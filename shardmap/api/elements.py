@@ -434,7 +434,8 @@ def _mapped_size(
             [
                 f"{paths[k]} is {avals[k].str_short()}, axis {axes[k]} has size {size}"
                 for k, size in sizes
-            ]
+            ],
+            [size for _, size in sizes],
         )
         raise ValueError(
             f"spmap got inconsistent sizes for array axes to be mapped:{listed}\n"
@@ -483,7 +484,7 @@ def _are_process_local(
     if mapped and len(set(kinds)) > 1:
         described = {True: "a global array", False: "process-local data"}
         listed = trees.bullets(
-            [f"{names()[k]} is {described[are_global[k]]}" for k in mapped]
+            [f"{names()[k]} is {described[are_global[k]]}" for k in mapped], kinds
         )
         raise ValueError(
             "spmap takes either global arrays, which are spread over all processes, or "

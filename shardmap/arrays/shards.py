@@ -108,7 +108,8 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
             [
                 f"{path} has {' x '.join(map(str, size))}"
                 for path, size in zip(leaf_paths("x", x), sizes, strict=True)
-            ]
+            ],
+            sizes,
         )
         raise ValueError(
             "unstack needs arrays with equally many elements along axis "
@@ -425,7 +426,7 @@ def _join(
     if isinstance(sharding, NamedSharding):
         sizes: Mapping[str, int] = sharding.mesh.shape
         entries = (*sharding.spec, *[None] * len(shape))
-        cuts = [axes_in(entries[d]) for d in kept]
+        cuts = [axes_in(entries[d]) if shape[d] else () for d in kept]
     else:
         held = parts[0].operand.shape
         sizes = {f"axis{d}": shape[d] // (held[d] or 1) for d in kept}

@@ -1,7 +1,7 @@
 """Pytrees of arguments: the axes and the names of their leaves."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -94,9 +94,17 @@ MOST_LINES = 8
 """The most leaves of a tree in an error message."""
 
 
-def bullets(lines: Sequence[str]) -> str:
-    """Lines of an error message, at most `MOST_LINES`."""
+def bullets(lines: Sequence[str], kinds: Sequence[Hashable] = ()) -> str:
+    """Lines of an error message, at most `MOST_LINES`.
+
+    Args:
+      lines: all of them.
+      kinds: of each line; the first line of each kind is among those that are shown.
+    """
     more = len(lines) - MOST_LINES
+    if kinds and more > 1:
+        order = sorted(range(len(lines)), key=lambda k: kinds.index(kinds[k]) != k)
+        lines = [lines[k] for k in order]
     shown = lines if more <= 1 else [*lines[:MOST_LINES], f"and {more} more"]
     return "".join(f"\n  * {line}" for line in shown)
 

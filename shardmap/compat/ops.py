@@ -25,22 +25,23 @@ __all__ = [
 ]
 
 
-def _update(method: str) -> Callable[..., jax.Array]:
+def _update(name: str, method: str) -> Callable[..., jax.Array]:
     def update(
         x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
     ) -> jax.Array:
         updated: jax.Array = getattr(jnp.asarray(x).at[idx], method)(y)
         return updated
 
+    update.__name__ = update.__qualname__ = name
     update.__doc__ = f"``x.at[idx].{method}(y)``."
     return update
 
 
-index_update = _update("set")
-index_add = _update("add")
-index_mul = _update("multiply")
-index_min = _update("min")
-index_max = _update("max")
+index_update = _update("index_update", "set")
+index_add = _update("index_add", "add")
+index_mul = _update("index_mul", "multiply")
+index_min = _update("index_min", "min")
+index_max = _update("index_max", "max")
 
 
 def tie_in(x: object, y: T) -> T:

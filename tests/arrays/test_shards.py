@@ -77,6 +77,9 @@ def test_empty_arrays():
     cut = jax.device_put(np.zeros((2, 0, 4)), over(P("i", None, "j"), (2, 4), "ij"))
     assert shard_of(cut, 1).shape == (0, 4)
     assert [part.shape for part in unstack(cut, axis=2)] == [(2, 0)] * 4
+    spec = P("i", "j", "k")
+    cut = jax.device_put(np.zeros((2, 0, 4)), over(spec, (2, 2, 2), "ijk"))
+    assert [part.shape for part in unstack(cut)] == [(0, 4)] * 2
 
 
 def test_dtypes_and_weak_types():

@@ -207,6 +207,8 @@ class _Visitor:
         source = source_of(equation) or around.line
         text = None if name is None or name == UNNAMED else str(name)
         key = (around.axis, kind, text, layout, running)
+        if is_repeated:
+            running += ", which all do the same: nothing is sharded along it"
         # Differentiation repeats an axis in the backward pass, on other lines.
         place = None if is_transposed(equation) else source
         if (key, place) not in self._numbers:
@@ -357,8 +359,6 @@ class _Visitor:
             size = mesh.shape[name]
             running = _how_it_runs(AxisLayout(name, size, (name,), size), "element")
             is_repeated = not of_pmap and not _tells_apart(equation, name)
-            if is_repeated:
-                running += ", which all do the same: nothing is sharded along it"
             around = self._add(
                 around,
                 equation,

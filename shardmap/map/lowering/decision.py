@@ -77,13 +77,16 @@ class Decision:
 
 
 def may_branch(params: dict[str, Any], around: Enclosing) -> bool:
-    """Whether elements may take different branches, outside of maps inside.
+    """Whether elements may take different branches, outside of nested maps.
 
-    False if the function itself cuts values along the other mesh axes.
+    False if something in the function cuts values along the other mesh axes.
     """
     jaxpr = params["call_jaxpr"]
-    found = {equation.primitive for equation in equations(jaxpr, is_no_map)}
-    if not found & {cond_p, while_p}:
+    own, found = (
+        {equation.primitive for equation in each}
+        for each in (equations(jaxpr, is_no_map), equations(jaxpr))
+    )
+    if not own & {cond_p, while_p}:
         return False
     if found & {SHARD_MAP, sharding_constraint_p, *PARTITIONED}:
         return False
@@ -125,7 +128,7 @@ def _predicates_differ(
     dims = [None if axis is None else 0 for axis in in_axes]
     try:
         batched_results_of(fun, avals, batch, dims)
-    except NotImplementedError:  # A primitive has no batching rule.
+    except Exception:  # Something cannot be vectorised.
         return True
     return any(seen)
 
@@ -172,7 +175,9 @@ def decide(
     manual_axes = placement.mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
         manual_axes = (*manual_axes, REPLICAS)
-    if calls_host(params["call_jaxpr"]) or may_branch(params, around):
+    if {*manual_axes} != {*mesh.axis_names} and (
+        calls_host(params["call_jaxpr"]) or may_branch(params, around)
+    ):
         # JAX calls the host where a program is written per device along all axes. And
         # XLA puts collectives along other axes into branches that not all devices take.
         manual_axes = mesh.axis_names

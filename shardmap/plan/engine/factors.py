@@ -371,7 +371,7 @@ def without_rule(node: Node) -> Factors:
     return taken_whole(node, Reason(why, "register_rule gives it one"))
 
 
-@dataclass
+@dataclass(eq=False)
 class RuleTable:
     """What makes the rules of equations.
 

@@ -91,6 +91,23 @@ def inner_sine(row):
     return sm.spmap(jnp.sin, "j")(row)
 
 
+def test_beside_a_branch_something_may_refuse_vmap():
+    @jax.custom_batching.custom_vmap
+    def alone(row):
+        return row + 1
+
+    @alone.def_vmap
+    def refused(axis_size, in_batched, row):
+        raise ValueError("not vectorised")
+
+    def fun(x):
+        return jax.lax.cond(x > 0, jnp.sin, jnp.cos, x) + alone(x)
+
+    x = np.arange(8, dtype=np.float32) - 3
+    want = np.where(x > 0, np.sin(x), np.cos(x)) + x + 1
+    np.testing.assert_allclose(sm.spmap(fun)(x), want, rtol=1e-6)
+
+
 @pytest.mark.parametrize("fun", [shared_count, shared_predicate])
 def test_a_branch_that_all_elements_take_gathers_nothing(fun):
     x = array(2, 4)

@@ -112,7 +112,7 @@ class Grouping:
         self._groups: dict[Node, tuple[_Groups, int]] = {}
         # What was written: rows of all places, all groups, each group, stacks.
         self._whole: dict[Value, Operand] = {}
-        self._made: dict[_Groups, tuple[Value, int]] = {}
+        self._made: dict[Any, tuple[Value, int]] = {}
         self._single: dict[Value, tuple[Value, int]] = {}
         self._stacks: dict[Any, Operand | None] = {}
         if sum(node.primitive in COMBINERS for node in graph.nodes) < FEWEST:
@@ -136,11 +136,22 @@ class Grouping:
         """What takes the place of a node of the graph; None: it stays."""
         if node in self._groups:
             return self._one_group(node)
-        if node.primitive is p.concatenate_p and self._single:
+        if node.primitive is p.concatenate_p and self._groups:
             axis, [shape] = node.params["dimension"], node.out_shapes
+            if self._is_whole(node.ins, axis):
+                return [self._of_all(node.ins[0])]
             joined = self._stacked(node.ins, axis, shape)
             return None if joined is None else [joined]
         return None
+
+    def _is_whole(self, values: Sequence[Operand], axis: int) -> bool:
+        """Whether values, joined, are rows of all places, in order."""
+        rows = [each for each in map(self._rows_of, values) if each is not None]
+        alike = {(each.first, each.axis, each.size) for each in rows}
+        if len(rows) < len(values) or len(alike) != 1 or rows[0].axis != axis:
+            return False
+        places = np.concatenate([each.numbers for each in rows])
+        return np.array_equal(places, np.arange(rows[0].size))
 
     def _rows_of(self, operand: Operand) -> _Rows | None:
         return self._rows.get(operand) if isinstance(operand, Value) else None
@@ -215,9 +226,11 @@ class Grouping:
     def _one_group(self, node: Node) -> Sequence[Operand]:
         """Adds one of the groups, the first one behind all of them."""
         groups, number = self._groups[node]
-        if groups not in self._made:
-            self._made[groups] = self._all_groups(node, groups)
-        source, axis = self._made[groups]
+        reduction = node.primitive, node.params["axes"]
+        key = groups.rows.first, *reduction, groups.labels.tobytes()
+        if key not in self._made:
+            self._made[key] = self._all_groups(node, groups)
+        source, axis = self._made[key]
         shape = source.shape
         params: Params = {
             "start_indices": tuple(number * (k == axis) for k in range(len(shape))),
