@@ -60,7 +60,7 @@ def with_axis(effect: Effect, name: Hashable) -> Effect:
 
 
 def on_variables(effects: Collection[Effect], new: Callable[[Var], Var]) -> set[Effect]:
-    """The effects, each on a variable, such as a reference, on another one."""
+    """The effects, with ``new`` of the variable of each, such as a reference."""
 
     def moved(effect: Any) -> Effect:
         has_variable = hasattr(effect, "input")

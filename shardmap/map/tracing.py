@@ -264,7 +264,7 @@ def batched_results(
 
 
 def batch_observer(tell: Callable[[tuple[bool, ...]], None]) -> Callable[..., Any]:
-    """An identity that calls ``tell`` under `jax.vmap`: which operands are batched."""
+    """An identity. Under `jax.vmap` it tells which operands are batched."""
 
     # The batching rule of a custom_vmap is told.
     @jax.custom_batching.custom_vmap

@@ -79,7 +79,7 @@ jax.devices()[:4], but got 4.
 
 
 def group_counts(sizes: Iterable[int]) -> set[int]:
-    """Into how many groups the first mesh axis cuts devices, the first two, ...
+    """The numbers of groups into which the first mesh axes, none to all, cut devices.
 
     >>> sorted(group_counts((2, 3)))
     [1, 2, 6]

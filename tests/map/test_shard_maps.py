@@ -147,7 +147,7 @@ def refused(match, inner, name, **options):
             call(X)
 
 
-def test_an_axis_that_both_walk():
+def test_an_axis_that_both_use():
     refused(
         r"the jax.shard_map inside it cannot be one program: both use mesh axes "
         r"\['data'\]. Give spmap the same mesh= and mesh_axes= which shard_map's "

@@ -110,7 +110,7 @@ class Classes(Generic[K]):
             numbers, starts = numbers[~found], starts[~found]
 
     def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
-        """The pattern of the shard with these starts, which none that is known serves.
+        """Makes the pattern of a shard that matches no known pattern.
 
         Where patterns do not help it is of this shard alone, and is not kept.
         """

@@ -292,11 +292,11 @@ class Positions:
             axis=1,
         )[:, turn]
         # Positions that differ by a constant are one row, to which it is added.
-        own = [row.tobytes() for row in numbers - numbers[:, :1]]
-        kinds = {row: kind for kind, row in enumerate(dict.fromkeys(own))}
+        moves = [row.tobytes() for row in numbers - numbers[:, :1]]
+        kinds = {row: kind for kind, row in enumerate(dict.fromkeys(moves))}
         rows = [np.frombuffer(row, numbers.dtype) for row in kinds]
         firsts = numbers[:, 0].tolist()
-        self._keys = [(kinds[k], first) for k, first in zip(own, firsts, strict=True)]
+        self._keys = [(kinds[k], first) for k, first in zip(moves, firsts, strict=True)]
         bounds = [int(numbers.min()), int(numbers.max())] if numbers.size else []
         dtype = start_dtype(bounds)
         self.count = len(turn)

@@ -54,7 +54,7 @@ class Looped(NamedTuple):
     test: BodyShard | None = None
 
 
-class Loop(Inner):
+class LoopRule(Inner):
     """What both loops share: values that enter a step as the one before left them."""
 
     def carried(self, values: Sequence[Any]) -> list[Any]:
@@ -79,7 +79,7 @@ class Loop(Inner):
         ]
 
 
-class Scan(Loop):
+class Scan(LoopRule):
     """``scan``: consts, carries, and a leading axis that is run along."""
 
     first_row = 0
@@ -162,7 +162,7 @@ class Scan(Loop):
         return crop([*final, *stacked], static.crops, starts[step.starts :])
 
 
-class While(Loop):
+class While(LoopRule):
     """``while``: the condition decides for all that is carried.
 
     A mapped loop has a condition with leading axes, which its carried values share; an

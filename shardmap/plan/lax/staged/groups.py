@@ -52,10 +52,11 @@ METHODS = {"add": "add", "max": "max", "min": "min", "mul": "multiply"}
 
 
 class _Rows(NamedTuple):
-    """A value whose rows are made one by one of known places of another value's axis.
+    """A value made elementwise of known places along an axis of another value.
 
     Attributes:
-      first: the first value that is made the same way, of whatever places.
+      first: the first value that is made so, of other places: ``x[p] * 2`` of all
+        ``x[q] * 2``.
       axis: the axis.
       size: how many places there are.
       places: the bytes of those taken, as 64-bit integers.
