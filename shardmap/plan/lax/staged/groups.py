@@ -388,7 +388,7 @@ def _places(node: Node) -> tuple[Value, int, np.ndarray] | None:
     if (known := evaluated(node.ins[1])) is None or not len(known):
         return None
     places = known[:, 0].astype(np.int64)
-    inside = places.min() >= 0 and places.max() < shape[axis]
+    inside = np.all((0 <= places) & (places < shape[axis]))
     return (source, axis, places) if inside else None
 
 
