@@ -1,6 +1,5 @@
 """The cases that this plan's ancestor had, with its numbers, and its holes."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,38 +39,6 @@ def test_a_dot_and_what_follows():
     check(lambda a, b: jnp.tanh(fun(a, b)), a, b, in_slices=EACH, stages=2)
 
 
-def test_a_dot_a_sum_and_what_follows():
-    args = vectors([[1, 2]], [[3], [4]], [5, 6])
-
-    def fun(a, b, c):
-        w = jnp.dot(a + b, a - b) * 2
-        return jnp.sum(w) + w - c[None]
-
-    # Three stages were needed; here sum(w) + w is linear in the parts of w.
-    check(
-        fun,
-        *args,
-        in_slices=EACH,
-        stages=2,
-        want=[[-215, -198], [-225, -204]],
-    )
-
-
-def test_not_of_a_sum():
-    a, b = vectors([[1, 0], [2, 3]], [[1, -1], [2, 3]])
-
-    def fun(a, b):
-        summed = jnp.sum(b + 1, axis=1)
-        return jnp.logical_not(summed).astype(jnp.float32)[None] - a
-
-    def inline(a, b):
-        negate = jax.jit(lambda s: jnp.logical_not(s).astype(s.dtype))
-        return negate(jnp.sum(b + 1, axis=1))[None] - a
-
-    check(fun, a, b, in_slices=EACH, stages=2)
-    check(inline, a, b, in_slices=EACH, stages=2)
-
-
 def test_a_value_and_its_transpose():
     made = check(lambda x: x + x.T, iota(4, 4), in_slices=({0: 2, 1: 2},), shards=4)
     apart = made.shards[1].in_slices[0]
@@ -90,12 +57,6 @@ def test_an_unused_argument_is_not_read():
     made = plan(lambda a, b, c: a * 2 + c, x, Unreadable(), x, in_slices=EACH)
     np.testing.assert_array_equal(made.run(x, Unreadable(), x), x * 3)
     assert made.shards[0].in_slices[1] is None
-
-
-def test_cut_contractions_are_summed():
-    made = check(jnp.dot, X, X.T.copy(), in_slices=({1: 3}, None), shards=3)
-    assert made.shards[0].combiner == "add"
-    check(jnp.dot, X, X.T.copy(), in_slices=({1: 2}, {0: 3}), shards=4)
 
 
 def test_different_cuts_are_refined():

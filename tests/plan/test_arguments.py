@@ -77,11 +77,6 @@ def test_other_keyword_arguments_than_planned_are_refused():
         made.run(scale={"by": 2.0}, shift=None)
 
 
-def test_arguments_that_are_no_arrays_are_refused():
-    with pytest.raises(TypeError, match=r"in args\[0\]; .* name it in static_arg"):
-        plan(lambda x: x, "x")
-
-
 def test_names_of_options_are_refused():
     with pytest.raises(TypeError, match=r"'out' .*partial\(fun, out=\.\.\.\)"):
         plan(lambda x, out: x, X, out=1)

@@ -117,17 +117,6 @@ def test_transformations(name, transformation):
     assert_close(result, change(fun)(X, W))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("lowering", ["manual", "spmd"])
-def test_inside_a_map_with_a_collective(lowering):
-    def fun(x, w):
-        return x @ w - lax.psum(x @ w, "i")
-
-    xs, ws = jnp.stack([X * k for k in range(11)]), jnp.stack([W] * 11)
-    mapped = sm.spmap(sm.chunked(fun, CUT), "i", lowering=lowering)
-    assert_close(mapped(xs, ws), jax.vmap(fun, axis_name="i")(xs, ws))
-
-
 def test_inside_a_plan():
     chunked = sm.chunked(PROGRAMS["sum over rows"], CUT)
     made = sm.plan(chunked, X, W, in_slices=({0: 3}, None))
@@ -145,14 +134,6 @@ def test_integers_and_keys():
     expected = fun(X.astype(int), k, KEY)
     assert_close((total, doubled), expected[:2])
     assert_close(jax.random.key_data(keys), jax.random.key_data(expected[2]))
-
-
-def test_places_outside_of_a_piece():
-    def fun(x):
-        return x.at[:, 1].set(0.25)
-
-    for cuts in ({1: 2}, {0: 3, 1: 4}):
-        assert_close(sm.chunked(fun, cuts)(X), fun(X))
 
 
 CLOSING = {

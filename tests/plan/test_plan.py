@@ -11,7 +11,6 @@ import pytest
 import shardmap as sm
 from shardmap.api.spmap import spmap
 from shardmap.arrays import array_likes
-from shardmap.plan.engine import work
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import ShardPlan, plan
 from tests.plan.checks import check, iota, slices
@@ -22,18 +21,6 @@ def test_constants_are_cut_too():
     constant = jnp.asarray(Y)
     made = check(lambda x: x * constant, X, in_slices=({0: 4},), shards=4)
     assert made.cut_fraction == 0.25
-
-
-def test_two_stages_pass_what_the_second_needs(monkeypatch):
-    monkeypatch.setattr(work, "BYTE", 0)
-
-    def fun(x, w):
-        y = x @ w
-        return jnp.exp(y - y.max(0)[None]).sum(0)
-
-    made = check(fun, X, Y[:6], in_slices=({0: 4}, None), stages=2, shards=8)
-    # The product is kept, not computed again: the second stage does not read x.
-    assert made.stage_shards(1)[0].in_slices == (None, None)
 
 
 def test_a_cheap_value_is_computed_again():
@@ -153,7 +140,7 @@ def test_slices_that_the_dtype_cannot_hold_are_refused(run):
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(TypeError, match="what has a shape and a dtype, got 'x'"):
+    with pytest.raises(TypeError, match=r"a shape and a dtype, got 'x' .* name it"):
         plan(lambda x: x, "x")
     made = plan(jnp.sin, X, in_slices=({0: 2},))
     with pytest.raises(ValueError, match=r"shape of \(8, 6\) in args\[0\]"):
@@ -222,15 +209,6 @@ def test_a_start_that_32_bits_do_not_reach_is_told_when_planned():
     with pytest.raises(ValueError, match=r"behind 2\*\*31 elements: enable x64"):
         plan(lambda x: x + jax.lax.iota(np.int8, 2**32), x, in_slices=({0: 64},))
     assert plan(lambda x: x + 1, x, in_slices=({0: 64},)).num_shards == 64
-
-
-def test_effects_are_refused_by_name():
-    def fun(x):
-        jax.debug.print("{}", x)
-        return x
-
-    with pytest.raises(ValueError, match=r"debug_callback|debug_print"):
-        plan(fun, X, in_slices=({0: 2},))
 
 
 # Rules of users.

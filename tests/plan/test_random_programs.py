@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import conv, max_pool, reals
@@ -145,36 +144,3 @@ def test_a_training_step(cut):
     made = plan(train_step, *args, in_slices=(None, cut, {0: 4}))
     assert_same(made.run(*args), jax.jit(train_step)(*args), 2e-4)
     assert made.num_shards > 1
-
-
-def test_a_second_derivative():
-    def fun(x):
-        return jax.hessian(lambda x: (jnp.tanh(x) ** 3).sum() + x.prod())(x)
-
-    x = reals(4)
-    made = plan(fun, x, in_slices=EACH)
-    assert_same(made.run(x), jax.jit(fun)(x), 1e-4)
-
-
-def test_a_recurrent_net():
-    def fun(weights, inputs):
-        def step(carry, x):
-            carry = jnp.tanh(carry @ weights + x)
-            return carry, carry.sum(-1)
-
-        return lax.scan(step, jnp.zeros(inputs.shape[1:]), inputs)
-
-    weights, inputs = reals(6, 6) * 0.3, reals(5, 8, 6)
-    made = plan(fun, weights, inputs, in_slices=(None, {1: 4}))
-    assert_same(made.run(weights, inputs), jax.jit(fun)(weights, inputs), 1e-4)
-    assert made.num_shards == 4
-    # A piece of the time axis needs what the one before it carries.
-    one_by_one = plan(fun, weights, inputs, in_slices=(None, {0: 5}))
-    assert [stage.num_shards for stage in one_by_one.stages] == [1, 1, 1, 1, 1, 5]
-    want = jax.jit(fun)(weights, inputs)
-    assert_same(one_by_one.run(weights, inputs), want, 1e-4)
-    # A feature needs them all, in every step.
-    stages = plan(fun, weights, inputs, in_slices=(None, {2: 2}))
-    want = jax.jit(fun)(weights, inputs)
-    assert_same(stages.run(weights, inputs), want, 1e-4)
-    assert len(stages.stages) == 6

@@ -85,19 +85,6 @@ def test_a_side_operand_alone_is_kept(monkeypatch):
     assert_same(made.run(x, c), jax.jit(side)(x, c), 1e-4)
 
 
-def test_what_two_stages_need_is_kept(monkeypatch):
-    monkeypatch.setattr(work, "WORTH_KEEPING", 2**6)
-    q, k, v = reals(12, 5), reals(14, 5), reals(14, 6)
-
-    def attention(q, k, v):
-        return jax.nn.softmax(q @ k.T) @ v
-
-    for cuts in (({0: 3}, {0: 4}, {1: 3}), (None, {0: 4}, {0: 2})):
-        made = plan(attention, q, k, v, in_slices=cuts)
-        assert len(made.stages) > 1
-        assert_same(made.run(q, k, v), jax.jit(attention)(q, k, v), 1e-4)
-
-
 def normal(x, w):
     y = x @ w
     return (y - y.mean(0, keepdims=True)) / (y.std(0, keepdims=True) + 1)

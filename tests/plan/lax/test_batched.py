@@ -122,12 +122,6 @@ def test_rows_of_a_triangular_solve(left):
     check_cut(fun, DEFINITE[0], b, in_slices=(None, {int(left): (2, 5)}))
 
 
-def test_densities_of_points():
-    fun = jax.vmap(log_density, (0, None))
-    args = reals(7, 3), DEFINITE[0]
-    check_cut(fun, *args, in_slices=({0: (2, 5)}, None), tolerance=2e-4)
-
-
 @examples(2)
 @given(st.data(), st.sampled_from(["det", "inv", "solve"]))
 def test_solves_under_any_cut(data, name):

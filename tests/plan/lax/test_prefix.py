@@ -66,16 +66,6 @@ def test_its_three_stages():
     assert made.out_slices == {0: [(0, 3), (3, 8)]}
 
 
-def test_one_after_the_other():
-    def fun(x):
-        first = jnp.cumsum(x, 0)
-        return jnp.cumsum(first / (1 + jnp.abs(first)), 0), first[::-1]
-
-    made = plan(fun, X, in_slices=({0: 4},))
-    assert_same(made.run(X), jax.jit(fun)(X), 1e-4)
-    assert [stage.num_shards for stage in made.stages][-1] == 4
-
-
 def test_its_gradient():
     def fun(x):
         return jax.grad(lambda x: (jnp.cumsum(x, 0) ** 2).sum())(x)

@@ -17,12 +17,6 @@ def test_integers_are_exact_in_parts():
         assert made.num_shards > 1
 
 
-def test_not_a_number_is_the_extremum():
-    x = np.where(X > 1, np.nan, X)
-    for fun in (jnp.max, jnp.argmax, jnp.argmin):
-        np.testing.assert_array_equal(plan(fun, x, in_slices=({0: 4},)).run(x), fun(x))
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [jnp.argmax, jnp.argmin])
 def test_the_first_of_booleans(fun):

@@ -26,15 +26,6 @@ def test_a_strided_slice_reads_no_more_than_its_span():
     assert all(part.stop - part.start <= 4 for part in read(made))
 
 
-def test_padding_is_read_from_nowhere():
-    def fun(x):
-        return lax.pad(x, 1.5, ((4, 4, 0), (0, 0, 0)))
-
-    made = plan(fun, X, in_slices=({0: 8},))
-    np.testing.assert_array_equal(made.run(X), jax.jit(fun)(X))
-    assert made.num_shards == 8
-
-
 def test_a_sum_passes_zeros_around_it_and_nothing_else():
     def zeros(x):
         return lax.pad(x.sum(0), 0.0, ((2, 1, 0),))

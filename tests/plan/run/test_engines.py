@@ -114,7 +114,6 @@ def test_to_files_and_stores(engine, made, want, tmp_path):
     assert shared[:].tobytes() == want[1].tobytes()
 
 
-@pytest.mark.few(1)
 def test_64_bits(engine, tmp_path):
     x = mapped(tmp_path, np.arange(12.0).reshape(6, 2) + 1e-12)
     with jax.enable_x64(True):

@@ -26,35 +26,6 @@ def test_shards_read_their_own_slices_only(made):
     assert rows == [(k, k + 8) for k in range(0, 64, 8)] * 2
 
 
-def test_in_flight_bounds_what_is_read_ahead(made):
-    x = Recorded(X)
-    finished = []
-
-    class Out:
-        shape, dtype = (64, 4), np.dtype(np.float32)
-
-        def __setitem__(self, index, part):
-            if index is not Ellipsis:
-                finished.append(len(x.reads))
-
-        def __getitem__(self, index):
-            raise AssertionError("inserting reads nothing")
-
-    made.run(x, W, out=(None, Out()), max_in_flight=2)
-    assert len(finished) == 8
-    # Each read at most two shards ahead, of this output's stage.
-    assert all(reads <= k + 3 for k, reads in enumerate(finished))
-
-
-def test_failures_are_retried(made, want):
-    with ThreadPoolExecutor(2) as pool:
-        for executor in (None, pool):
-            x = Recorded(X, failures=[(8, 1), (32, 2)])
-            got = made.run(x, W, retries=1, executor=executor, max_in_flight=4)
-            assert_same(got, want, 1e-4)
-            assert len(x.reads) == 16 + 2
-
-
 def test_a_failure_that_stays_is_told(made):
     x = Recorded(X, failures=[(16, 1), (16, 2)])
     with pytest.raises(
@@ -122,20 +93,6 @@ def test_bad_outs_are_told_before_anything_runs(made):
     with pytest.raises(ValueError, match="max_in_flight must be at least 1, got 0"):
         made.run(x, W, max_in_flight=0)
     assert x.reads == []
-
-
-def test_a_disk_that_is_full(made):
-    class Full:
-        shape, dtype = (64, 4), np.dtype(np.float32)
-
-        def __getitem__(self, index):
-            return np.zeros((64, 4), np.float32)[index]
-
-        def __setitem__(self, index, part):
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        made.run(X, W, out=(None, Full()))
 
 
 def _die(*args):

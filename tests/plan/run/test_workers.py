@@ -1,39 +1,12 @@
 """Where shards are computed, and how many are read ahead of that."""
 
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.cutting import cut_function
-from shardmap.plan.run.shards import Accumulator
-from shardmap.plan.run.tasks import shard_tasks
-from shardmap.plan.run.workers import LocalWorkers, ShardError, ThreadWorkers
+from shardmap.plan.run.workers import ShardError
 from tests.plan.run.checks import Recorded, W, X
-
-
-@pytest.mark.parametrize("kind", [LocalWorkers, ThreadWorkers])
-def test_a_thread_has_the_settings_of_the_one_that_asked(kind):
-    seen = []
-
-    class Watched(np.ndarray):
-        def __getitem__(self, index):
-            seen.append((threading.current_thread(), jax.config.jax_enable_x64))
-            return np.asarray(self)[index]
-
-    with jax.enable_x64(True), ThreadPoolExecutor(1) as pool:
-        x = np.ones((4, 2)).view(Watched)
-        cut = cut_function(lambda x: x * 2, (x,), ({0: 2},))
-        acc = Accumulator(cut)
-        work = kind(pool, cut, [x], acc)
-        task = next(shard_tasks(cut.stages[0]))
-        [part] = work.result(task, work.submit(task))
-    assert part.dtype == np.float64
-    assert [x64 for _, x64 in seen] == [True]
-    assert seen[0][0] is not threading.current_thread()
 
 
 class Remote(Recorded):

@@ -69,11 +69,15 @@ def test_a_damaged_folder_is_told(made, tmp_path):
             made.run(X, W, checkpoint=tmp_path)
 
 
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
 def exchange(path):
     path.write_bytes((path.parent / "1-4.bin").read_bytes())
 
 
-@pytest.mark.parametrize("harm", [flip, zero, exchange])
+@pytest.mark.parametrize("harm", [flip, zero, shorten, exchange])
 def test_a_damaged_shard_is_computed_again(harm, made, tmp_path):
     want = made.run(X, W, checkpoint=tmp_path)
     harm(tmp_path / "1-3.bin")

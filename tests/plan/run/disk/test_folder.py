@@ -1,24 +1,11 @@
 """Files are there in full or not at all."""
 
 import errno
-import pathlib
 
 import pytest
 
 from shardmap.plan.run.disk import folder
-from tests.plan.run.checks import Recorded, W, X
-
-
-def test_a_half_written_shard_is_not_done(made, tmp_path):
-    want = made.run(X, W, checkpoint=tmp_path)
-    path = tmp_path / "0-3.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    pathlib.Path(tmp_path / "0-4.part").write_bytes(b"half")
-    x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
-    assert len(x.reads) == 1
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
+from tests.plan.run.checks import W, X
 
 
 def test_a_file_is_no_folder(made, tmp_path):
