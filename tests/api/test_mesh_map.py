@@ -169,23 +169,6 @@ def test_specs_are_visible_and_those_of_the_program():
     assert sm.spec_of(mapped(array(4, 3), array(3, 8))) == lowered.out_specs
 
 
-def test_built_anew_in_a_loop_compiles_once():
-    traces = []
-
-    def fun(x):
-        traces.append(x)
-        return x
-
-    def run(axes):
-        sm.mesh_map(fun, MESH, (axes,), axes)(array(8))
-        return len(traces)
-
-    once = run({"x": 0, "y": 0})
-    assert run({"x": 0, "y": 0}) == once
-    # The order of the mesh axes matters.
-    assert run({"y": 0, "x": 0}) > once
-
-
 # Elements of a map over axes of a given mesh
 
 

@@ -146,19 +146,6 @@ def test_the_gradient_of_a_constraint():
     assert buffers(got) == [(8, 8)] * 4
 
 
-def test_built_anew_in_a_loop_compiles_once():
-    traces = []
-
-    def fun(x):
-        traces.append(x)
-        return x * 2
-
-    for _ in range(3):
-        assert_close(sharded_jit(fun, P(2), P(2))(X[0]), jnp.asarray(X[0] * 2))
-    assert len(traces) == 1
-    assert buffers(sharded_jit(fun, P(4), P(4))(X[0])) == [(2,)] * 4
-
-
 # Stages
 
 

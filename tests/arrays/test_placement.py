@@ -136,22 +136,6 @@ def test_keys_are_moved():
     np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
 
 
-def test_moving_under_a_mesh_that_is_set():
-    target = over(jax.devices(), P(None, "i"))
-    mesh = jax.make_mesh((4, 2), ("a", "b"))
-    with jax.set_mesh(mesh):
-        moved = move(rows(), target)
-    check(moved, target)
-
-
-def test_place_moves_only_what_lies_wrong():
-    right, wrong = rows(), columns()
-    sharding = over(jax.devices(), P("i"))
-    first, second = place([right, wrong], [sharding] * 2)
-    assert first is right
-    check(second, sharding)
-
-
 # Donation
 
 
@@ -188,10 +172,3 @@ def test_an_array_that_lies_right_is_not_freed_by_moving():
     (same,) = place([array], [over(jax.devices(), P("i"))], donate=[True])
     assert same is array
     assert not array.is_deleted()
-
-
-def test_place_frees_what_may_be_freed():
-    kept, donated = columns(), columns()
-    place([kept, donated], [over(jax.devices(), P("i"))] * 2, donate=[False, True])
-    assert not kept.is_deleted()
-    assert donated.is_deleted()

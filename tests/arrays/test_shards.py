@@ -114,26 +114,6 @@ def tree():
     }
 
 
-def test_an_element_of_a_tree():
-    piece = shard_of(tree(), 3)
-    assert piece["none"] is None
-    check(piece["w"], HOST[3], jax.devices()[3])
-    check(piece["b"][0], SOFT[3], jax.devices()[1])
-    check(piece["b"][1], HOST[3], jax.devices()[0])
-    assert isinstance(piece["host"], np.ndarray)
-    np.testing.assert_array_equal(piece["host"], HOST[3])
-
-
-def test_all_elements_of_a_tree():
-    made = {"w": rows(), "b": (rows(SOFT[:8]), HOST)}
-    pieces = unstack(made)
-    assert len(pieces) == 8
-    for k, piece in enumerate(pieces):
-        check(piece["w"], HOST[k], jax.devices()[k])
-        check(piece["b"][0], SOFT[k], jax.devices()[k])
-        np.testing.assert_array_equal(piece["b"][1], HOST[k])
-
-
 def test_unreplicate():
     first = unreplicate(tree())
     check(first["w"], HOST[0], jax.devices()[0])

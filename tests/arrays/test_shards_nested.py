@@ -63,10 +63,6 @@ def test_a_part_on_several_devices_keeps_the_names_of_its_mesh(spec, index, name
     np.testing.assert_array_equal(part, value[index])
 
 
-def test_an_element_of_the_outer_map_lies_along_the_inner_one():
-    assert dict(shard_of(nested(), 1).sharding.mesh.shape) == {"j": 4}
-
-
 def test_no_other_device_is_read():
     n = nested()
     # Without its first shard JAX takes the whole array for deleted.

@@ -89,12 +89,12 @@ def test_when_one_fails_all_end(failure, code, text, script, capfd):
         if me == 1:
             {failure}
         time.sleep(60)
+        print("went on")
         """
     )
-    start = time.monotonic()
     assert run.main(["-n", "3", path]) == code
-    assert time.monotonic() - start < 30
-    error = capfd.readouterr().err
+    output, error = capfd.readouterr()
+    assert "went on" not in output
     assert text in error
     assert "run_script" not in error
 
@@ -252,10 +252,8 @@ def test_a_child_that_keeps_the_output_open_keeps_nothing(session, script):
         print(os.getpid(), child.pid)
         """
     )
-    start = time.monotonic()
-    result = command_line.shardmap("run", "-n", "1", path)
+    result = command_line.shardmap("run", "-n", "1", path, timeout=80)
     assert result.returncode == 0
-    assert time.monotonic() - start < 80
     ids = result.stdout.split()[1:]
     assert are_gone(map(int, ids[:1] if session else ids))
     if session:

@@ -226,16 +226,3 @@ def test_an_abstract_mesh_of_another_shape():
         "few",
         lowering="spmd",
     )
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
-def test_a_map_inside_one_that_checks_what_varies_is_refused(wrap):
-    mesh = sm.make_mesh({"i": 8})
-    inside = jax.shard_map(
-        lambda x: sm.spmap(lambda v: v * 2)(x),
-        mesh=mesh,
-        in_specs=P("i"),
-        out_specs=P("i"),
-    )
-    with pytest.raises(ValueError, match=r"inside a jax.shard_map with check_vma=True"):
-        wrap(inside)(np.ones((16, 3), np.float32))

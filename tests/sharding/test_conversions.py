@@ -320,24 +320,6 @@ def test_hlo_sharding_is_that_of_the_named_sharding(spec):
     assert ours == expected.to_proto().SerializeToString()
 
 
-def test_hlo_sharding_in_text():
-    def text(sharding, mapping):
-        return str(ShardingSpec(sharding, mapping).hlo_sharding())
-
-    assert text((C(4), None), (S(0),)) == "{devices=[4,1]<=[4]}"
-    assert (
-        text((C(4), None), (S(0), R(2)))
-        == "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"
-    )
-    assert (
-        text((C(4), None), (R(2), S(0)))
-        == "{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}"
-    )
-    assert text((C(2), C(4)), (S(1), S(0))) == "{devices=[2,4]<=[4,2]T(1,0)}"
-    assert text((C((2, 4)),), (S(1), S(0))) == "{devices=[8]<=[4,2]T(1,0)}"
-    assert text((), (R(3),)) == "{replicated}"
-
-
 @pytest.mark.parametrize("factor", [1, 2**4, 2**10])
 def test_proto_does_not_grow_with_the_number_of_devices(factor):
     spec = ShardingSpec(

@@ -52,17 +52,3 @@ def test_an_infinity_is_a_floating_point_error(function):
         pytest.raises(FloatingPointError, match=r"invalid value \(inf\)"),
     ):
         sm.spmap(function)(X)
-
-
-def test_what_is_finite_is_computed():
-    @jax.jit
-    def f(x):
-        return jax.jit(jnp.sin)(x) / lax.psum(jnp.cos(x), "i")
-
-    x = np.arange(1, 12, dtype=np.float32)
-    mapped = sm.spmap(f, "i")
-    gradient = jax.grad(lambda x: (mapped(x) ** 2).sum())
-    expected, expected_gradient = mapped(x), gradient(x)
-    with jax.debug_nans(True):
-        np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
-        np.testing.assert_allclose(gradient(x), expected_gradient, rtol=1e-5)

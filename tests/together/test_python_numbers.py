@@ -76,15 +76,6 @@ def test_numbers_beside_what_is_vectorised(name):
     np.testing.assert_array_equal(scaled.reshape(3, 8), np.stack([X] * 3))
 
 
-def test_the_tangent_of_a_number():
-    def total(t):
-        return sm.spmap(lambda v: t * v, "i")(X).sum()
-
-    value, tangent = jax.jvp(total, (0.2,), (1.0,))
-    np.testing.assert_allclose(value, 5.6, rtol=1e-6)
-    assert float(tangent) == 28
-
-
 ROUND = [(k, (k + 1) % 16) for k in range(16)]
 COLLECTIVES = {
     "psum": lambda number: lax.psum(number, "i"),

@@ -277,12 +277,6 @@ def test_other_devices_than_those_that_are_set():
                 jax.jit(fun)(X)
 
 
-def test_keywords_named_as_jax_names_all_of_them():
-    mapped = sm.spmap(lambda x, args, kwargs: x + args * kwargs)
-    with jax.set_mesh(AUTO):
-        np.testing.assert_array_equal(mapped(X, args=X, kwargs=X), X + X * X)
-
-
 def test_array_likes_and_static_arguments_under_a_mesh(tmp_path):
     stored = np.memmap(tmp_path / "x", np.float32, "w+", shape=(8,))
     stored[:] = X

@@ -16,7 +16,7 @@ from tests.map_programs import assert_same, both_lowerings, float_index
 SIZES = [1, 3, 8, 12, 16, 17]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("size", "lowering"),
     [(size, "manual") for size in SIZES] + [(8, "spmd"), (17, "spmd")],

@@ -48,13 +48,6 @@ def test_a_million_elements_and_three():
     np.testing.assert_array_equal(result, x - 1_000_002)
 
 
-def test_a_single_device():
-    mapped = sm.spmap(lambda x: x / lax.psum(x, "i"), "i", devices=jax.devices()[5:6])
-    result = mapped(np.ones(10, np.float32))
-    np.testing.assert_allclose(result, np.full(10, 0.1))
-    assert result.devices() == {jax.devices()[5]}
-
-
 def test_input_and_output_stay_where_they_are():
     mapped = sm.spmap(lambda x: x + 1, donate_argnums=0)
     x = mapped(np.zeros((N, 3), np.float32))
@@ -127,22 +120,6 @@ def test_batch_size_1_does_not_make_one_element_wait_for_another():
 # What JAX's tests of soft_pmap and gmap asserted
 
 
-def test_soft_batch_matmul():
-    x = np.arange(N * 6).reshape(N, 2, 3)
-    y = np.arange(N * 12).reshape(N, 3, 4)
-    np.testing.assert_array_equal(soft_pmap(jnp.dot)(x, y), np.matmul(x, y))
-    np.testing.assert_array_equal(soft_pmap(jax.jit(jnp.dot))(x, y), np.matmul(x, y))
-
-
-def test_soft_nested():
-    def inner(x):
-        size = lax.psum(1, "i")
-        return x + lax.axis_index("i") + size * lax.axis_index("j")
-
-    result = soft_pmap(soft_pmap(inner, "j"), "i")(np.zeros((N, N), np.int32))
-    np.testing.assert_array_equal(result, np.arange(N * N).reshape(N, N).T)
-
-
 def test_soft_device_persistence():
     x = np.arange(N * 6.0, dtype=np.float32).reshape(N, 2, 3)
     identity = soft_pmap(lambda x: x)
@@ -153,34 +130,6 @@ def test_soft_device_persistence():
     assert once.sharding == twice.sharding
     collected = identity(once.reshape(N // 2, 2, 2, 3) + 1)
     np.testing.assert_array_equal(collected, x.reshape(N // 2, 2, 2, 3) + 1)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        pytest.param({"devices": 1, "batch_size": 1}, id="sequential"),
-        pytest.param({"devices": 1, "batch_size": 2}, id="sequential and vectorised"),
-        pytest.param({"devices": 2}, id="parallel and vectorised"),
-    ],
-)
-def test_schedules_of_gmap(schedule):
-    options = schedule | {"devices": jax.devices()[: schedule["devices"]]}
-
-    def body(x):
-        return jnp.dot(jnp.sin(x), x.T) * 4 + x
-
-    x = np.arange(800, dtype=np.float32).reshape(8, 10, 10)
-    result = sm.spmap(body, **options)(x)
-    np.testing.assert_allclose(result, jax.vmap(body)(x), rtol=1e-4, atol=1e-2)
-
-    def with_axis(x):
-        return x - lax.psum(x, "i")
-
-    if "batch_size" not in schedule:
-        result = sm.spmap(with_axis, "i", **options)(np.arange(8.0))
-        expected = jax.vmap(with_axis, axis_name="i")(np.arange(8.0))
-        np.testing.assert_array_equal(result, expected)
 
 
 DATA_AND_MODEL = sm.make_mesh({"data": 2, "model": 4})

@@ -1,7 +1,6 @@
 """Maps as programs for many devices: nesting, names, meshes around, shared jaxprs."""
 
 import re
-import time
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +130,6 @@ def test_a_collective_over_an_outer_axis_meets_a_mesh_name():
         middle = map_(map_(inner, axis_name="axis1"), axis_name="axis0")
         return map_(lambda x: middle(x) + lax.psum(x, name), axis_name=name)
 
-    same_under_vmap(build, spread((2, 2, 3)))
     same_under_vmap(build, spread((4, 4, 2)))
 
 
@@ -149,7 +147,6 @@ def test_outer_indices_with_maps_inside():
 
         return map_(fun, axis_name="i")
 
-    same_under_vmap(build, spread((2, 3)))
     same_under_vmap(build, spread((4, 2)))
 
 
@@ -212,7 +209,5 @@ def test_shared_functions_are_lowered_once(spmap):
         fun = doubled(fun)
 
     mapped = spmap(lambda x: fun(x) + lax.psum(x, "i"), "i")
-    start = time.perf_counter()
     text = jax.jit(mapped).lower(np.ones(4, np.float32)).as_text()
-    assert time.perf_counter() - start < 20
     assert text.count("func.func") < 40
