@@ -25,7 +25,6 @@ from shardmap.api.options import SpmapOptions
 from shardmap.api.programs import Args, Call, Kwargs, ProcessLocal, Programs
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.arrays.process_local import (
-    ProcessShardings,
     parts_along,
     shardings_along,
     which_are_global,
@@ -39,83 +38,18 @@ from shardmap.map.layout import (
 )
 from shardmap.map.lowering import spmap_p
 from shardmap.map.mesh_compatibility import check_inside
-from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.primitives.map_primitive import insert_axis, remove_axis
 from shardmap.units import Auto
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ElementCall(Call):
-    """One call of a map over elements.
-
-    Attributes:
-      body: the traced function of one element.
-      params: of the map's equation. Its operands are the body's constants, then the
-        leaves.
-      is_across_processes: whether it is run now, on devices of several processes.
-      is_process_local: whether the leaves are this process's part of longer global
-        arrays.
-    """
-
-    body: tracing.Body
-    params: dict[str, Any]
-    is_across_processes: bool = False
-    is_process_local: bool = False
-
-    @functools.cached_property
-    def shardings(self) -> MapShardings | None:
-        if self.mesh is None:
-            return None
-        operands, results = map_shardings(self.params)
-        return MapShardings(operands[len(self.body.constants) :], results)
-
-    @property
-    def global_avals(self) -> Sequence[Aval]:
-        if not self.is_process_local:
-            return self.in_avals
-        return [
-            with_shape(aval, each.global_shape(aval.shape))
-            for each, aval in zip(self._process_local[0], self.in_avals, strict=True)
-        ]
-
-    @functools.cached_property
-    def _process_local(self) -> list[list[ProcessShardings]]:
-        """The shardings of leaves and results in this process."""
-        assert self.shardings is not None
-        in_axes = self.params["in_axes"][len(self.body.constants) :]
-        parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
-        return [
-            [shardings_along(s, k, parts) for s, k in zip(each, axes, strict=True)]
-            for each, axes in zip(
-                self.shardings, (in_axes, self.params["out_axes"]), strict=True
-            )
-        ]
-
-    @functools.cached_property
-    def process_local(self) -> ProcessLocal | None:
-        if not self.is_across_processes:
-            return None
-        operands, results = self._process_local
-        return ProcessLocal(
-            operands, results if self.is_process_local else [None] * len(results)
-        )
-
-
-def with_axis(aval: Aval, axis: int | None, size: int) -> Aval:
-    """The aval of an array of ``size`` elements."""
-    if axis is None:
-        return aval
-    shape = (*aval.shape[:axis], size, *aval.shape[axis:])
-    return with_shape(aval, shape)
-
-
-class ElementPrograms(Programs[ElementCall]):
+class ElementPrograms(Programs):
     """The programs of one function under `spmap`."""
 
     what = "spmap"
     static_parameter = "static_broadcasted_argnums"
     options: SpmapOptions
 
-    def infer_params(self, arguments: Arguments, alone: bool = True) -> ElementCall:
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> Call:
         options = self.options
         names = functools.partial(self.leaf_names, arguments)
         avals = self.leaf_avals(arguments)
@@ -142,22 +76,46 @@ class ElementPrograms(Programs[ElementCall]):
             params["batch_size"] = fits
         if params["mesh"] is not None and not tracing.inside_map():
             check_inside(params)
-        out_avals = [
-            with_axis(var.aval, axis, axis_size)
-            for var, axis in zip(body.jaxpr.outvars, params["out_axes"], strict=True)
-        ]
-        return ElementCall(
+        call = Call(
             arguments,
             avals,
             body.out_tree,
-            out_avals,
+            [
+                insert_axis(var.aval, axis_size, axis)
+                for var, axis in zip(
+                    body.jaxpr.outvars, params["out_axes"], strict=True
+                )
+            ],
             params["mesh"],
             body.jaxpr,
-            body,
-            params,
-            are_global is not None,
-            is_local,
+            functools.partial(_bind, body.constants, params),
+            functools.partial(_leaf_shardings, body.constants, params),
         )
+        if are_global is None or not call.devices:
+            return call
+        return _with_process_local(call, params, in_axes, is_local)
+
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        arguments = self.read(args, kwargs)
+        # Without jit no map is a part of another program.
+        alone = bool(context.config_value("jax_disable_jit"))
+        call = self.infer_params(arguments, alone)
+        if call.process_local is not None:
+            if call.process_local.results is None:
+                self.agree(call)
+            elif context.nothing_is_traced():
+                with jax.disable_jit(False):
+                    return self.run(args, kwargs)[0]
+            else:
+                raise ValueError(
+                    f"{self.full_name} is transformed with process-local data, which "
+                    "only a call of it takes. Transform what it maps, or make global "
+                    "arrays with jax.make_array_from_process_local_data and put the "
+                    "transformation under jax.jit, such as jax.jit(jax.grad(loss))."
+                )
+        return call.result(arguments.leaves)
+
+    # What the parameters are inferred from
 
     def _are_global(self, arguments: Arguments) -> list[bool] | None:
         """Which leaves are global arrays, and not process-local data.
@@ -211,30 +169,6 @@ class ElementPrograms(Programs[ElementCall]):
         except (RuntimeError, ValueError) as error:
             ambient_mesh.explain_meshes(self.name, around, error)
             raise
-
-    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        arguments = self.read(args, kwargs)
-        # Without jit no map is a part of another program.
-        alone = bool(context.config_value("jax_disable_jit"))
-        call = self.infer_params(arguments, alone)
-        if call.is_process_local:
-            if context.nothing_is_traced():
-                with jax.disable_jit(False):
-                    return self.run(args, kwargs)[0]
-            raise ValueError(
-                f"{self.full_name} is transformed with process-local data, which only "
-                "a call of it takes. Transform what it maps, or make global arrays "
-                "with jax.make_array_from_process_local_data and put the "
-                "transformation under jax.jit, such as jax.jit(jax.grad(loss))."
-            )
-        if call.is_across_processes:
-            self.agree(call)
-        return self.bind_call(call, arguments.leaves)
-
-    def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
-        operands = [*call.body.constants, *_as_arrays(call, leaves)]
-        results = spmap_p.bind(*operands, **call.params)
-        return jax.tree.unflatten(call.out_tree, results)
 
     def across_processes(self) -> bool:
         """Whether the map may run on devices of more than this process."""
@@ -332,21 +266,55 @@ class UnmappedResultsDiffer(ValueError):
     """A result differs between elements, though its ``out_axes`` is None."""
 
 
-def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:
-    """Reads array-likes; other leaves stay."""
-    if not any(map(array_likes.is_array_like, leaves)):
-        return leaves
-    here = SingleDeviceSharding(jax.local_devices()[0])
-    shardings: Sequence[Sharding] = [here] * len(leaves)
-    if call.shardings:
-        shardings = call.shardings.operands
-    with jax.ensure_compile_time_eval():
-        return [
-            array_likes.lay_out(leaf, sharding)
-            if array_likes.is_array_like(leaf)
-            else leaf
-            for leaf, sharding in zip(leaves, shardings, strict=True)
-        ]
+def _leaf_shardings(constants: Sequence[Value], params: dict[str, Any]) -> MapShardings:
+    """The shardings of the leaves, which are operands after the constants."""
+    operands, results = map_shardings(params)
+    return MapShardings(operands[len(constants) :], results)
+
+
+def _bind(
+    constants: Sequence[Value], params: dict[str, Any], leaves: Sequence[Value]
+) -> list[Any]:
+    """Binds the map to the constants and the leaves, array-likes as arrays."""
+    operands = list(leaves)
+    if which := [k for k, x in enumerate(leaves) if array_likes.is_array_like(x)]:
+        here = SingleDeviceSharding(jax.local_devices()[0])
+        shardings: Sequence[Sharding] = [here] * len(leaves)
+        if params["mesh"] is not None:
+            shardings = _leaf_shardings(constants, params).operands
+        with jax.ensure_compile_time_eval():
+            for k in which:
+                operands[k] = array_likes.lay_out(leaves[k], shardings[k])
+    return spmap_p.bind(*constants, *operands, **params)
+
+
+def _with_process_local(
+    call: Call, params: Params, in_axes: Axes, is_local: bool
+) -> Call:
+    """A call on devices of several processes.
+
+    Args:
+      call: the call, with the avals that this process passes.
+      params: of the map's equation.
+      in_axes: the mapped axis of each leaf.
+      is_local: whether the leaves are this process's part of longer global arrays.
+    """
+    assert call.shardings is not None
+    parts = parts_along(params["mesh"], params["mesh_axes"])
+    operands, results = (
+        [shardings_along(s, axis, parts) for s, axis in zip(each, axes, strict=True)]
+        for each, axes in zip(
+            call.shardings, (in_axes, params["out_axes"]), strict=True
+        )
+    )
+    if not is_local:
+        return dataclasses.replace(call, process_local=ProcessLocal(operands, None))
+    in_avals = [
+        with_shape(aval, each.global_shape(aval.shape))
+        for each, aval in zip(operands, call.in_avals, strict=True)
+    ]
+    local = ProcessLocal(operands, results)
+    return dataclasses.replace(call, in_avals=in_avals, process_local=local)
 
 
 # Checks of mapped axes: errors name each bad leaf by its key path, with its shape

@@ -8,6 +8,7 @@ mesh axes are dimensions of their own.
 
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -123,38 +124,116 @@ class MeshMapOptions(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MeshCall(Call):
-    """One call of `mesh_map`.
+class _Blocks:
+    """The function of a block, and how arrays are cut into blocks.
 
     Attributes:
-      block: the function of the leaves' blocks, with flat results.
+      function: the function of the leaves' blocks, with flat results.
+      mesh: the devices.
       in_axes, out_axes: those of each leaf and of each result.
-      own_axes: the mesh axes that it maps over.
+      own_axes: the mesh axes that the map is over.
     """
 
+    function: Callable[..., tracing.Flattened]
     mesh: AnyMesh
-    block: Callable[..., tracing.Flattened]
     in_axes: Sequence[Axes]
     out_axes: Sequence[Axes]
     own_axes: tuple[str, ...]
 
-    @functools.cached_property
-    def shardings(self) -> MapShardings:
+    def shardings(
+        self, in_avals: Sequence[Aval], out_avals: Sequence[Aval]
+    ) -> MapShardings:
         sharding = functools.partial(placement.array_sharding, self.mesh)
         return MapShardings(
-            tuple(map(sharding, map(_partition_spec, self.in_axes), self.in_avals)),
-            tuple(map(sharding, map(_partition_spec, self.out_axes), self.out_avals)),
+            tuple(map(sharding, map(_partition_spec, self.in_axes), in_avals)),
+            tuple(map(sharding, map(_partition_spec, self.out_axes), out_avals)),
         )
 
+    def run(self, *blocks: Value) -> list[Any]:
+        """Evaluates the function of a block, with collectives as JAX takes them."""
+        closed = jax.make_jaxpr(self.function)(*blocks)
+        jaxpr = in_mesh_order(tile_collectives(closed.jaxpr), self.mesh)
+        return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks))
 
-class MeshPrograms(Programs[MeshCall]):
+    def shard_mapped(self, *leaves: Value) -> list[Any]:
+        """`jax.shard_map` of the function."""
+        if not self.own_axes:
+            return self.run(*leaves)
+        around = jax.sharding.get_abstract_mesh()
+        # An enclosing `jax.shard_map` has set its mesh.
+        with jax.sharding.use_abstract_mesh(around if around.manual_axes else NO_MESH):
+            return jax.shard_map(
+                self.run,
+                mesh=None if around.manual_axes else self.mesh,
+                in_specs=tuple(map(_partition_spec, self.in_axes)),
+                out_specs=list(map(_partition_spec, self.out_axes)),
+                axis_names=set(self.own_axes),
+                check_vma=False,
+            )(*leaves)
+
+    def vectorized(self, *leaves: Value) -> list[Any]:
+        """A `spmap` of the function for each mesh axis, for the partitioner to cut."""
+        from shardmap.api.spmap import spmap  # Slow to import, and rarely needed.
+
+        mesh: Any = self.mesh
+        run: Callable[..., Any] = self.run
+        for k, name in reversed(list(enumerate(self.own_axes))):
+            inner = self.own_axes[k:]
+            run = spmap(
+                run,
+                name,
+                in_axes=tuple(_place(axes, inner) for axes in self.in_axes),
+                out_axes=[_place(axes, inner) for axes in self.out_axes],
+                axis_size=mesh.shape[name],
+                mesh=mesh,
+                mesh_axes=name,
+                lowering="spmd",
+            )
+        around = jax.sharding.get_abstract_mesh()
+        with jax.sharding.use_abstract_mesh(
+            around if around.manual_axes else mesh.abstract_mesh
+        ):
+            results = run(*map(self._tiled, leaves, self.in_axes))
+        return list(map(self._joined, results, self.out_axes))
+
+    def _tiled(self, array: Value, axes: Axes) -> Value:
+        """Reshapes an array: mesh axes are dimensions, before those that they cut."""
+        cuts, shape = _cuts(axes), []
+        for dimension, size in enumerate(jnp.shape(array)):
+            counts = [self.mesh.shape[name] for name in cuts.get(dimension, ())]
+            shape += [*counts, size // math.prod(counts)]
+        return jnp.reshape(array, shape)
+
+    def _joined(self, tiles: Value, axes: Axes) -> Value:
+        """Reshapes such an array back."""
+        cuts, sizes, shape = _cuts(axes), iter(tiles.shape), []
+        for dimension in range(tiles.ndim - len(axes)):
+            count = len(cuts.get(dimension, ())) + 1
+            shape.append(math.prod(itertools.islice(sizes, count)))
+        return jnp.reshape(tiles, shape)
+
+
+def _place(axes: Axes, names: Sequence[str]) -> int | None:
+    """The dimension of the first of ``names`` in a tiled array without other names.
+
+    None: the array is not cut along that mesh axis.
+    """
+    name = names[0]
+    if name not in axes:
+        return None
+    order = sorted(axes, key=axes.__getitem__)
+    before = order[: order.index(name)]
+    return axes[name] + sum(each in names for each in before)
+
+
+class MeshPrograms(Programs):
     """The programs of one function under `mesh_map`."""
 
     what = "mesh_map"
     is_leaf = staticmethod(_is_axes)
     options: MeshMapOptions
 
-    def infer_params(self, arguments: Arguments, alone: bool = True) -> MeshCall:
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> Call:
         mesh = self.options.mesh
         avals = self.leaf_avals(arguments)
         if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
@@ -187,17 +266,16 @@ class MeshPrograms(Programs[MeshCall]):
             rescaled(block, axes, operator.mul)
             for block, axes in zip(out_blocks, out_axes, strict=True)
         ]
-        return MeshCall(
+        cut = _Blocks(block, mesh, in_axes, out_axes, own)
+        return Call(
             arguments,
             avals,
             out_tree,
             out_avals,
             mesh,
             jaxpr,
-            block,
-            in_axes,
-            out_axes,
-            own,
+            functools.partial(self._bind, cut),
+            functools.partial(cut.shardings, avals, out_avals),
         )
 
     def _axes_around(self) -> set[str]:
@@ -326,11 +404,10 @@ class MeshPrograms(Programs[MeshCall]):
                 )
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        return self._bind_jitted(tuple(args), kwargs)
+        return self.bind_jitted(tuple(args), kwargs)
 
-    def bind_call(self, call: MeshCall, leaves: Sequence[Value]) -> PyTree:
-        is_manual = self.options.lowering == "manual"
-        run = functools.partial(_shard_mapped if is_manual else _vectorized, call)
+    def _bind(self, cut: _Blocks, leaves: Sequence[Value]) -> Sequence[Value]:
+        run = cut.shard_mapped if self.options.lowering == "manual" else cut.vectorized
         operands = list(map(explicit_sharding.drop_sharding, leaves))
         if context.config_value("jax_disable_jit"):
             with jax.disable_jit(False):
@@ -338,10 +415,8 @@ class MeshPrograms(Programs[MeshCall]):
         else:
             results = run(*operands)
         if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-            results = [
-                explicit_sharding.drop_sharding_p.bind(result) for result in results
-            ]
-        return jax.tree.unflatten(call.out_tree, results)
+            return list(map(explicit_sharding.drop_sharding_p.bind, results))
+        return results
 
     def devices(self) -> list[jax.Device]:
         return mesh_devices(self.options.mesh) or contexts.current_mesh_devices()
@@ -385,93 +460,6 @@ def _check_out_axes(
                 f"{trees.result_names(out_tree)[k]} of shape {aval.shape} does not "
                 "have."
             )
-
-
-# What is bound
-
-
-def _run_block(call: MeshCall, *blocks: Value) -> list[Any]:
-    """Evaluates the function of a block, with its collectives as JAX takes them."""
-    closed = jax.make_jaxpr(call.block)(*blocks)
-    jaxpr = tile_collectives(closed.jaxpr)
-    jaxpr = in_mesh_order(jaxpr, call.mesh)
-    return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks))
-
-
-def _shard_mapped(call: MeshCall, *leaves: Value) -> list[Any]:
-    """`jax.shard_map` of the block."""
-    block = functools.partial(_run_block, call)
-    if not call.own_axes:
-        return block(*leaves)
-    around = jax.sharding.get_abstract_mesh()
-    # An enclosing `jax.shard_map` has set its mesh.
-    with jax.sharding.use_abstract_mesh(around if around.manual_axes else NO_MESH):
-        return jax.shard_map(
-            block,
-            mesh=None if around.manual_axes else call.mesh,
-            in_specs=tuple(map(_partition_spec, call.in_axes)),
-            out_specs=list(map(_partition_spec, call.out_axes)),
-            axis_names=set(call.own_axes),
-            check_vma=False,
-        )(*leaves)
-
-
-def _vectorized(call: MeshCall, *leaves: Value) -> list[Any]:
-    """A `spmap` of the block for each mesh axis, for the partitioner to cut."""
-    from shardmap.api.spmap import spmap  # Slow to import, and rarely needed.
-
-    mesh: Any = call.mesh
-    run: Callable[..., Any] = functools.partial(_run_block, call)
-    tiled = [
-        jnp.reshape(leaf, _tiles(call.mesh, aval.shape, axes))
-        for leaf, aval, axes in zip(leaves, call.in_avals, call.in_axes, strict=True)
-    ]
-    for k, name in reversed(list(enumerate(call.own_axes))):
-        inner = call.own_axes[k:]
-        run = spmap(
-            run,
-            name,
-            in_axes=tuple(_place(axes, inner) for axes in call.in_axes),
-            out_axes=[_place(axes, inner) for axes in call.out_axes],
-            axis_size=call.mesh.shape[name],
-            mesh=mesh,
-            mesh_axes=name,
-            lowering="spmd",
-        )
-    around = jax.sharding.get_abstract_mesh()
-    with jax.sharding.use_abstract_mesh(
-        around if around.manual_axes else mesh.abstract_mesh
-    ):
-        results = run(*tiled)
-    return [
-        jnp.reshape(result, aval.shape)
-        for result, aval in zip(results, call.out_avals, strict=True)
-    ]
-
-
-def _tiles(mesh: AnyMesh, shape: Sequence[int], axes: Axes) -> list[int]:
-    """The shape of an array whose mesh axes are dimensions of their own.
-
-    They stand in front of the dimension that they cut.
-    """
-    cuts, tiles = _cuts(axes), []
-    for dimension, size in enumerate(shape):
-        counts = [mesh.shape[name] for name in cuts.get(dimension, ())]
-        tiles += [*counts, size // math.prod(counts)]
-    return tiles
-
-
-def _place(axes: Axes, names: Sequence[str]) -> int | None:
-    """The dimension of the first of ``names`` in such an array without other names.
-
-    None: the array is not cut along that mesh axis.
-    """
-    name = names[0]
-    if name not in axes:
-        return None
-    order = sorted(axes, key=axes.__getitem__)
-    before = order[: order.index(name)]
-    return axes[name] + sum(each in names for each in before)
 
 
 # The public function

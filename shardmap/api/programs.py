@@ -1,7 +1,7 @@
 """From a call to a program, for every kind of map.
 
-`Programs.infer_params` checks the arguments and traces the function. Then the call is
-bound, if JAX is tracing, or compiled ahead of time and run.
+`Programs.infer_params` checks the arguments of a call and traces the function. The
+`Call` is bound, if JAX is tracing, or compiled ahead of time and run.
 """
 
 import abc
@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -22,29 +22,42 @@ from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments, Static
 from shardmap.arrays import array_likes, placement, processes, running, trees
-from shardmap.arrays.process_local import (
-    ProcessShardings,
-    to_global,
-    to_local,
-)
+from shardmap.arrays.process_local import ProcessShardings, to_global, to_local
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MapShardings
 from shardmap.sharding.mesh import mesh_devices
 
-# One call
+Args = Sequence[PyTree]
+Kwargs = dict[str, PyTree]
+FlatFunction = Callable[..., tracing.Flattened]
+
+
+class ProcessLocal(NamedTuple):
+    """How this process's data are parts of the global arrays of a call.
+
+    Attributes:
+      operands: for each leaf; None: it is a global array.
+      results: for each result; None: all of them are global arrays.
+    """
+
+    operands: Sequence[ProcessShardings | None]
+    results: Sequence[ProcessShardings] | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call(abc.ABC):
+class Call:
     """One call of a mapped function, with all that is needed to run or to bind it.
 
     Attributes:
       arguments: its arguments.
-      in_avals: the avals of the leaves, as this process passes them.
+      in_avals: the avals of the leaves, as global arrays.
       out_tree: the structure of the result.
       out_avals: the avals of the results, as global arrays.
       mesh: where it runs; None inside another map.
       jaxpr: what the function computes.
+      bind: adds the map of these leaves to what is being traced.
+      find_shardings: gives the shardings of leaves and results.
+      process_local: how it is called over several processes; None: with global arrays.
     """
 
     arguments: Arguments
@@ -53,28 +66,23 @@ class Call(abc.ABC):
     out_avals: Sequence[Aval]
     mesh: AnyMesh | None
     jaxpr: Jaxpr
+    bind: Callable[[Sequence[Value]], Sequence[Value]]
+    find_shardings: Callable[[], MapShardings]
+    process_local: ProcessLocal | None = None
 
-    @property
-    @abc.abstractmethod
+    @functools.cached_property
     def shardings(self) -> MapShardings | None:
         """The shardings of leaves and results; None inside another map."""
-
-    @property
-    def global_avals(self) -> Sequence[Aval]:
-        """The avals of the leaves, as global arrays."""
-        return self.in_avals
+        return None if self.mesh is None else self.find_shardings()
 
     @property
     def devices(self) -> list[jax.Device]:
         """The devices of its mesh; none of an abstract one."""
         return mesh_devices(self.mesh)
 
-    @functools.cached_property
-    def process_local(self) -> "ProcessLocal | None":
-        """How arrays are passed over several processes; None in one process."""
-        if not self.devices or not processes.several(self.devices):
-            return None
-        return ProcessLocal([None] * len(self.in_avals), [None] * len(self.out_avals))
+    def result(self, leaves: Sequence[Value]) -> PyTree:
+        """Binds the map of these leaves."""
+        return jax.tree.unflatten(self.out_tree, self.bind(leaves))
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """The global arrays that the program takes."""
@@ -84,16 +92,21 @@ class Call(abc.ABC):
                 aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
             )
             for aval, sharding in zip(
-                self.global_avals, self.shardings.operands, strict=True
+                self.in_avals, self.shardings.operands, strict=True
             )
         ]
 
-
-C = TypeVar("C", bound=Call)
-
-Args = Sequence[PyTree]
-Kwargs = dict[str, PyTree]
-FlatFunction = Callable[..., tracing.Flattened]
+    def description(self) -> str:
+        """A text that is equal in all processes that make this call."""
+        assert self.mesh is not None
+        assert self.shardings is not None
+        types = ", ".join(aval.str_short() for aval in self.in_avals)
+        specs = [", ".join(str(s.spec) for s in each) for each in self.shardings]
+        return (
+            f"mesh {dict(self.mesh.shape)}, arguments ({types}), in_specs "
+            f"({specs[0]}), out_specs ({specs[1]}), operations "
+            f"{agreement.operations(self.jaxpr)}"
+        )
 
 
 class CompiledEntry(NamedTuple):
@@ -113,10 +126,7 @@ class CompiledEntry(NamedTuple):
     statics: Mapping[int, Static]
 
 
-# The programs of a function
-
-
-class Programs(abc.ABC, Generic[C]):
+class Programs(abc.ABC):
     """The programs of one function under one set of options.
 
     It has a weak reference to the function, in whose cache it is.
@@ -148,7 +158,7 @@ class Programs(abc.ABC, Generic[C]):
         return value is None
 
     @abc.abstractmethod
-    def infer_params(self, arguments: Arguments, alone: bool = True) -> C:
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> Call:
         """Checks the arguments of a call and traces the function.
 
         Args:
@@ -157,54 +167,58 @@ class Programs(abc.ABC, Generic[C]):
         """
 
     @abc.abstractmethod
-    def bind_call(self, call: C, leaves: Sequence[Value]) -> PyTree:
-        """Adds a call with these leaves to what is being traced."""
-
-    @abc.abstractmethod
-    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        """Adds a call to what is being traced."""
-
-    @abc.abstractmethod
     def devices(self) -> list[jax.Device]:
         """The devices of a call; none if it chooses them itself."""
-
-    # Calls
 
     def joins_mesh(self) -> bool:
         """Whether a call under `jax.set_mesh` is a program on that mesh."""
         return contexts.is_on_mesh(self.devices())
 
-    def _bind(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    # What is bound
+
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        """Adds a call to what is being traced."""
         arguments = self.read(args, kwargs)
-        call = self.infer_params(arguments, alone=False)
-        return self.bind_call(call, arguments.leaves)
+        return self.infer_params(arguments, alone=False).result(arguments.leaves)
 
     @functools.cached_property
-    def _bind_jitted(self) -> jax.stages.Wrapped:
-        """The map under `jax.jit`, which caches its traces."""
+    def bind_jitted(self) -> jax.stages.Wrapped:
+        """`bind` under `jax.jit`, which caches its traces."""
 
         def run(args: Args, kwargs: Kwargs) -> PyTree:
-            return self._bind(*args, **kwargs)
+            return Programs.bind(self, args, kwargs)
 
         run.__name__ = run.__qualname__ = self.name
         return jax.jit(run)
 
-    def agree(self, call: C) -> None:
-        """Checks that all processes make this call, before it is lowered."""
+    def under_mesh(
+        self, alone: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
+    ) -> PyTree:
+        """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
+        if not self.joins_mesh():
+            with without_mesh():
+                return alone(args, kwargs)
+        args, kwargs = contexts.placed((tuple(args), kwargs))
+        return contexts.placed(self._jitted_under_mesh(*args, **kwargs))
 
-        def text() -> str:
-            """Equal in all processes that make this call."""
-            assert call.mesh is not None
-            assert call.shardings is not None
-            types = ", ".join(aval.str_short() for aval in call.global_avals)
-            specs = [", ".join(str(s.spec) for s in each) for each in call.shardings]
-            return (
-                f"{self.name}, mesh {dict(call.mesh.shape)}, arguments ({types}), "
-                f"in_specs ({specs[0]}), out_specs ({specs[1]}), operations "
-                f"{agreement.operations(call.jaxpr)}"
-            )
+    @functools.cached_property
+    def _jitted_under_mesh(self) -> Callable[..., Any]:
+        """The map as a `jax.jit` program under `jax.set_mesh`."""
 
-        agreement.agree(call.mesh, self.full_name, text)
+        # JAX mistakes a keyword argument for all of them if they have one name.
+        def run(*_args: PyTree, **_kwargs: PyTree) -> PyTree:
+            return self.bind(_args, _kwargs)
+
+        run.__name__ = run.__qualname__ = self.name
+        return running.map_jit(
+            run,
+            contexts.current_mesh_devices(),
+            communicates=True,
+            donate_argnums=self.options.donate_argnums,
+            donate_argnames=self.donate_argnames,
+        )
+
+    # What runs
 
     def run(self, args: Args, kwargs: Kwargs) -> tuple[PyTree, CompiledEntry | None]:
         """Runs a call on arguments with any shardings.
@@ -255,38 +269,63 @@ class Programs(abc.ABC, Generic[C]):
         )
 
     def _check_donated(self, entry: CompiledEntry, arguments: Arguments) -> None:
-        names = functools.partial(self.leaf_names, arguments)
-        _check_not_deleted(self.full_name, arguments.leaves, entry.donated, names)
+        """Checks that arrays are not deleted, and donated ones are passed once."""
+        leaves = arguments.leaves
+        gone = [
+            k
+            for k, leaf in enumerate(leaves)
+            if isinstance(leaf, jax.Array)
+            and not isinstance(leaf, jax.core.Tracer)
+            and leaf.is_deleted()
+        ]
+        if gone:
+            names = self.leaf_names(arguments)
+            raise RuntimeError(
+                f"{self.full_name}: Array has been deleted: "
+                f"{', '.join(names[k] for k in gone)}. Its memory was donated to an "
+                "earlier call, or freed; use what that call returned."
+            )
+        counts = collections.Counter(map(id, leaves))
+        for k, leaf in enumerate(leaves):
+            if (
+                entry.donated[k]
+                and counts[id(leaf)] > 1
+                and isinstance(leaf, jax.Array)
+            ):
+                names = self.leaf_names(arguments)
+                same = [names[j] for j, other in enumerate(leaves) if other is leaf]
+                raise ValueError(
+                    f"{self.full_name}: {names[k]} is donated, and the same array is "
+                    f"passed more than once, as {', '.join(same)}: its memory can be "
+                    "used once. Pass a copy, such as x.copy()."
+                )
 
-    def under_mesh(
-        self,
-        alone: Callable[[Args, Kwargs], PyTree],
-        args: Args,
-        kwargs: Kwargs,
-    ) -> PyTree:
-        """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
-        if not self.joins_mesh():
-            with without_mesh():
-                return alone(args, kwargs)
-        args, kwargs = contexts.placed((tuple(args), kwargs))
-        return contexts.placed(self._jitted_under_mesh(*args, **kwargs))
-
-    @functools.cached_property
-    def _jitted_under_mesh(self) -> Callable[..., Any]:
-        """The map as a `jax.jit` program under `jax.set_mesh`."""
-
-        # JAX mistakes a keyword argument for all of them if they have one name.
-        def run(*_args: PyTree, **_kwargs: PyTree) -> PyTree:
-            return self.bind(_args, _kwargs)
-
-        run.__name__ = run.__qualname__ = self.name
-        return running.map_jit(
-            run,
-            contexts.current_mesh_devices(),
-            communicates=True,
-            donate_argnums=self.options.donate_argnums,
-            donate_argnames=self.donate_argnames,
+    def agree(self, call: Call) -> None:
+        """Checks that all processes make this call, before it is lowered."""
+        agreement.agree(
+            call.mesh, self.full_name, lambda: f"{self.name}, {call.description()}"
         )
+
+    # Reading arguments
+
+    def read(self, args: Args, kwargs: Kwargs) -> Arguments:
+        """The arguments of a call.
+
+        Raises:
+          ValueError: a static one is not hashable.
+        """
+        arguments = Arguments.of(args, kwargs)
+        for argnum, static in arguments.statics.items():
+            try:
+                hash(static)
+            except TypeError:
+                raise ValueError(
+                    "Non-hashable static arguments are not supported in "
+                    f"{self.full_name}: argument {argnum} of type "
+                    f"{type(static.value)}. What {self.static_parameter} names needs "
+                    "__hash__ and __eq__."
+                ) from None
+        return arguments
 
     def flat_function(self, arguments: Arguments) -> FlatFunction:
         """The function of the leaves, for such arguments.
@@ -329,7 +368,8 @@ class Programs(abc.ABC, Generic[C]):
                 aval = None
             if not isinstance(aval, jax.core.ShapedArray):
                 name = self.leaf_names(arguments)[k]
-                raise _no_array(self.what, name, leaf, aval, self.static_parameter)
+                problem = _no_array(leaf, aval, self.static_parameter)
+                raise TypeError(f"{self.what} argument {name} {problem}")
             avals.append(aval)
         return avals
 
@@ -362,23 +402,9 @@ class Programs(abc.ABC, Generic[C]):
             name, prefix, out_tree, "the result", self.is_leaf, self.full_name
         )
 
-    def read(self, args: Args, kwargs: Kwargs) -> Arguments:
-        """The arguments of a call.
+    # Compiling
 
-        Raises:
-          ValueError: a static one is not hashable.
-        """
-        arguments = Arguments.of(args, kwargs)
-        if arguments.statics:
-            _check_hashable(self.full_name, self.static_parameter, arguments.statics)
-        return arguments
-
-    def _donated(self, arguments: Arguments) -> list[bool]:
-        return arguments.donated(self.options.donate_argnums, self.donate_argnames)
-
-    # Programs
-
-    def _compiled(self, call: C) -> CompiledEntry:
+    def _compiled(self, call: Call) -> CompiledEntry:
         """Compiles a call."""
         self.check_devices(call)
         self.agree(call)
@@ -392,11 +418,11 @@ class Programs(abc.ABC, Generic[C]):
             program = compiled(self._jitted_by_leaves(call), structs, {})
             program = _by_leaves(program, arguments.in_tree, call.out_tree)
         shardings = call.shardings and call.shardings.operands
-        if call.process_local is not None:
-            program, shardings = across_processes(program, call, donated), None
+        if call.process_local is not None or processes.several(call.devices):
+            program, shardings = _across_processes(program, call, donated), None
         return CompiledEntry(program, shardings, donated, arguments.statics)
 
-    def check_devices(self, call: C) -> None:
+    def check_devices(self, call: Call) -> None:
         """Refuses to lower a call over an abstract mesh."""
         if not call.devices:
             raise ValueError(
@@ -404,57 +430,63 @@ class Programs(abc.ABC, Generic[C]):
                 "devices. Give it a jax.sharding.Mesh: shardmap.make_mesh makes one."
             )
 
+    def _donated(self, arguments: Arguments) -> list[bool]:
+        return arguments.donated(self.options.donate_argnums, self.donate_argnames)
+
     def jitted(
-        self, call: C, static_argnums: Collection[int] = ()
+        self, call: Call, static_argnums: Collection[int] = ()
     ) -> jax.stages.Wrapped:
         """A call as `jax.jit`, to be traced for the call's `structs`."""
 
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            return self.bind_call(call, jax.tree.leaves((args, kwargs)))
+            return call.result(jax.tree.leaves((args, kwargs)))
 
-        run.__name__ = run.__qualname__ = self.name
         args, kwargs = call.arguments.with_leaves(call.arguments.leaves)
         trace_as(run, "jit", self.fun(), args, kwargs, tuple(static_argnums))
-        return jax.jit(
+        return self._jit(
             run,
+            call,
+            call.out_tree,
             static_argnums=tuple(static_argnums),
             donate_argnums=self.options.donate_argnums,
             donate_argnames=self.donate_argnames,
-            **self._jit_options(call, call.out_tree),
         )
 
-    def _jitted_by_leaves(self, call: C) -> jax.stages.Wrapped:
+    def _jitted_by_leaves(self, call: Call) -> jax.stages.Wrapped:
         """The same for flat leaves and results."""
 
         def run(*leaves: Value) -> list[Value]:
-            return jax.tree.leaves(self.bind_call(call, leaves))
+            return list(call.bind(leaves))
 
-        run.__name__ = run.__qualname__ = self.name
-        donated = self._donated(call.arguments)
         results = jax.tree.structure([0] * call.out_tree.num_leaves)
-        return jax.jit(
-            run,
-            donate_argnums=[k for k, donate in enumerate(donated) if donate],
-            **self._jit_options(call, results),
-        )
+        donated = self._donated(call.arguments)
+        donate_argnums = [k for k, donate in enumerate(donated) if donate]
+        return self._jit(run, call, results, donate_argnums=donate_argnums)
 
-    def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
+    def _jit(
+        self, run: Callable[..., Any], call: Call, out_tree: TreeDef, **options: Any
+    ) -> jax.stages.Wrapped:
+        run.__name__ = run.__qualname__ = self.name
         # Over an abstract mesh a call is only traced.
-        if call.shardings is None or not call.devices:
-            return {}
-        level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
-        logging.log(
-            level,
-            "shardmap: compiling %s: mesh %s, devices %s, arguments (%s)",
-            self.name,
-            dict(call.mesh.shape) if call.mesh else {},
-            [device.id for device in call.devices],
-            ", ".join(aval.str_short() for aval in call.global_avals),
-        )
-        return {
-            "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
-            "compiler_options": running.compiler_options(call.devices),
-        }
+        if call.shardings is not None and call.devices:
+            _log_compilation(self.name, call)
+            options["out_shardings"] = trees.with_leaves(
+                out_tree, call.shardings.results
+            )
+            options["compiler_options"] = running.compiler_options(call.devices)
+        return jax.jit(run, **options)
+
+
+def _log_compilation(name: str, call: Call) -> None:
+    level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
+    logging.log(
+        level,
+        "shardmap: compiling %s: mesh %s, devices %s, arguments (%s)",
+        name,
+        dict(call.mesh.shape) if call.mesh else {},
+        [device.id for device in call.devices],
+        ", ".join(aval.str_short() for aval in call.in_avals),
+    )
 
 
 def _by_leaves(
@@ -474,145 +506,53 @@ def _by_leaves(
     return run
 
 
-# Several processes
-
-
-class ProcessLocal(NamedTuple):
-    """How this process's data are parts of the global arrays of a call.
-
-    Attributes:
-      operands: for each leaf; None: it is a global array.
-      results: for each result.
-    """
-
-    operands: Sequence[ProcessShardings | None]
-    results: Sequence[ProcessShardings | None]
-
-
-def across_processes(
+def _across_processes(
     program: Callable[..., Any], call: Call, donated: Sequence[bool]
 ) -> Callable[..., Any]:
     """A program of global arrays, for the arrays of this process."""
-    assert call.process_local is not None
     assert call.shardings is not None
-    locals_in, locals_out = call.process_local
-    operands = list(zip(locals_in, call.shardings.operands, donated, strict=True))
+    shardings = call.shardings.operands
+    local = call.process_local or ProcessLocal([None] * len(shardings), None)
 
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = Arguments.of(args, kwargs)
         leaves: list[Value] = []
-        for leaf, (local, sharding, donate) in zip(
-            arguments.leaves, operands, strict=True
+        for leaf, part, sharding, donate in zip(
+            arguments.leaves, local.operands, shardings, donated, strict=True
         ):
-            if local is None:
+            if part is None:
                 leaves += placement.place([leaf], [sharding], True, [donate])
             else:
-                leaves.append(to_global(leaf, local, donate))
+                leaves.append(to_global(leaf, part, donate))
         args, kwargs = arguments.with_leaves(leaves)
-        results, tree = jax.tree.flatten(program(*args, **kwargs))
-        results = [
-            leaf if local is None else to_local(leaf, local)
-            for leaf, local in zip(results, locals_out, strict=True)
-        ]
-        return jax.tree.unflatten(tree, results)
+        results = program(*args, **kwargs)
+        if local.results is None:
+            return results
+        results, tree = jax.tree.flatten(results)
+        return jax.tree.unflatten(tree, map(to_local, results, local.results))
 
     return run
 
 
-# Errors
-
-
-def _check_hashable(what: str, parameter: str, statics: Mapping[int, Static]) -> None:
-    """Checks that static arguments are hashable.
+def _no_array(leaf: Value, aval: Aval | None, static_parameter: str) -> str:
+    """What is wrong with an argument that is not an array of numbers.
 
     Args:
-      what: the map, for the error.
-      parameter: which names static arguments, for the error.
-      statics: the arguments, by position.
-    """
-    bad = [
-        f"argument {argnum} of type {type(static.value)}"
-        for argnum, static in statics.items()
-        if not _is_hashable(static.value)
-    ]
-    if bad:
-        raise ValueError(
-            f"Non-hashable static arguments are not supported in {what}: "
-            f"{', '.join(bad)}. What {parameter} names needs __hash__ and __eq__."
-        )
-
-
-def _is_hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _no_array(
-    what: str, name: str, leaf: Value, aval: Aval | None, static_parameter: str
-) -> TypeError:
-    """The error for an argument that is not an array of numbers.
-
-    Args:
-      what: the map.
-      name: of the argument.
       leaf: the argument.
       aval: what JAX takes it for, if it does.
       static_parameter: which names static arguments.
     """
     if aval is not None:
-        text = (
+        return (
             f"is a reference, {aval}, which a map does not take: its elements run on "
             "several devices. Pass its value, x[...], and return what to write to it."
         )
-    elif isinstance(leaf, np.ndarray | np.generic):
-        text = (
+    if isinstance(leaf, np.ndarray | np.generic):
+        return (
             f"is a NumPy array of dtype {leaf.dtype}, which JAX cannot compute with. "
             "Give numbers, such as x.astype('float32')."
         )
-    else:
-        text = (
-            f"of type {type(leaf)} is not a valid JAX type. Give its position in "
-            f"{static_parameter} if it is to be a compile-time constant."
-        )
-    return TypeError(f"{what} argument {name} {text}")
-
-
-def _check_not_deleted(
-    what: str,
-    leaves: Sequence[Value],
-    donated: Sequence[bool],
-    names: Callable[[], list[str]],
-) -> None:
-    """Checks that arrays are not deleted, and donated ones are passed once.
-
-    Args:
-      what: the map, for the error.
-      leaves: its arguments.
-      donated: which of them are donated.
-      names: of the leaves, for the error.
-    """
-    gone = [
-        k
-        for k, leaf in enumerate(leaves)
-        if isinstance(leaf, jax.Array)
-        and not isinstance(leaf, jax.core.Tracer)
-        and leaf.is_deleted()
-    ]
-    if gone:
-        listed = ", ".join(names()[k] for k in gone)
-        raise RuntimeError(
-            f"{what}: Array has been deleted: {listed}. Its memory was donated to an "
-            "earlier call, or freed; use what that call returned."
-        )
-    counts = collections.Counter(map(id, leaves))
-    for k, leaf in enumerate(leaves):
-        if donated[k] and counts[id(leaf)] > 1 and isinstance(leaf, jax.Array):
-            same = [names()[j] for j, other in enumerate(leaves) if other is leaf]
-            raise ValueError(
-                f"{what}: {names()[k]} is donated, and the same array is passed more "
-                f"than once, as {', '.join(same)}: its memory can be used once. Pass a "
-                "copy, such as x.copy()."
-            )
+    return (
+        f"of type {type(leaf)} is not a valid JAX type. Give its position in "
+        f"{static_parameter} if it is to be a compile-time constant."
+    )

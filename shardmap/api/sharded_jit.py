@@ -6,7 +6,6 @@ there are partitions. As a part of another program, and inside `spmap`, it is a
 sharding constraint around the arguments and the results.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, overload
@@ -162,54 +161,32 @@ class ShardedJitOptions(NamedTuple):
     donate_argnums: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PartitionCall(Call):
-    """One call of a function that `sharded_jit` cuts.
-
-    Attributes:
-      in_parts, out_parts: how each leaf and each result is cut.
-      total: the number of partitions; None if nothing determines it.
-      constants: those of the jaxpr.
-    """
-
-    in_parts: Sequence[Counts]
-    out_parts: Sequence[Counts]
-    total: int | None
-    constants: Sequence[Value]
-
-    @functools.cached_property
-    def shardings(self) -> MapShardings:
-        def sharding(aval: Aval, parts: Counts) -> NamedSharding:
-            if parts is None or placement.has_no_bytes(aval):
-                parts = (1,) * aval.ndim
-            mesh = partition_mesh(parts, self.total or 1, "sharded_jit")
-            return partition_sharding(parts, mesh)
-
-        return MapShardings(
-            tuple(map(sharding, self.in_avals, self.in_parts)),
-            tuple(map(sharding, self.out_avals, self.out_parts)),
-        )
+def _sharding(aval: Aval, parts: Counts, total: int) -> NamedSharding:
+    """The sharding of a value over the first devices, one for each partition."""
+    if parts is None or placement.has_no_bytes(aval):
+        parts = (1,) * aval.ndim
+    return partition_sharding(parts, partition_mesh(parts, total, "sharded_jit"))
 
 
-class PartitionPrograms(Programs[PartitionCall]):
+class PartitionPrograms(Programs):
     """The programs of one function under `sharded_jit`."""
 
     what = "sharded_jit"
     is_leaf = staticmethod(_is_leaf)
     options: ShardedJitOptions
 
-    def infer_params(self, arguments: Arguments, alone: bool = True) -> PartitionCall:
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> Call:
         what, names = self.full_name, functools.partial(self.leaf_names, arguments)
         avals = self.leaf_avals(arguments)
         in_parts = self.broadcast_in("in_parts", self.options.in_parts, arguments, None)
         _check_shapes(what, names, avals, in_parts)
         flat = jax.jit(self.flat_function(arguments))
         traced = flat.trace(*map(without_sharding, avals))
-        jaxpr, out_tree = traced.jaxpr.jaxpr, traced.out_info.tree
-        out_avals = traced.jaxpr.out_avals
+        closed, out_tree = traced.jaxpr, traced.out_info.tree
         out_parts = self.broadcast_out("out_parts", self.options.out_parts, out_tree)
         out_names = functools.partial(trees.result_names, out_tree)
-        _check_shapes(what, out_names, out_avals, out_parts)
+        _check_shapes(what, out_names, closed.out_avals, out_parts)
+        jaxpr = closed.jaxpr
         constraints = constraints_in(jaxpr)
         totals = [
             self.options.num_partitions,
@@ -229,40 +206,42 @@ class PartitionPrograms(Programs[PartitionCall]):
         total = _agreed_total(what, totals, sources)
         if alone and constraints:
             jaxpr = on_its_own_devices(jaxpr)
-        return PartitionCall(
+
+        def shardings() -> MapShardings:
+            sharding = functools.partial(_sharding, total=total or 1)
+            return MapShardings(
+                tuple(map(sharding, avals, in_parts)),
+                tuple(map(sharding, closed.out_avals, out_parts)),
+            )
+
+        def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
+            return [
+                constrain(value, parts, total, self.what)
+                for value, parts in zip(values, all_parts, strict=True)
+            ]
+
+        def bind(leaves: Sequence[Value]) -> Sequence[Value]:
+            if alone:  # Its `jax.jit` has the shardings of arguments and results.
+                results = jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves)
+                return list(results)
+            return cut(flat(*cut(leaves, in_parts)).leaves, out_parts)
+
+        return Call(
             arguments,
             avals,
             out_tree,
-            out_avals,
+            closed.out_avals,
             partition_mesh((), total or 1, "sharded_jit") if alone else None,
             jaxpr,
-            in_parts,
-            out_parts,
-            total,
-            traced.jaxpr.consts,
+            bind,
+            shardings,
         )
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Explicit types of the operands end at a `jax.jit`.
         if contexts.has_mesh():
-            return self._bind_jitted(tuple(args), kwargs)
-        return self._bind(*args, **kwargs)
-
-    def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
-        if call.mesh is not None:
-            # The shardings of arguments and results are those of the `jax.jit`.
-            results = jax.core.eval_jaxpr(call.jaxpr, call.constants, *leaves)
-            return jax.tree.unflatten(call.out_tree, results)
-
-        def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
-            return [
-                constrain(value, parts, call.total, self.what)
-                for value, parts in zip(values, all_parts, strict=True)
-            ]
-
-        flat = jax.jit(self.flat_function(call.arguments))
-        results = flat(*cut(leaves, call.in_parts)).leaves
-        return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
+            return self.bind_jitted(tuple(args), kwargs)
+        return super().bind(args, kwargs)
 
     def devices(self) -> list[jax.Device]:
         return []

@@ -54,7 +54,7 @@ class Lowered(jax.stages.Lowered):
         )
 
 
-def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
+def lower(programs: Programs, args: Args, kwargs: Kwargs) -> Lowered:
     """Lowers a call of a mapped function.
 
     Raises:
@@ -76,7 +76,7 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
             for sharding, aval in zip(shardings, avals, strict=True)
         ]
         for shardings, avals in zip(
-            call.shardings, (call.global_avals, call.out_avals), strict=True
+            call.shardings, (call.in_avals, call.out_avals), strict=True
         )
     )
     args_specs, kwargs_specs = call.arguments.with_leaves(in_specs)
@@ -89,7 +89,7 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
     )
 
 
-def trace(programs: Programs[Any], call: Call) -> jax.stages.Traced:
+def trace(programs: Programs, call: Call) -> jax.stages.Traced:
     """The program, whose static arguments compiled functions do not take."""
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
