@@ -83,16 +83,21 @@ def pytest_collection_modifyitems(config, items):
     places in their lists add up to a multiple of n, so that each value is in some case.
     ``few(n)`` marks all cases but n as deep, which are spread evenly, from a place on
     that differs from test to test, as the first of many lists is the same. In a run
-    with ``-k``, or of files and node ids, it marks none: what is named runs.
+    with ``-k``, or of files and node ids, it marks none: what is named runs. A node id
+    may also name a deep test, or a combination that is no case.
     """
-    cases = {}
+    cases, ids = {}, {arg for arg in config.args if "::" in arg}
+    if ids and config.option.markexpr == "not deep":
+        config.option.markexpr = ""
     for item in items:
+        if item.nodeid in ids:
+            continue
         if mark := item.get_closest_marker("one_in"):
             chosen, rest = cases.setdefault(item.nodeid.partition("[")[0], ([], []))
             places = places_of(item)
             (rest if sum(places) % mark.args[0] else chosen).append((item, places))
     for name, (chosen, rest) in cases.items():
-        if values(rest) - values(chosen) and not any("[" in arg for arg in config.args):
+        if values(rest) - values(chosen):
             raise pytest.UsageError(f"{name}: one_in leaves out a value altogether")
     if repeated := {item for _, rest in cases.values() for item, _ in rest}:
         config.hook.pytest_deselected(items=list(repeated))

@@ -52,6 +52,8 @@ def test_one_combination_in_several_is_a_case(run):
         (["tests/{}"], 6),
         (["tests/{}::test_it"], 6),
         (["tests/{}::test_it[1-6-q]"], 1),
+        (["tests/{}::test_it[0-5-q]"], 1),
+        (["tests/{}::test_it_too"], 1),
     ],
 )
 def test_all_cases_of_what_a_run_names_run(run, arguments, passed):

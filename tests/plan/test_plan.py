@@ -30,6 +30,24 @@ def test_a_cheap_value_is_computed_again():
     assert made.stage_shards(1)[0].in_slices == (slices((0, 2), (0, 6)),)
 
 
+def test_results_with_different_loops_do_not_multiply():
+    check(
+        lambda x, y: (jnp.sin(x), jnp.sin(y)),
+        X[:6],
+        Y[:4, 0],
+        in_slices=({0: 6}, {0: 4}),
+        shards=10,
+    )
+
+
+def test_two_plans_of_one_function_are_the_same():
+    def boxes():
+        made = plan(lambda x: jnp.cumsum(jnp.sin(x), 0), X, in_slices=({0: 3},))
+        return [(shard.stage, shard.in_slices) for shard in made.shards]
+
+    assert boxes() == boxes()
+
+
 def test_trees_scalars_and_repeated_outputs():
     def fun(tree, scale):
         x, y = tree["x"], tree["y"]

@@ -46,14 +46,6 @@ def check_collectives_in_every_dtype():
             same(y[k], x[:, :, PROCESS * LOCAL + k].reshape(DEVICES, 16))
 
 
-def check_several_operands():
-    x, y = integers(5), integers(2, 3)
-    total = sm.spmap(lambda x: lax.psum(x, "i"), axis_name="i")
-    first, second = total((x[PROCESS], y[PROCESS]))
-    same(first, np.stack([x.sum((0, 1))] * LOCAL))
-    same(second, np.stack([y.sum((0, 1))] * LOCAL))
-
-
 def check_groups_over_processes():
     groups = [list(range(DEVICES))[0::2], list(range(DEVICES))[1::2]]
     x = integers(5)
@@ -63,14 +55,6 @@ def check_groups_over_processes():
     flat = x.reshape(DEVICES, 5)
     for k in range(LOCAL):
         same(y[k], flat[(PROCESS * LOCAL + k) % 2 :: 2].sum(0))
-
-
-def check_a_function_that_is_gone():
-    x = integers(5)
-    for _ in range(2):
-        total = sm.spmap(lambda x: lax.psum(x, "i"), axis_name="i")
-        same(total(x[PROCESS])[0], x.sum((0, 1)))
-        del total
 
 
 def check_gather_along_a_mesh():

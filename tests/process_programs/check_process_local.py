@@ -240,17 +240,6 @@ def check_a_donated_buffer_is_the_result():
         assert pointers(x) == before
 
 
-def check_donation():
-    _, mine = numbers(LOCAL, 4096)
-    step = sm.spmap(lambda x: x + 1, donate_argnums=0)
-    x = step(mine)
-    for _ in range(3):
-        before = x
-        x = step(x)
-        assert before.is_deleted()
-    equal(x, mine + 4)
-
-
 def check_lower_and_compile():
     whole, mine = numbers(LOCAL, 3)
     lowered = sm.spmap(centered, "i").lower(mine)

@@ -1,7 +1,6 @@
 """Axes merged and split: which boxes of the operand hold a box of the result."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,13 +39,6 @@ def test_any_box_of_any_shape(new, data):
     x = reals(8, 6)
     made = plan(fun, x, in_slices=({0: data.draw(st.integers(2, 8))},))
     assert_same(made.run(x), jax.jit(fun)(x))
-
-
-def test_permuted_axes():
-    def fun(x):
-        return jax.lax.reshape(x, (5, 24), (2, 0, 1)) + jnp.float32(1)
-
-    check_cut(fun, reals(4, 6, 5), in_slices=({2: 5},))
 
 
 def test_a_slice_of_split_axes_under_x64():

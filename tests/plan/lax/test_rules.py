@@ -117,3 +117,19 @@ def test_what_is_whole_says_why(fun, reason):
     text = str(made.explain())
     assert reason in text
     assert "test_rules.py" in text
+
+
+def test_custom_derivatives_and_linear_solves():
+    @jax.custom_vjp
+    def half(x):
+        return x * 0.5
+
+    half.defvjp(lambda x: (x * 0.5, None), lambda _, g: (g * 0.5,))
+
+    def fun(x):
+        solved = jax.scipy.sparse.linalg.cg(lambda v: v * 3, x)[0]
+        return half(x) + solved, jax.grad(lambda y: half(y).sum())(x)
+
+    made = plan(fun, X, in_slices=({0: 2},))
+    assert_same(made.run(X), jax.jit(fun)(X))
+    assert made.num_shards == 6

@@ -4,6 +4,7 @@ to files."""
 import threading
 
 import jax.numpy as jnp
+import numpy as np
 
 from tests.plan.plan_programs import reals
 
@@ -14,6 +15,11 @@ def columns(x, w):
     mean = x.mean(0)
     deviation = jnp.sqrt((x * x).mean(0) - mean * mean + 1e-3)
     return jnp.tanh(((x - mean[None]) / deviation[None]) @ w).sum(0), x @ w
+
+
+def assert_bytes(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def flip(path):

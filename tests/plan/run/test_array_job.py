@@ -17,7 +17,7 @@ from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
-from tests.plan.run.checks import Recorded, W, X, flip, zero
+from tests.plan.run.checks import Recorded, W, X, assert_bytes, flip, zero
 
 
 def run_tasks(made, *args, count=3, **options):
@@ -28,11 +28,6 @@ def run_tasks(made, *args, count=3, **options):
         )
     assert others == [None] * (count - 1)
     return last
-
-
-def assert_bytes(got, want):
-    for a, b in zip(got, want, strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def moments(x):

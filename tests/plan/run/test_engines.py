@@ -19,7 +19,7 @@ from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
-from tests.plan.run.checks import W, X
+from tests.plan.run.checks import W, X, assert_bytes
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 
@@ -66,11 +66,6 @@ def made():
 @pytest.fixture(scope="module")
 def want(made):
     return made.run(X, W)
-
-
-def assert_bytes(got, want):
-    for a, b in zip(got, want, strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def mapped(tmp_path, x=X):

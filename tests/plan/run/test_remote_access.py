@@ -9,6 +9,7 @@ import pytest
 
 from shardmap.plan.plan import plan
 from tests.plan.plan_programs import reals
+from tests.plan.run.checks import assert_bytes
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 X = reals(64, 8)
@@ -70,8 +71,7 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
     made = plan(fun, mapped, in_slices={0: 4})
     here = made.run(mapped)
     there = made.run(mapped, out=(out, None), executor=PicklingExecutor())
-    for a, b in zip(here, there, strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bytes(here, there)
 
 
 @pytest.mark.few(1)

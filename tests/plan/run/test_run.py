@@ -16,7 +16,7 @@ import pytest
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.checks import assert_same
-from tests.plan.run.checks import Recorded, W, X, columns
+from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns
 
 
 def test_shards_read_their_own_slices_only(made):
@@ -128,8 +128,7 @@ def test_a_plan_runs_in_several_threads_at_once(made):
     want = made.run(X, W)
     with ThreadPoolExecutor(3) as pool:
         for got in pool.map(lambda _: made.run(X, W), range(3)):
-            for a, b in zip(got, want, strict=True):
-                assert a.tobytes() == b.tobytes()
+            assert_bytes(got, want)
 
 
 def test_one_shard_at_a_time_where_memory_has_no_room_for_two():

@@ -81,15 +81,6 @@ def test_a_while_loop_is_cut_where_its_condition_does_not_look():
     assert made.num_shards == 6
 
 
-def test_a_condition_that_looks_at_the_carry_needs_it_whole():
-    def fun(x):
-        return lax.while_loop(lambda y: y.sum() < 100, lambda y: y + 1, x)
-
-    made = plan(fun, X, in_slices=({0: 2},))
-    assert made.num_shards == 1
-    assert_same(made.run(X), jax.jit(fun)(X))
-
-
 def test_elements_of_a_mapped_loop_stop_on_their_own():
     def one(row):
         return lax.while_loop(lambda r: r.sum() < 9, lambda r: r + jnp.abs(r) + 1, row)
@@ -123,14 +114,3 @@ def test_what_a_condition_sums_over_is_not_its_loop():
     for cuts in ((None, {0: 4}), ({0: 4}, {0: 4})):
         made = plan(each, X, bounds, in_slices=cuts)
         assert_same(made.run(X, bounds), jax.jit(each)(X, bounds))
-
-
-def test_a_loop_in_a_loop():
-    def fun(x):
-        def outer(carry, row):
-            carry = lax.fori_loop(0, 3, lambda k, c: c * 0.5 + row + k, carry)
-            return carry, carry
-
-        return lax.scan(outer, jnp.zeros(6), x)[1]
-
-    check_cut(fun, X, in_slices=({1: 3},))

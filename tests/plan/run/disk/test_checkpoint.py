@@ -17,7 +17,7 @@ from shardmap.plan.plan import plan
 from shardmap.plan.run.disk.folder import Folder
 from shardmap.plan.run.workers import ShardError
 from tests import command_line
-from tests.plan.run.checks import Recorded, W, X, columns, flip, zero
+from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, flip, zero
 
 
 def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
@@ -29,8 +29,7 @@ def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
     x = Recorded(X)
     got = made.run(x, W, checkpoint=tmp_path)
     assert len(x.reads) == 16 - 11
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bytes(got, want)
     done = Recorded(X)
     made.run(done, W, checkpoint=tmp_path)
     assert done.reads == []
@@ -84,8 +83,7 @@ def test_a_damaged_shard_is_computed_again(harm, made, tmp_path):
     x = Recorded(X)
     got = made.run(x, W, checkpoint=tmp_path)
     assert [index[0].start for index in x.reads] == [24]
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bytes(got, want)
 
 
 def test_two_runs_share_a_folder(made, tmp_path):
@@ -101,8 +99,7 @@ def test_two_runs_share_a_folder(made, tmp_path):
             return super().__getitem__(index)
 
     got = made.run(Nested(X), W, checkpoint=tmp_path)
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bytes(got, want)
 
 
 def test_two_runs_of_other_values_begin_at_once(made, tmp_path, monkeypatch):
@@ -117,8 +114,7 @@ def test_two_runs_of_other_values_begin_at_once(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Folder, "read", slow)
     got = made.run(X, W, checkpoint=tmp_path)
-    for a, b in zip(got, made.run(X, W), strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bytes(got, made.run(X, W))
     with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
         made.run(X, W + 1, checkpoint=tmp_path)
 
@@ -217,8 +213,7 @@ def test_a_file_system_without_hard_links(made, tmp_path, monkeypatch):
     x = Recorded(X)
     got = made.run(x, W, checkpoint=tmp_path)
     assert x.reads == []
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bytes(got, want)
     other = plan(columns, X, W, in_slices=({0: 4}, None))
     with pytest.raises(ValueError, match="belongs to another plan"):
         other.run(X, W, checkpoint=tmp_path)
