@@ -173,23 +173,6 @@ def test_specs_are_visible_and_those_of_the_program():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize(
-    ("mesh_axes", "size"), [("x", 2), ("y", 4), (("x", "y"), 8), (("y", "x"), 16)]
-)
-def test_a_map_over_given_mesh_axes(mesh_axes, size, lowering):
-    def body(x):
-        return lax.psum(x, "i") * float_index("i")
-
-    mapped = sm.spmap(body, "i", mesh=MESH, mesh_axes=mesh_axes, lowering=lowering)
-    x = array(size, 3)
-    result = mapped(x)
-    np.testing.assert_allclose(result, jax.vmap(body, axis_name="i")(x), rtol=1e-6)
-    wanted = NamedSharding(MESH, PartitionSpec(mesh_axes))
-    assert result.sharding.is_equivalent_to(wanted, 2)
-
-
-@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 8), (3, 5)])
@@ -285,11 +268,6 @@ def test_message(make, error, text):
         make()
 
 
-def test_mesh_map_needs_a_mesh_and_axes():
-    with pytest.raises(TypeError, match="mesh_map needs mesh, in_axes and out_axes"):
-        sm.mesh_map(in_axes={"i": 0}, out_axes={})(lambda x: x)
-
-
 # It is jax.shard_map
 
 
@@ -299,24 +277,6 @@ def test_it_is_a_shard_map():
     [equation] = inside.eqns
     assert equation.primitive.name == "shard_map"
     assert equation.params["in_specs"] == (PartitionSpec(("y", "x")),)
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
-def test_gradients_of_what_every_device_has_whole(wrap):
-    def body(q, k, v):
-        return jnp.sin(q) * k[None, :] + v[None, :]
-
-    axes = {"x": 0}, {}, {}
-    args = array(4, 8), array(8), array(8)
-    ours, theirs = (
-        wrap(jax.grad(lambda *args, f=f: (f(*args) ** 2).sum(), (0, 1, 2)))(*args)
-        for f in (
-            sm.mesh_map(body, MESH, axes, {"x": 0}),
-            shard_mapped(body, axes, {"x": 0}),
-        )
-    )
-    for actual, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 AROUND = {

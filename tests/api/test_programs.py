@@ -163,19 +163,6 @@ def test_eight_threads_at_once_also_for_first_calls():
 # Lowered form
 
 
-def test_lower_takes_abstract_arguments_and_keywords():
-    mapped = sm.spmap(lambda x, y: x + y["z"], in_axes=(1,))
-    x, y = np.ones((3, 8), np.float32), {"z": np.ones((8, 3), np.float32)}
-    abstract = jax.ShapeDtypeStruct((3, 8), np.float32)
-    lowered = mapped.lower(abstract, y=y)
-    np.testing.assert_array_equal(lowered.compile()(x, y=y), np.full((8, 3), 2.0))
-    eight = sm.Chunked(8)
-    assert lowered.in_specs == (
-        sm.ShardingSpec((None, eight), (sm.ShardedAxis(0),)),
-        {"y": {"z": sm.ShardingSpec((eight, None), (sm.ShardedAxis(0),))}},
-    )
-
-
 def test_specs_stand_at_the_positions_of_the_arguments():
     mapped = sm.spmap(
         lambda n, w, x: ({"a": x * n}, lax.psum(x @ w, "i")),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import shardmap as sm
 from tests.map_programs import both_lowerings
@@ -69,14 +69,6 @@ def test_several_maps_of_a_ufunc_which_has_no_weak_reference(spmap):
 
 
 @both_lowerings
-def test_keyword_arguments_are_mapped_along_axis_0(spmap):
-    mapped = spmap(lambda x, y, z: x * y + z, in_axes=(1, None))
-    x = np.arange(24.0, dtype=np.float32).reshape(3, 8)
-    z = np.ones((8, 3), np.float32)
-    np.testing.assert_array_equal(mapped(x, 2.0, z=z), x.T * 2 + 1)
-
-
-@both_lowerings
 def test_in_axes_is_a_pytree_prefix(spmap):
     tree = {"a": EIGHT, "b": (np.ones((3, 8)), 5.0)}
     mapped = spmap(
@@ -130,26 +122,12 @@ def test_psum_of_a_constant_is_a_python_number_while_tracing(spmap):
 
 
 @both_lowerings
-def test_runs_on_the_first_local_devices(spmap):
-    result = spmap(double)(EIGHT[:3])
-    assert [s.device for s in result.addressable_shards] == DEVICES[:3]
-
-
-@both_lowerings
 def test_devices_are_used_in_their_order(spmap):
     result = spmap(double, devices=DEVICES[:3:-1])(EIGHT[:4])
     assert result.sharding.mesh.devices.tolist() == DEVICES[:3:-1]
     np.testing.assert_array_equal(result, EIGHT[:4] * 2)
     by_device = {s.device: float(s.data[0]) for s in result.addressable_shards}
     assert by_device == {DEVICES[7 - k]: 2.0 * k for k in range(4)}
-
-
-@both_lowerings
-def test_maps_on_different_devices_side_by_side(spmap):
-    first = spmap(lambda x: lax.psum(x, "i"), "i", devices=DEVICES[:6])
-    second = spmap(lambda x: lax.psum(x**2, "i"), "i", devices=DEVICES[-2:])
-    np.testing.assert_array_equal(first(np.ones(6)), np.full(6, 6.0))
-    np.testing.assert_array_equal(second(np.array([2.0, 3.0])), [13.0, 13.0])
 
 
 @both_lowerings
@@ -239,13 +217,6 @@ def test_results_are_laid_out_one_element_per_device(spmap):
     assert whole.shape == (3,)
 
 
-@both_lowerings
-def test_a_map_over_one_element(spmap):
-    result = spmap(lambda x: lax.psum(x, "i"), "i")(np.ones((1, 2), np.float32))
-    np.testing.assert_array_equal(result, np.ones((1, 2)))
-    assert isinstance(result.sharding, NamedSharding | SingleDeviceSharding)
-
-
 # Debugging
 
 
@@ -306,44 +277,6 @@ def test_debug_nans_names_the_operation(spmap):
         with pytest.raises(FloatingPointError, match=r"nan.*encountered in log"):
             jax.jit(mapped)(EIGHT)
         np.testing.assert_allclose(mapped(EIGHT + 2), np.log(EIGHT + 1), rtol=1e-6)
-
-
-@pytest.mark.few(1)
-@pytest.mark.one_in(2)
-@both_lowerings
-@pytest.mark.parametrize(
-    "place",
-    [
-        pytest.param(lambda x: jnp.asarray(x) + 0, id="uncommitted"),
-        pytest.param(lambda x: jax.device_put(x, DEVICES[3]) + 0, id="one device"),
-        pytest.param(lambda x: sharded(x, spec=()) + 0, id="replicated"),
-        pytest.param(lambda x: sharded(x, DEVICES[:4]) + 0, id="half of the devices"),
-    ],
-)
-@pytest.mark.parametrize("keyword", [False, True])
-def test_donated_arguments_are_gone_also_when_they_had_to_be_moved(
-    spmap, place, keyword
-):
-    mapped = spmap(lambda tree: {"w": tree["w"] + 1}, donate_argnums=0)
-    mapped({"w": sharded(EIGHT) + 0})
-    given = {"w": place(EIGHT)}
-    result = mapped(tree=given) if keyword else mapped(given)
-    np.testing.assert_array_equal(result["w"], EIGHT + 1)
-    assert given["w"].is_deleted() or all(
-        shard.data.is_deleted() for shard in given["w"].addressable_shards
-    )
-
-
-@both_lowerings
-def test_a_donated_argument_that_lies_right_keeps_its_memory_every_time(spmap):
-    mapped = spmap(lambda x: x + 1, donate_argnums=0)
-    x = sharded(EIGHT) + 0
-    pointers = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
-    for _ in range(3):
-        x = mapped(x)
-        assert pointers == [
-            s.data.unsafe_buffer_pointer() for s in x.addressable_shards
-        ]
 
 
 def test_a_donating_map_takes_another_structure_after_the_first():

@@ -17,6 +17,7 @@ from shardmap.arrays.array_likes import (
     register_shard_handler,
 )
 from shardmap.arrays.placement import is_misplaced, move, place
+from tests.map_programs import both_lowerings
 
 HOST = np.arange(16 * 6, dtype=np.float32).reshape(16, 6)
 
@@ -233,6 +234,14 @@ def test_array_likes_in_trees_and_keywords():
     np.testing.assert_array_equal(
         f(value, scale=Counting(HOST[:8])), HOST[:8] * HOST[:8]
     )
+
+
+@both_lowerings
+def test_array_likes_under_jit_and_in_a_long_axis(spmap):
+    mapped = spmap(lambda x: x.sum())
+    np.testing.assert_array_equal(mapped(Counting(HOST)), HOST.sum(1))
+    outside = Counting(HOST)
+    np.testing.assert_array_equal(jax.jit(lambda: mapped(outside))(), HOST.sum(1))
 
 
 def test_one_device(memmap):

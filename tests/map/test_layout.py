@@ -100,11 +100,6 @@ def test_mapped_dimensions_are_cut():
     )
 
 
-def test_an_axis_that_does_not_divide_is_whole():
-    assert specs_of(sm.spmap(jnp.sin, "i"), (12,)) == ([P("i")], [P("i")])
-    assert specs_of(sm.spmap(jnp.sin, "i"), (9,)) == ([P()], [P()])
-
-
 def test_nested_maps_cut_further():
     assert specs_of(nest("i", "j"), (4, 2, 3)) == ([P("i", "j")], [P("i", "j")])
     inner = sm.spmap(jnp.sin, "j", in_axes=1, out_axes=0)
