@@ -46,29 +46,6 @@ def test_a_dataset_in_and_out(ds):
     assert list(got.coords) == list(ds.coords)
 
 
-@pytest.mark.few(5)
-@pytest.mark.parametrize(
-    "fun",
-    [
-        lambda a: a * 2,
-        lambda a: a.mean("time", skipna=False),
-        lambda a: a.groupby("time.month").mean(skipna=False),
-        lambda a: a.isel(time=slice(3, 9)).rename("other"),
-        lambda a: a.sel(x=20),
-        lambda a: a.T,
-        lambda a: a.rename(None),
-        lambda a: a.sum(),
-        lambda a: a.diff("time"),
-        lambda a: a.assign_coords(twice=a * 2),
-    ],
-)
-def test_an_array_in_and_out(fun, ds):
-    made = plan(fun, ds.t, in_slices={"time": 4})
-    got, want = made.run(ds.t), fun(ds.t)
-    xr.testing.assert_allclose(got, want)
-    assert (got.name, got.attrs, got.dims) == (want.name, want.attrs, want.dims)
-
-
 WEIGHTS = xr.DataArray(np.array([1, 2, 3], "f4"), dims="x")
 SOME = xr.DataArray([2, 0, 1], dims="p")
 
@@ -76,6 +53,13 @@ SOME = xr.DataArray([2, 0, 1], dims="p")
 @pytest.mark.parametrize(
     "fun",
     [
+        lambda a: a.groupby("time.month").mean(skipna=False),
+        lambda a: a.isel(time=slice(3, 9)).rename("other"),
+        lambda a: a.sel(x=20),
+        lambda a: a.T,
+        lambda a: a.sum(),
+        lambda a: a.diff("time"),
+        lambda a: a.assign_coords(twice=a * 2),
         lambda a: np.sqrt(abs(a)),
         lambda a: np.maximum(np.float64(2) * a, a.mean("time")),
         lambda a: a.copy(data=np.add(np.ones(3, "f4"), np.cumsum(a.data, 0))),
@@ -109,8 +93,9 @@ def test_methods_of_xarray(fun, ds):
     xr.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert list(got.coords) == list(want.coords)
     assert list(got.sizes.items()) == list(want.sizes.items())
+    assert got.attrs == want.attrs
     if isinstance(want, xr.DataArray):
-        assert got.name == want.name
+        assert (got.name, got.dims) == (want.name, want.dims)
 
 
 def test_functions_of_jax_on_the_data(ds):
