@@ -470,53 +470,35 @@ def test_rank_and_devices_must_be_those_of_the_proto():
         ShardingSpec.from_proto(proto, num_devices=8)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("{manual}", "MANUAL"),
-        ("{maximal device=3}", "MAXIMAL"),
-        ("{{replicated}, {devices=[2]<=[2]}}", "TUPLE"),
-        ("{unknown}", "UNKNOWN"),
-        ("{unreduced}", "UNREDUCED"),
-    ],
-)
-def test_refuses_a_kind_that_no_spec_expresses(text, kind):
-    proto = HloSharding.from_string(text).to_proto()
-    with pytest.raises(
-        ValueError, match=f"expresses a proto of type {kind}: it can say"
-    ):
-        ShardingSpec.from_proto(proto, 1, 2)
-
-
-@pytest.mark.parametrize("kind", ["manual", "unreduced"])
-@pytest.mark.parametrize("others", ["", "replicated,"])
-def test_refuses_a_subgroup_that_no_spec_expresses(kind, others):
-    sizes = "2,2,2" if others else "2,2"
-    count = 8 if others else 4
-    text = f"{{devices=[{sizes}]<=[{count}] last_tile_dims={{{others}{kind}}}}}"
-    proto = HloSharding.from_string(text).to_proto()
-    with pytest.raises(
-        ValueError, match=f"a last tile dimension of type {kind.upper()}"
-    ):
-        ShardingSpec.from_proto(proto)
+ORDER = "an order that no ShardingSpec expresses: it is no transposition of a mesh"
+OF_TYPE = "expresses a proto of type"
+OF_LAST = "a last tile dimension of type"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        "{devices=[4]0,1,3,2}",
-        "{devices=[4]1,0,3,2}",
-        "{devices=[2,3]<=[2,3]T(1,0)}",
-        "{devices=[6,4]<=[3,8]T(1,0)}",
-        "{devices=[6,2]<=[3,4]T(1,0)}",
-        "{devices=[3,4]<=[3,4]T(1,0) last_tile_dim_replicate}",
+        ("{manual}", f"{OF_TYPE} MANUAL: it can say"),
+        ("{maximal device=3}", f"{OF_TYPE} MAXIMAL: it can say"),
+        ("{{replicated}, {devices=[2]<=[2]}}", f"{OF_TYPE} TUPLE: it can say"),
+        ("{unknown}", f"{OF_TYPE} UNKNOWN: it can say"),
+        ("{unreduced}", f"{OF_TYPE} UNREDUCED: it can say"),
+        ("{devices=[2,2]<=[4] last_tile_dims={manual}}", f"{OF_LAST} MANUAL"),
+        ("{devices=[2,2]<=[4] last_tile_dims={unreduced}}", f"{OF_LAST} UNREDUCED"),
+        (
+            "{devices=[2,2,2]<=[8] last_tile_dims={replicated,manual}}",
+            f"{OF_LAST} MANUAL",
+        ),
+        ("{devices=[4]0,1,3,2}", ORDER),
+        ("{devices=[4]1,0,3,2}", ORDER),
+        ("{devices=[2,3]<=[2,3]T(1,0)}", ORDER),
+        ("{devices=[6,4]<=[3,8]T(1,0)}", ORDER),
+        ("{devices=[3,4]<=[3,4]T(1,0) last_tile_dim_replicate}", ORDER),
     ],
 )
-def test_refuses_an_order_of_devices_that_no_spec_expresses(text):
+def test_refuses_a_proto_that_no_spec_expresses(text, message):
     proto = HloSharding.from_string(text).to_proto()
-    with pytest.raises(
-        ValueError, match="no ShardingSpec expresses: it is no transpos"
-    ):
+    with pytest.raises(ValueError, match=message):
         ShardingSpec.from_proto(proto)
 
 

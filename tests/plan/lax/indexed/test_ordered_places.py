@@ -48,15 +48,6 @@ def test_what_comes_of_it_need_not_be_linear():
     assert_same(got, fun(jnp.asarray(TABLE)))
 
 
-def test_places_in_steps_make_shards_that_are_alike():
-    x = np.ones((3 * 10**5, 2), np.float32)
-    made = plan(lambda a: a[jnp.arange(2, len(x), 3)], x, in_slices={0: 1000})
-    assert made.num_shards == 1000
-    assert made.stage_costs[0].functions <= 3
-    [box] = made.shards[500].in_slices
-    assert box[0].stop - box[0].start <= 300
-
-
 PUT = {
     "set": lambda x, y: x.at[PLACES[1:]].set(y[1:]),
     "added": lambda x, y: x.at[PLACES].add(y),

@@ -126,15 +126,6 @@ def test_windows_that_are_partly_outside_are_not_cut():
     assert "windows of it are taken, all over it or partly outside" in str(made)
 
 
-def test_the_gradient_of_neighbours():
-    def loss(a):
-        return jnp.sin(a[AROUND]).sum()
-
-    made = check_cut(jax.grad(loss), TABLE, in_slices={0: 5})
-    assert made.num_shards <= 6
-    assert made.shards[0].combiner == "insert"
-
-
 def test_of_what_is_all_over_it_is_said():
     made = check_cut(lambda a: a[MIXED], TABLE, in_slices={0: 5})
     assert made.shards[0].combiner == "add"

@@ -1,6 +1,5 @@
 """Updates along an axis that is cut."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,15 +24,6 @@ def test_updates_that_combine_are_cut(name, dtype, mode):
         fun, x, FAR, y, in_slices=({0: 3}, {0: (1, 5)}, {0: 2, 1: 2}), tolerance=1e-4
     )
     assert made.num_shards == 3 * 3 * 2
-
-
-def test_a_segment_sum_over_rows_that_are_cut():
-    def fun(x, i):
-        return jax.ops.segment_sum(x, i, num_segments=3)
-
-    made = check_cut(fun, X, ints(8, high=3), in_slices=({0: 4}, {0: 4}))
-    assert made.num_shards == 4
-    assert made.shards[0].combiner == "add"
 
 
 @pytest.mark.few(1)
