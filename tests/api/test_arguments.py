@@ -55,6 +55,15 @@ def test_leaves_that_lie_differently():
     assert result.b.shape == (3, 8, 2)
 
 
+def test_a_ready_call_with_arguments_of_another_structure():
+    mapped = sm.spmap(lambda x: jax.tree.map(lambda leaf: leaf + 1, x))
+    for _ in range(2):
+        check(swap(mapped(Pair(X - 1, X + 4))))
+    result = mapped([jnp.asarray(X), jnp.asarray(X)])
+    assert isinstance(result, list)
+    np.testing.assert_array_equal(result[1], X + 1)
+
+
 def test_transformed():
     mapped = sm.spmap(swap)
 

@@ -278,6 +278,34 @@ def test_what_jax_is_told_anew_is_traced_anew(kind):
 
 
 @every_kind
+def test_a_ready_call_under_another_configuration_is_traced_anew(kind):
+    runs = []
+
+    def fun(x):
+        runs.append(x)
+        return x + 1
+
+    f, x = mapped(kind, fun), jax.device_put(X, SHARDED)
+    for _ in range(3):
+        f(x)
+    before = len(runs)
+    with jax.default_matmul_precision("highest"):
+        f(x)
+    assert len(runs) > before
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_scalars_of_weak_and_of_other_types_in_turn(is_moved):
+    def fun(x, by):
+        return x.astype(np.int16 if jax.typeof(by).weak_type else np.int8)
+
+    f = sm.spmap(fun, in_axes=(0, None))
+    x = X if is_moved else jax.device_put(X, SHARDED)
+    for by in (jnp.asarray(2), jnp.int32(2), 2, np.int32(2)) * 2:
+        assert f(x, by).dtype == jax.jit(fun)(x, by).dtype
+
+
+@every_kind
 def test_one_line_for_each_compile(kind, caplog):
     absl_logging.get_absl_logger().propagate = True
     f = mapped(kind, lambda x: x + 1)
