@@ -69,6 +69,9 @@ PROGRAMS = {
     "shard_map": lambda mesh: jax.jit(
         jax.shard_map(center, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     ),
+    "on one device": lambda mesh: sm.mesh_map(
+        sm.spmap(center), mesh, ({"data": 0},), {"data": 0}
+    ),
     "inside": lambda mesh: lambda x: over(spread)(mesh)(x),
     "vmap": lambda mesh: jax.jit(jax.vmap(over(repeated)(mesh))),
 }

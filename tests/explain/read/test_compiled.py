@@ -5,6 +5,7 @@ arrays that a call made.
 """
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -169,6 +170,21 @@ def test_layouts_are_those_of_the_buffers(name, explained):
         assert array.num_devices == len(shards)
         assert array.copies == sum(shard.nbytes for shard in shards) // made.nbytes
         assert array.spec == sm.spec_of(made)
+
+
+def test_memory_of_attention_is_bounded():
+    """Its library on CPU may hold values that no buffer is assigned to."""
+
+    def attention(q, k, v):
+        scores = jnp.einsum("qhd,khd->hqk", q, k)
+        return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), v)
+
+    report = sm.explain(attention)(*[ones(2048, 4, 64)] * 3)
+    (note,) = [each for each in report.notes if "library for products" in each]
+    (bound,) = re.findall(r"up to ([\d.]+) MiB besides the memory at the peak", note)
+    scores = 4 * 2048 * 2048 * 4 / 2**20
+    assert scores < float(bound) < 5 * scores
+    assert not any("library" in each for each in sm.explain(jnp.sin)(ones(3)).notes)
 
 
 def test_flops_count_the_products_of_every_step():

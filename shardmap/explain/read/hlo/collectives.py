@@ -63,8 +63,10 @@ def compiled_collectives(
                 one = (place, parts[0]) if names else None
                 cause = cause_of(module, sources, instruction, kind, one, asked)
             source = None if cause is None else cause.source
-            if source is None and names:
-                source = sources.of_value(instruction, names[place], place)
+            # Sums of several lines may have one name.
+            if source is None and (names or (kind == "all-reduce" and len(given) > 1)):
+                name = names[place] if names else instruction.op_name
+                source = sources.of_value(instruction, name, place)
             size = sum(nbytes(*shape) for shape in shapes)
             found.append(
                 Collective(

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -313,6 +314,28 @@ def test_what_is_expected_has_no_advice(fun, args, said):
         assert each.cause.startswith("expected")
         assert said in each.cause
     assert {each.advice for each in found} == {None}
+
+
+def test_gradients_that_are_sent_as_one_have_a_line_each():
+    """XLA says of all of them that they are of the first line."""
+
+    def loss(weights, x):
+        y = jnp.tanh(x @ weights[0])
+        y = jnp.tanh(y @ weights[1])
+        return (y @ weights[2]).mean()
+
+    first = loss.__code__.co_firstlineno
+    shapes = (64, 32), (32, 16), (16, 4)
+    weights = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    found = sm.explain(jax.jit(jax.grad(loss)))(weights, on("i")).collectives
+    assert {each.together for each in found} == {3}
+    lines = {
+        frozenset(map(int, re.findall(r"\d+", each.after)[1:])): int(
+            each.source.split(" ")[0].rpartition(":")[2]
+        )
+        for each in found
+    }
+    assert lines == {frozenset(shape): first + k for k, shape in enumerate(shapes, 1)}
 
 
 def test_what_is_added_beside_the_users_own_has_a_cause():

@@ -47,3 +47,13 @@ def test_a_value_that_is_done_with_is_not_there():
 
     report = sm.explain(jax.jit(fun))(np.ones((64, 64), np.float32))
     assert 1 <= len(report.largest) <= 4
+
+
+def test_a_value_is_done_with_after_the_last_that_takes_it():
+    """So that of a chain of products two are alive at once."""
+
+    def fun(x):
+        return x @ x @ x @ x @ x
+
+    report = sm.explain(fun)(np.ones((64, 64), np.float32))
+    assert [each.bytes for each in report.largest] == [64 * 64 * 4] * 2
