@@ -168,12 +168,22 @@ def test_beside_a_call_of_the_host():
     on_mesh = functools.partial(sm.spmap, fun, mesh=MESH, mesh_axes="model")
     with pytest.raises(
         NotImplementedError,
-        match=r"spmap of fun calls the host, and has a jax.shard_map over mesh "
-        r"axes \['data'\] inside.*Give spmap lowering='spmd'",
+        match=r"spmap of fun is written per device along all mesh axes, as it calls "
+        r"the host, but has a jax.shard_map over mesh axes \['data'\] inside. Give",
     ):
         on_mesh()(X)
     expected = jax.vmap(over(MESH, "data", block))(X)
     assert_same(on_mesh(lowering="spmd")(X), expected, 1e-4)
+
+
+def test_an_equation_along_the_axis_of_one_inside():
+    element = jax.make_jaxpr(over(MESH, "data", lambda x: x))(X[0]).jaxpr
+    params = {"axis_name": "i", "axis_size": 8, "in_axes": (0,), "out_axes": (0,)}
+    with pytest.raises(
+        NotImplementedError,
+        match=r"written per device along mesh axes \['data'\], but .* or give it other",
+    ):
+        sm.spmap_p.bind(X, call_jaxpr=element, mesh=MESH, mesh_axes=("data",), **params)
 
 
 @pytest.mark.parametrize("axis_name", [None, "j"])

@@ -17,9 +17,8 @@ from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.layout import MeshPlacement, map_shardings
-from shardmap.map.lowering import decision, lower_map
-from shardmap.map.lowering.decision import Enclosing
+from shardmap.map.layout import map_shardings
+from shardmap.map.lowering import lower_map
 from shardmap.map.primitives.map_primitive import spmap_p
 
 UNKNOWN = "as the compiler decides"
@@ -80,17 +79,11 @@ def _sends(jaxpr: Jaxpr) -> bool:
 def _written_out(equation: Equation, around: Any) -> Jaxpr:
     """A map as it is lowered, with the collectives that the partitioner would do."""
     params = equation.params | {"lowering": "manual"}
-    mesh, manual = params["mesh"], frozenset(around.manual_axes)
-    placement = None if mesh is None else MeshPlacement.of(params)
-    program = Enclosing(around.axis_names if manual else (), manual)
-    decided = decision.decide(params, mesh, placement, program)
-    if decided.branch == "inline":
-        mesh, run = around, lower_map.on_one_device(**params)
-    else:
-        mesh, run = lower_map.on_mesh(params, decided, manual)
+    decided = lower_map.decide_in(params, around)
+    mesh, run = lower_map.on_mesh(params, decided, around)
     sizes = [(name, around.shape[name]) for name in around.manual_axes]
     avals = [without_sharding(aval_of(atom)) for atom in equation.invars]
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.make_jaxpr(lambda *args: run(*args), axis_env=sizes)(*avals)
     return traced.jaxpr
 

@@ -16,8 +16,8 @@ from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh, map_shardings
-from shardmap.map.lowering.lower_map import on_one_device
-from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.lowering.lower_map import block_function
+from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import per_jaxpr
 
@@ -45,7 +45,15 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
 def _evaluate_by_operations(args: Sequence[Value], params: dict[str, Any]) -> list[Any]:
     """Runs a map on one device; its results are sharded as those of its program."""
     # A jitted function that finds a NaN raises what only `jax.jit` itself understands.
-    run = on_one_device(**params | {"call_jaxpr": _inlined(params["call_jaxpr"])})
+    name, size, batch_size = (
+        params[key] for key in ("axis_name", "axis_size", "batch_size")
+    )
+    run = block_function(
+        _inlined(params["call_jaxpr"]),
+        AxisLayout(name, size, batch_size=batch_size),
+        params["in_axes"],
+        params["out_axes"],
+    )
     mesh = params["mesh"]
     if not isinstance(mesh, Mesh) or mesh.is_multi_process:
         return list(map(_as_array, run(*args)))

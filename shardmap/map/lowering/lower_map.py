@@ -8,13 +8,13 @@ there are devices for it; else its elements are one batched operation. With
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.context import (
     NO_MESH,
@@ -62,16 +62,17 @@ from shardmap.sharding.mesh import with_manual_axes
 
 
 def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
-    mesh, manual = params["mesh"], manual_axes(ctx)
-    around = mesh_around(ctx) if manual else None
-    placement = None if mesh is None else MeshPlacement.of(params)
-    program = Enclosing(() if around is None else around.axis_names, manual)
-    decided = decision.decide(params, mesh, placement, program)
-    if decided.branch == "inline":
-        return _lower_on_one_device(ctx, args, params, around)
-    if not manual:
+    around, mesh = NO_MESH, mesh_around(ctx)
+    if mesh is not None:
+        around = with_manual_axes(mesh, manual_axes(ctx)).abstract_mesh
+    decided = decide_in(params, around)
+    if decided.branch != "inline" and not around.manual_axes:
         _check_program(ctx, params, decided)
-    return _lower_on_mesh(ctx, args, params, decided)
+    under, run = on_mesh(params, decided, around)
+    # Operands may be typed with shardings over a mesh of the caller's.
+    avals = list(map(without_sharding, ctx.avals_in))
+    with types_unchecked(), jax.sharding.use_abstract_mesh(under):
+        return lower_inside(ctx, run, avals, args)
 
 
 def _check_program(
@@ -80,19 +81,22 @@ def _check_program(
     """Checks an outermost map against its program and other processes.
 
     Raises:
-      NotImplementedError: its mesh does not fit the program, or its function calls the
-        host beside a `jax.shard_map`.
+      NotImplementedError: its mesh does not fit the program, or that of a
+        `jax.shard_map` inside.
     """
     mesh, name = params["mesh"], map_text(params)
     for equation in equations(params["call_jaxpr"]):
         if equation.primitive is SHARD_MAP and (
             both := manual_axes_of(equation) & {*decided.manual_axes}
         ):
+            along, remedy = f"mesh axes {sorted(both)}", "or give it other axes"
+            if both - {*decided.mesh_axes}:
+                along = "all mesh axes, as it calls the host"
+                remedy = "or call the host outside of the map"
             raise NotImplementedError(
-                f"{name} calls the host, and has a jax.shard_map over mesh axes "
-                f"{sorted(both)} inside: JAX calls the host only where a program is "
-                "written per device along all mesh axes. Give spmap lowering='spmd', "
-                "or call the host outside of the map."
+                f"{name} is written per device along {along}, but has a jax.shard_map "
+                f"over mesh axes {sorted(both)} inside. Give spmap lowering='spmd', "
+                f"{remedy}."
             )
     agreement.agree(mesh, name, lambda: agreement.description(params))
     if decided.branch == "partitioned":
@@ -103,78 +107,64 @@ def _check_program(
     check_meshes(module_of(ctx), name, mesh, arguments)
 
 
-def _lower_on_one_device(
-    ctx: LoweringContext,
-    args: Sequence[Value],
-    params: dict[str, Param],
-    around: AnyMesh | None,
-) -> Any:
-    """A map that has no devices of its own, in the program of one around or alone."""
-    here: AbstractMesh = NO_MESH
-    if around is not None:
-        types = dict.fromkeys(manual_axes(ctx), AxisType.Manual)
-        here = around.abstract_mesh.update_axis_types(types)
-    jaxpr = in_mesh_order(params["call_jaxpr"], here)
-    params = params | {"call_jaxpr": under_mesh(jaxpr, here)}
-    avals = list(map(without_sharding, ctx.avals_in))
-    with types_unchecked(), jax.sharding.use_abstract_mesh(here):
-        return lower_inside(ctx, on_one_device(**params), avals, args)
-
-
-def _lower_on_mesh(
-    ctx: LoweringContext,
-    args: Sequence[Value],
-    params: dict[str, Param],
-    decided: Decision,
-) -> Any:
-    """A map on the devices of its mesh."""
-    mesh, run = on_mesh(params, decided, manual_axes(ctx))
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        # Operands may be typed with shardings over a mesh of the caller's.
-        avals = list(map(without_sharding, ctx.avals_in))
-        return lower_inside(ctx, run, avals, args)
+def decide_in(params: dict[str, Param], around: AbstractMesh) -> Decision:
+    """How a map is lowered in a program, by the mesh of that; see `on_mesh`."""
+    placement = None if params["mesh"] is None else MeshPlacement.of(params)
+    program = Enclosing(around.axis_names, frozenset(around.manual_axes))
+    return decision.decide(params, params["mesh"], placement, program)
 
 
 def on_mesh(
-    params: dict[str, Param], decided: Decision, manual: Collection[str]
-) -> tuple[AnyMesh, Callable[..., Any]]:
-    """The mesh of a map inside a program that is manual along some axes.
+    params: dict[str, Param], decided: Decision, around: AbstractMesh
+) -> tuple[AbstractMesh, Callable[..., list[Any]]]:
+    """A map as a function of its operands.
+
+    Args:
+      params: of the map's equation.
+      decided: how it is lowered.
+      around: the mesh of the `jax.shard_map` around it; empty: there is none.
 
     Returns:
-      The mesh, and the function that runs the map under it.
+      The mesh under which the function is to be traced, and the function.
     """
-    mesh = with_manual_axes(params["mesh"], manual)
-    mesh_axis = decided.axis.device_axes[0] if decided.branch == "element" else None
-    axis_name, jaxpr = for_mesh(
-        params["axis_name"], params["call_jaxpr"], mesh, mesh_axis
-    )
-    changed = {"mesh": mesh, "axis_name": axis_name, "call_jaxpr": jaxpr}
-    lower = partitioned if decided.branch == "partitioned" else per_device
+    jaxpr, name = params["call_jaxpr"], params["axis_name"]
+    axes = params["in_axes"], params["out_axes"]
+    if decided.branch == "inline":
+        jaxpr = under_mesh(in_mesh_order(jaxpr, around), around)
+        return around, block_function(jaxpr, decided.axis, *axes)
+    mesh = with_manual_axes(params["mesh"], around.manual_axes)
+    its_name = decided.mesh_axes[0] if decided.branch == "element" else None
+    name, jaxpr = for_mesh(name, jaxpr, mesh, its_name)
+    axis = dataclasses.replace(decided.axis, name=name)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return mesh, lower(decided=decided, **params | changed)
+        if decided.branch == "partitioned":
+            run = _partitioned(jaxpr, axis, params | {"mesh": mesh})
+        else:
+            jaxpr = _with_inner_maps_on(mesh, jaxpr, params["inner_axes"])
+            run = _per_device(jaxpr, axis, *axes, mesh, decided)
+
+    def padded(*operands: Value) -> list[Any]:
+        return unpad(run(*pad(operands, axes[0], axis.padding)), axes[1], axis)
+
+    return mesh.abstract_mesh, padded
 
 
 # A program per device
 
 
-def per_device(
-    *,
-    decided: Decision,
-    axis_name: Hashable,
+def _per_device(
+    jaxpr: Jaxpr,
+    axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    call_jaxpr: Jaxpr,
-    mesh: AnyMesh,
-    inner_axes: tuple[str, ...],
-    **_: object,
-) -> Callable[..., Any]:
+    mesh: Mesh,
+    decided: Decision,
+) -> Callable[..., list[Any]]:
     """A map as `jax.shard_map`: on each device along some mesh axes, a block."""
-    axis = dataclasses.replace(decided.axis, name=axis_name)
-    jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
     if decision.platform_of(mesh) == "cpu" and len(mesh.axis_names) > 1:
         jaxpr = upcast_bfloat16_reductions(jaxpr)
-    manual = decided.manual_axes
-    jaxpr = under_mesh(jaxpr, with_manual_axes(mesh, manual).abstract_mesh)
+    manual = with_manual_axes(mesh, decided.manual_axes)
+    jaxpr = under_mesh(jaxpr, manual.abstract_mesh)
     if decided.branch == "element":
         block = _one_element(jaxpr, in_axes, out_axes)
     else:
@@ -182,59 +172,45 @@ def per_device(
     if decided.branch == "unsharded":
         return block
     if decided.gathers:
-        mapped = one_block_of_whole(block, axis, in_axes, out_axes)
-    else:
-        mapped = _one_block_each(block, axis, in_axes, out_axes, mesh, manual)
-    return lambda *operands: unpad(
-        mapped(*pad(operands, in_axes, axis.padding)), out_axes, axis
-    )
-
-
-def _one_block_each(
-    block: Callable[..., Any],
-    axis: AxisLayout,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    mesh: AnyMesh,
-    manual: Collection[str],
-) -> Callable[..., Any]:
-    """`jax.shard_map` of a block."""
+        return _one_block_of_whole(block, axis, in_axes, out_axes)
     mapped = functools.partial(
         jax.shard_map,
         mesh=mesh,
         out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
-        axis_names=set(manual),
+        axis_names={*decided.manual_axes},
         check_vma=False,
     )
+    in_specs = tuple(partition_spec(axis.device_axes, a) for a in in_axes)
 
-    def is_empty(operand: Value) -> bool:
-        is_extended = jnp.issubdtype(operand.dtype, jax.dtypes.extended)
-        return operand.size == 0 and not is_extended
-
-    def empty_block(operand: Value, in_axis: int | None) -> jax.Array:
-        shape = list(operand.shape)
-        if in_axis is not None:
-            shape[in_axis] = axis.block
-        return jnp.zeros(shape, operand.dtype)
+    def block_of_nothing(*operands: Value) -> list[Any]:
+        blocks = []
+        for operand, in_axis in zip(operands, in_axes, strict=True):
+            shape = list(operand.shape)
+            if in_axis is not None:
+                shape[in_axis] = axis.block
+            blocks.append(jnp.zeros(shape, operand.dtype))
+        return block(*blocks)
 
     def run(*operands: Value) -> list[Any]:
-        if all(map(is_empty, operands)):
+        if all(map(_is_empty, operands)):
             # XLA drops such operands, and cannot compile if no other is left.
-            return mapped(
-                lambda: block(*map(empty_block, operands, in_axes)), in_specs=()
-            )()
-        in_specs = tuple(partition_spec(axis.device_axes, a) for a in in_axes)
+            return mapped(lambda: block_of_nothing(*operands), in_specs=())()
         return mapped(block, in_specs=in_specs)(*operands)
 
     return run
 
 
-def one_block_of_whole(
+def _is_empty(operand: Value) -> bool:
+    is_extended = jnp.issubdtype(operand.dtype, jax.dtypes.extended)
+    return operand.size == 0 and not is_extended
+
+
+def _one_block_of_whole(
     block: Callable[..., Any],
     axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-) -> Callable[..., Any]:
+) -> Callable[..., list[Any]]:
     """A map inside a program per device along its axes: takes a block, gathers all."""
 
     def run(*operands: Value) -> list[Any]:
@@ -259,7 +235,7 @@ def one_block_of_whole(
 
 def _one_element(
     jaxpr: Jaxpr, in_axes: Sequence[int | None], out_axes: Sequence[int | None]
-) -> Callable[..., Any]:
+) -> Callable[..., list[Any]]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
 
     def element(*blocks: Value) -> list[Any]:
@@ -295,27 +271,27 @@ def _with_inner_maps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) 
 # One program for the partitioner
 
 
-def partitioned(*, decided: Decision, **params: Param) -> Callable[..., list[Any]]:
+def _partitioned(
+    jaxpr: Jaxpr, axis: AxisLayout, params: dict[str, Param]
+) -> Callable[..., list[Any]]:
     """A map as one vectorised program for the partitioner to split."""
-    mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
-    places = decided.axis.places
-    axis = AxisLayout(params["axis_name"], params["axis_size"], block=places)
-    jaxpr = under_mesh(params["call_jaxpr"], mesh.abstract_mesh)
-    block = block_function(jaxpr, axis, in_axes, out_axes)
-    padded = params | {"axis_size": places}
-    operand_shardings, result_shardings = map_shardings(padded)
+    whole = AxisLayout(axis.name, params["axis_size"], block=axis.places)
+    shardings = map_shardings(params | {"axis_size": axis.places, "call_jaxpr": jaxpr})
+    block = block_function(
+        under_mesh(jaxpr, params["mesh"].abstract_mesh),
+        whole,
+        params["in_axes"],
+        params["out_axes"],
+    )
 
     def run(*operands: Value) -> list[Any]:
-        results = block(
-            *map(_cut, pad(operands, in_axes, axis.padding), operand_shardings)
-        )
-        constrained = map(_cut, results, result_shardings)
-        return unpad(list(constrained), out_axes, axis)
+        results = block(*map(_constrained, operands, shardings.operands))
+        return list(map(_constrained, results, shardings.results))
 
     return run
 
 
-def _cut(array: Value, sharding: NamedSharding) -> Any:
+def _constrained(array: Value, sharding: NamedSharding) -> Any:
     """The array cut as a map wants it; other dimensions are left to the partitioner.
 
     It might be an element of a map around, which has them cut already.
@@ -323,10 +299,7 @@ def _cut(array: Value, sharding: NamedSharding) -> Any:
     entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
     loose = [PartitionSpec.UNCONSTRAINED if e is None else e for e in entries]
     return jax.lax.with_sharding_constraint(
-        array,
-        NamedSharding(
-            sharding.mesh, PartitionSpec(*loose), memory_kind=sharding.memory_kind
-        ),
+        array, sharding.update(spec=PartitionSpec(*loose))
     )
 
 
@@ -364,21 +337,6 @@ def block_function(
         ]
 
     return run
-
-
-def on_one_device(
-    *,
-    axis_name: Hashable,
-    axis_size: int,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    call_jaxpr: Jaxpr,
-    batch_size: int | None,
-    **_: object,
-) -> Callable[..., list[Any]]:
-    """A map without devices of its own: one block has all elements."""
-    axis = AxisLayout(axis_name, axis_size, batch_size=batch_size)
-    return block_function(call_jaxpr, axis, in_axes, out_axes)
 
 
 def _register(primitive: MapPrimitive) -> None:
