@@ -135,12 +135,12 @@ class _Follow:
     ) -> None:
         self._graph, self._rules, self._opened = graph, rules, opened
         self._cuts = dict(zip(graph.inputs, cuts, strict=True))
-        # What takes single places of an axis that would be sorted.
-        self._places: dict[Node, int] = {}
+        # What takes single places of an axis that would be sorted, and is cut or not.
+        self._places: dict[Node, tuple[int, bool]] = {}
 
     def __call__(self, node: Node) -> Sequence[Operand] | None:
         if node in self._places:
-            return select.taken(self._graph, node, self._places[node])
+            return select.taken(self._graph, node, *self._places[node])
         cuts = [
             (self._cuts.get(x) if isinstance(x, Value) else None)
             or [UNCUT] * len(x.shape)
@@ -161,12 +161,13 @@ class _Follow:
         if forward.contracted and primitive in reduce.STAGES:
             return reduce.STAGES[primitive](graph, node, cuts)
         ended = [lost.reason for lost in forward.lost if lost.origins]
+        taking = select.readers(graph, node, bool(ended))
+        if taking is not None:
+            place = node.params["dimension"], bool(ended)
+            self._places |= dict.fromkeys(taking, place)
+            return node.ins
         if not ended:
             return None
-        taking = select.readers(graph, node)
-        if taking is not None:
-            self._places.update((each, node.params["dimension"]) for each in taking)
-            return node.ins
         if primitive in top.STAGES:
             made = top.STAGES[primitive](graph, node, cuts)
             if made is not None:

@@ -13,6 +13,7 @@ from shardmap._jax.lax_primitives import MULHI, NEWER, RESHARD
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
 from shardmap.plan.engine.rules import RuleMaker, nothing_passes
+from shardmap.plan.lax.indexed.known import constant
 
 NodePasses: TypeAlias = Callable[[Node, str, frozenset[int]], str | None]
 """The form of `Rule.passes`, with the node."""
@@ -42,15 +43,25 @@ def _is_inexact(node: Node) -> bool:
 
 
 def _is_finite(operand: Operand) -> bool:
-    """A literal that is finite. With infinity, ``1 * inf + -2 * inf`` is no number."""
-    return isinstance(operand, Scalar) and bool(np.isfinite(operand.value))
+    """Whether a constant is finite: ``1 * inf + -2 * inf`` is no number."""
+    known = constant(operand)
+    return known is not None and bool(np.isfinite(known).all())
 
 
-def _product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
-    """Linear in each operand as long as the other one is complete and finite."""
+def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    """Linear in each operand as long as the other one is complete and finite.
+
+    A contraction is passed only if its result is no larger than the partial operand:
+    every shard computes it.
+    """
     if combiner != "add" or len(pending) != 1:
         return None
-    other = node.ins[1 - min(pending)]
+    [number] = pending
+    partial, other, [made] = node.ins[number].aval, node.ins[1 - number], node.outs
+    if node.primitive is not p.mul_p and (
+        made.size > partial.size or made.aval.dtype != partial.dtype
+    ):
+        return None
     return combiner if not _is_inexact(node) or _is_finite(other) else None
 
 
@@ -136,7 +147,7 @@ RULES: dict[Any, RuleMaker] = {
     p.div_p: pointwise(_quotient),
     p.max_p: pointwise(_extremum("max")),
     p.min_p: pointwise(_extremum("min")),
-    p.mul_p: pointwise(_product),
+    p.mul_p: pointwise(product),
     p.neg_p: pointwise(_negated),
     p.select_n_p: pointwise(_chosen),
     p.sharding_constraint_p: pointwise(_unchanged, _as_it_is),

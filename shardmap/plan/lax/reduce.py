@@ -1,5 +1,6 @@
 """Rules of reductions and contractions."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardmap._jax.types import Params, Primitive
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Graph, Node, Operand
 from shardmap.plan.engine.rules import Cut, Factor, Reason, RuleMaker, Stages
+from shardmap.plan.lax.pointwise import product
 
 OPAQUE = Reason(
     "the reduction is a function that cannot be split",
@@ -124,7 +126,14 @@ def dot_general(node: Node) -> Factors:
     left, right, out = dot_names(node)
     [[summed, _], _] = node.params["dimension_numbers"]
     contracted: dict[Factor, str] = dict.fromkeys(summed, "add")
-    return Factors(node, [left, right], [out], contracted=contracted, cheap=False)
+    return Factors(
+        node,
+        [left, right],
+        [out],
+        contracted=contracted,
+        commutes=functools.partial(product, node),
+        cheap=False,
+    )
 
 
 def dot(

@@ -1,5 +1,6 @@
 """Rules of the primitives that slide a window: pass factors with a halo."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from shardmap.plan.engine.factors import Factors, Local, bind, out_size
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
+from shardmap.plan.lax.pointwise import product
 from shardmap.plan.lax.special import whole_because
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
@@ -80,6 +82,7 @@ def conv(node: Node) -> Factors:
         contracted=contracted,
         wholes=wholes,
         emitter=emitter,
+        commutes=functools.partial(product, node),
         cheap=False,
     )
 

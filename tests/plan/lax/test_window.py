@@ -9,8 +9,8 @@ from jax import lax
 
 import shardmap as sm
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same
-from tests.plan.plan_programs import IMAGE, max_pool
+from tests.plan.checks import assert_same, check_cut
+from tests.plan.plan_programs import IMAGE, max_pool, reals
 
 
 def test_gradients_of_pooling():
@@ -131,3 +131,18 @@ def test_a_convolution_of_any_layout_is_the_fast_kernel_in_a_loop(layout):
     spatial = "01"[: images.ndim - 2]
     assert set(found) == {f"b{spatial}f_{spatial}io->b{spatial}f"}
     assert "while(" in text
+
+
+def test_images_between_two_convolutions_of_a_map_are_not_kept():
+    def convolved(image, kernel):
+        return lax.conv_general_dilated(image[None], kernel, (1, 1), "SAME")[0]
+
+    def fun(images, first, second):
+        def of_one(image):
+            return convolved(jax.nn.relu(convolved(image, first)), second)
+
+        return jax.vmap(of_one)(images)
+
+    args = reals(8, 2, 6, 6), reals(4, 2, 3, 3), reals(4, 4, 3, 3)
+    made = check_cut(fun, *args, in_slices=({0: 4}, None, None), tolerance=1e-4)
+    assert [stage.num_shards for stage in made.stages] == [4]

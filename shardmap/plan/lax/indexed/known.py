@@ -121,10 +121,10 @@ def scalar_of(operand: Operand) -> Operand | None:
 
 
 MOST_ELEMENTS = 2**20
-"""Up to how many elements of indices, and of what they are made of, are looked at."""
+"""Up to how many elements of a constant, and of indices, are looked at."""
 
 MOST_NODES = 128
-"""Of how many equations."""
+"""How many equations that make indices are evaluated."""
 
 
 def evaluated(operand: Operand) -> np.ndarray | None:
@@ -135,7 +135,7 @@ def evaluated(operand: Operand) -> np.ndarray | None:
     stack = [operand]
     while stack:
         each = stack.pop()
-        if _constant(each) is not None:
+        if constant(each) is not None:
             continue
         node = each.producer if isinstance(each, Value) else None
         if node is None or node.primitive not in EVALUATORS:
@@ -152,7 +152,7 @@ def evaluated(operand: Operand) -> np.ndarray | None:
     def value(each: Operand) -> np.ndarray:
         if isinstance(each, Value) and each in made:
             return made[each]
-        return np.asarray(_constant(each), each.aval.dtype)
+        return np.asarray(constant(each), each.aval.dtype)
 
     for _, node in sorted(nodes.items()):
         arrays = [value(each) for each in node.ins]
@@ -164,8 +164,8 @@ def evaluated(operand: Operand) -> np.ndarray | None:
     return value(operand)
 
 
-def _constant(operand: Operand) -> Any:
-    """A literal, or an array that the function closed over."""
+def constant(operand: Operand) -> Any:
+    """A literal, or a small array that the function closed over; else None."""
     found = operand.value if isinstance(operand, Scalar) else operand.constant
     if isinstance(found, jax.core.Tracer):
         return None  # Of a function around this one.

@@ -2,8 +2,9 @@
 
 The element at place ``k`` is the one that ``k`` elements precede: it is found digit by
 digit, by counting how many elements lie below each of the digits that it might have.
-Each digit takes a stage, which reads everything once and keeps some numbers. NaN comes
-last, as in a sort, and -0.0 before 0.0.
+Each digit takes a stage, which reads everything once and keeps some numbers. Where the
+axis is not cut, a shard finds the bits one after the other: XLA for CPU takes ten times
+as long to sort. NaN comes last, as in a sort, and -0.0 before 0.0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap.plan.engine.factors import Factors, Local
+from shardmap.plan.engine.factors import Factors, Local, out_size
 from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive
-from shardmap.plan.engine.rules import Factor, Need, Reason, RuleMaker
+from shardmap.plan.engine.rules import MANY, Factor, Need, Reason, RuleMaker
 from shardmap.plan.engine.slices import Box, Interval
 
 COUNTED, DIGITS = PlanPrimitive("elements counted"), PlanPrimitive("next digit")
+SELECTED = PlanPrimitive("elements selected")
 
 DIGIT = 4
 """The bits of a digit: with more of them stages are fewer, and count more."""
@@ -39,6 +41,7 @@ def counted_out(
     ranks: Operand,
     shape: tuple[int, ...],
     axes: Sequence[int | None],
+    is_cut: bool,
 ) -> Operand:
     """The elements that would stand at places of an axis if it were sorted.
 
@@ -49,8 +52,12 @@ def counted_out(
         may have size 1.
       shape: of the result.
       axes: the result's axis that each axis of the operand is, None for the sorted one.
+      is_cut: whether that axis is cut.
     """
     dtype = np.dtype(operand.aval.dtype)
+    if not is_cut:
+        made = jax.core.ShapedArray(shape, dtype)
+        return graph.add(SELECTED, {"at": tuple(axes)}, [operand, ranks], [made])[0]
     key = jax.core.ShapedArray(shape, _bits(dtype))
     count = jax.core.ShapedArray((2**DIGIT - 1, *shape), np.dtype("int32"))
     [low] = graph.call(lambda: jnp.zeros(shape, key.dtype), [])
@@ -168,6 +175,53 @@ def next_digit(node: Node) -> Factors:
     )
 
 
-ONE_DIGIT = Reason("these are the values of one digit")
+def selected(node: Node) -> Factors:
+    """``* j, k j -> k j``: the element of a row that has the place."""
+    axes: tuple[int | None, ...] = node.params["at"]
+    [shape], ranks = node.out_shapes, node.in_shapes[1]
+    every = range(len(shape))
+    counted = axes.index(None)
+    free = [k for k in every if k not in axes]
+    order = [*free, *(axis for axis in axes if axis is not None)]
 
-RULES: dict[Any, RuleMaker] = {COUNTED: how_many_below, DIGITS: next_digit}
+    def emitter(local: Local) -> Sequence[Any]:
+        keys = jnp.moveaxis(ordered(local.values[0]), counted, 0)
+        places = jnp.broadcast_to(local.values[1], out_size(local, every))
+        width = keys.dtype.itemsize * 8
+
+        def find(place: jax.Array) -> jax.Array:
+            def bit(k: jax.Array, low: jax.Array) -> jax.Array:
+                shift = lax.convert_element_type(width - 1 - k, low.dtype)
+                bound = low | jnp.ones_like(low) << shift
+                below = jnp.sum(keys < bound[None], 0, dtype=jnp.int32)
+                return jnp.where(below <= place, bound, low)
+
+            return lax.fori_loop(0, width, bit, jnp.zeros(keys.shape[1:], keys.dtype))
+
+        places = lax.transpose(places, order)
+        found = lax.map(find, places.reshape(-1, *keys.shape[1:])).reshape(places.shape)
+        found = lax.transpose(found, [order.index(k) for k in every])
+        return [from_ordered(found, np.dtype(local.values[0].dtype))]
+
+    return Factors(
+        node,
+        [
+            ["counted" if axis is None else axis for axis in axes],
+            [k if ranks[k] == shape[k] else None for k in every],
+        ],
+        [every],
+        wholes={"counted": COUNTED_WHOLE},
+        emitter=emitter,
+        cheap=False,
+        each=MANY,
+    )
+
+
+ONE_DIGIT = Reason("these are the values of one digit")
+COUNTED_WHOLE = Reason("its elements are counted", "cut another axis")
+
+RULES: dict[Any, RuleMaker] = {
+    COUNTED: how_many_below,
+    DIGITS: next_digit,
+    SELECTED: selected,
+}

@@ -2,7 +2,8 @@
 
 A transform along rows, and then along columns, needs each axis whole once. Where a cut
 ends at the second one, what it reads is kept, and it is cut along another axis, which
-it treats index by index.
+it treats index by index. Where there is none, as of ``eigh(x @ x.T)``, what it reads is
+still made in pieces if it is smaller than what it is made of.
 """
 
 import math
@@ -35,24 +36,29 @@ def in_stages(
         for link in group
         if link.side == "in" and operand.shape[link.axis] > 1
     }
-    if not passing or any(cuts[axis].at for axis in passing):
+    if any(cuts[axis].at for axis in passing):
         return None
-    if not isinstance(operand, Value) or not _costly(operand, rule):
+    if not isinstance(operand, Value) or not (source := _costly(operand, rule)):
         return None
-    axis = max(passing, key=lambda axis: (operand.shape[axis], -axis))
-    size = operand.shape[axis]
-    count = min(math.prod(len(cut.at) + 1 for cut in cuts), size)
-    at = tuple(k * size // count for k in range(1, count))
-    origins: Origins = frozenset().union(*(cut.origins for cut in cuts))
-    changed = barrier(graph, operand, cuts={axis: Cut(at, False, origins)})
+    behind: dict[int, Cut] = {}
+    if passing:
+        axis = max(passing, key=lambda axis: (operand.shape[axis], -axis))
+        size = operand.shape[axis]
+        count = min(math.prod(len(cut.at) + 1 for cut in cuts), size)
+        at = tuple(k * size // count for k in range(1, count))
+        origins: Origins = frozenset().union(*(cut.origins for cut in cuts))
+        behind[axis] = Cut(at, False, origins)
+    elif 2 * operand.size > max(each.aval.size for each in source.ins):
+        return None
+    changed = barrier(graph, operand, cuts=behind)
     made = [out.aval for out in node.outs]
     return graph.add(node.primitive, node.params, [changed], made)
 
 
-def _costly(value: Value, rule: Callable[[Node], Rule]) -> bool:
-    """Whether it is more than arguments brought into another form."""
+def _costly(value: Value, rule: Callable[[Node], Rule]) -> Node | None:
+    """What makes a value; None if it is arguments brought into another form."""
     node = value.producer
     while node is not None and rule(node).cheap:
         sources = [v for v in node.ins if isinstance(v, Value) and v.producer]
         node = sources[0].producer if sources else None
-    return node is not None
+    return node

@@ -1,4 +1,4 @@
-"""What stands at given places of a sorted axis that is cut: medians and quantiles.
+"""What stands at given places of a sorted axis: medians and quantiles.
 
 Where nothing but single places is taken of a sort, nothing is sorted: see `counting`.
 """
@@ -21,6 +21,9 @@ from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
 MOST_PLACES = 16
 """How many places of each axis are found one by one; for more it is sorted."""
 
+MOST_UNCUT = 8
+"""How many of an axis that is not cut; on CPU only, where XLA's sort is slow."""
+
 
 def _can_be_counted(node: Node) -> bool:
     if node.primitive is not p.sort_p or len(node.ins) > 1:
@@ -29,14 +32,17 @@ def _can_be_counted(node: Node) -> bool:
     return dtype in COUNTABLE and node.in_shapes[0][node.params["dimension"]] < 2**31
 
 
-def readers(graph: Graph, node: Node) -> list[Node] | None:
+def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
     """What takes single places of a sort; None if something takes more of it.
 
     Args:
       graph: a graph that is rewritten, by now as far as the sort.
       node: the sort.
+      is_cut: whether the sorted axis is cut.
     """
     if not _can_be_counted(node):
+        return None
+    if not is_cut and jax.default_backend() != "cpu":
         return None
     [found], users = node.outs, graph.ahead()
     outputs = list(map(graph.now, graph.outputs))
@@ -57,7 +63,15 @@ def readers(graph: Graph, node: Node) -> list[Node] | None:
                 stack += [(out, False) for out in user.outs]
             elif user.primitive not in ORDERLESS or axis not in user.params["axes"]:
                 return None
+    if not is_cut and sum(_count(each, axis) for each in taking) > MOST_UNCUT:
+        return None
     return taking
+
+
+def _count(node: Node, axis: int) -> int:
+    """How many places of a sorted axis a node takes for each of the others."""
+    axes = _axes_of(node, axis) or []
+    return math.prod(n for k, n in enumerate(node.out_shapes[0]) if k not in axes)
 
 
 def _takes(ins: Sequence[Operand], value: Value) -> bool:
@@ -106,8 +120,15 @@ def _axes_of(node: Node, axis: int) -> list[int | None] | None:
     return found if 0 < count <= MOST_PLACES else None
 
 
-def taken(graph: Graph, node: Node, axis: int) -> Sequence[Operand]:
-    """What a node takes of an operand that is not sorted, as if it were."""
+def taken(graph: Graph, node: Node, axis: int, is_cut: bool) -> Sequence[Operand]:
+    """What a node takes of an operand that is not sorted, as if it were.
+
+    Args:
+      graph: the graph.
+      node: the node.
+      axis: the axis along which the operand would be sorted.
+      is_cut: whether that axis is cut.
+    """
     operand, *places = node.ins
     params, size, [shape] = node.params, operand.shape[axis], node.out_shapes
     axes = _axes_of(node, axis)
@@ -130,7 +151,7 @@ def taken(graph: Graph, node: Node, axis: int) -> Sequence[Operand]:
         return every * steps[axis] + params["start_indices"][axis]
 
     [wanted] = graph.call(ranks, places)
-    found = counted_out(graph, operand, wanted, shape, axes)
+    found = counted_out(graph, operand, wanted, shape, axes, is_cut)
     if not fills:
         return [found]
 

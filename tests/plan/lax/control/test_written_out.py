@@ -112,6 +112,8 @@ def long_descent(points, targets):
 def test_a_long_loop_that_sums_over_the_cut_is_cut():
     made = plan(long_descent, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
     assert [stage.num_shards for stage in made.stages] == [2] * 300 + [1]
+    # Steps that run the same functions are told in one line.
+    assert str(made).count("\n  stage") <= 6
 
 
 def test_a_long_loop_without_stages_stays_a_loop():

@@ -50,3 +50,16 @@ def test_an_argument_is_not_read_in_another_cut_than_was_asked():
     made = plan(lambda x: jnp.fft.fft(x * 2, axis=0), IMAGE, in_slices=({0: 3},))
     assert made.num_shards == 1
     assert "works on the whole of this axis" in str(made.explain())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "fun",
+    [lambda x: jnp.linalg.eigvalsh(x @ x.T), lambda x: jnp.sort((x * x).sum(1))],
+)
+def test_what_is_small_is_made_in_pieces_for_what_needs_it_whole(fun):
+    x = reals(12, 400)
+    made = check_cut(fun, x, in_slices=({0: 4},), tolerance=1e-3)
+    assert made.stages[0].num_shards >= 4
+    assert made.stages[-1].num_shards == 1
+    assert made.peak_bytes < x.nbytes

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardmap as sm
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import reals
@@ -80,6 +81,23 @@ def test_nothing_as_large_as_the_argument_is_kept():
     made = plan(jnp.median, x, in_slices=({0: 16},))
     assert made.peak_bytes < x.nbytes
     np.testing.assert_array_equal(made.run(x), jnp.median(x))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: jnp.median(x, axis=1),
+        deep(lambda x: jnp.nanmedian(x, axis=1, keepdims=True)),
+        deep(lambda x: jnp.sort(x, 1)[:, ::2]),
+        lambda x: jnp.take_along_axis(jnp.sort(x, 1), jnp.full((23, 2), 1), 1),
+    ],
+)
+def test_an_axis_that_is_not_cut_is_not_sorted_either(fun):
+    made = check_equal(fun, HOLES)
+    assert len(made.stages) == 1
+    text = jax.jit(sm.chunked(fun, CUT)).lower(HOLES).as_text()
+    assert "stablehlo.sort" not in text
 
 
 def test_special_numbers_stand_where_a_sort_puts_them():
