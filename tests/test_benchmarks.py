@@ -12,6 +12,7 @@ import pytest
 from benchmarks import __main__ as command_line
 from benchmarks import chunked_rows, harness, idiom_rows, plot, rows, worker_rows
 from benchmarks.field import __main__ as board
+from benchmarks.field import analyses
 from benchmarks.field import tasks as field_tasks
 from benchmarks.harness import OURS, Benchmark, Contender, Result
 from benchmarks.plan_rows import BLOCK, cols, create, opened, weights
@@ -201,6 +202,8 @@ def test_a_function_in_pieces_beside_the_whole_and_other_forms():
 def test_contenders_of_the_field_agree(name, tmp_path, monkeypatch):
     if "zarr" in name or name == "rechunk, transposed":
         pytest.importorskip("zarr", reason="has the arrays")
+    if name in analyses.JOBS and analyses.JOBS[name].labelled:
+        pytest.importorskip("xarray", reason="has the labels")
     monkeypatch.setattr(field_tasks, "BLOCK", 2**16)
     folder, task, norms = tmp_path / "arrays", board.TASKS[name], {}
     folder.mkdir()
@@ -209,28 +212,37 @@ def test_contenders_of_the_field_agree(name, tmp_path, monkeypatch):
         for contender, run in task.contenders.items():
             if importlib.util.find_spec(board.IMPORTS[contender][0].split(".")[0]):
                 out = tmp_path / f"out-{contender}"
-                norms[contender] = board.norm(run(folder, out))
+                norms[contender] = board.norm(run(folder, out).run())
     want = norms[board.NUMPY]
     assert want > 0
     assert all(abs(found - want) < 1e-3 * want for found in norms.values()), norms
 
 
 def test_verdicts_of_the_field():
-    def row(contender, cpu, wall, megabytes, norm=1.0):
+    def row(contender, cpu, wall, norm=1.0, planning=None):
         return {
             "contender": contender,
             "cpu": cpu,
             "wall": wall,
-            "megabytes": megabytes,
+            "again": wall / 2,
+            "planning": planning,
+            "megabytes": 10 * cpu,
+            "told": 5,
             "norm": norm,
         }
 
-    rows = [row(board.OURS, 1.0, 1.0, 10), row(board.HAND, 1.0, 2.0, 20, norm=1.1)]
+    rows = [
+        row(board.OURS, 1.0, 1.2, planning=0.2),
+        row(board.HAND, 1.0, 2.0, norm=1.1),
+        row(board.DASK, 3.0, 0.6),
+    ]
     assert board.verdict(rows).startswith(
-        "CPU 1.00 x by hand: ok; wall 0.50 x best: ok; memory 0.50 x least: ok; RESULTS"
+        "first call 0.60 x by hand: ok; first call 2.00 x best other: MISS; "
+        "second call 0.60 x by hand: ok; second call 2.00 x best other: MISS; "
+        "planning 0.20 s: MISS; RESULTS"
     )
     assert board.markdown([{"job": "a", **each} for each in rows]).splitlines()[2:] == [
-        "| a | 1.00 | 1.00 |  |  |  |  | 10 | 20 | CPU ok, memory ok |"
+        "| a | 1.00 | 1.00 |  |  | 3.00 | 5 | 10 | 10 |  |  | 30 |"
     ]
 
 

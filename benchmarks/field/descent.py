@@ -4,7 +4,6 @@ All contenders share the descent, which is NumPy, and differ in how they get a l
 its gradient from arrays in files.
 """
 
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -19,6 +18,8 @@ from benchmarks.field.tasks import (
     JIT,
     NUMPY,
     OURS,
+    Contender,
+    Ready,
     Task,
     block_of,
     bounds,
@@ -83,7 +84,7 @@ def formula(xp: Any, weights: Any, x: Any, y: Any) -> Any:
     return part @ x / x.shape[0]
 
 
-def _planned(x: Any, y: Any) -> Slope:
+def _planned(x: Any, y: Any) -> Ready:
     import jax
 
     from shardmap.plan.plan import plan
@@ -91,10 +92,13 @@ def _planned(x: Any, y: Any) -> Slope:
     cuts = {0: max(1, x.shape[0] // STEP)}
     weights = np.zeros(COLUMNS, np.float32)
     made = plan(jax.grad(loss), weights, x, y, in_slices=(None, cuts, cuts))
-    return lambda weights: made.run(weights, x, y)
+    return Ready(
+        lambda: descend(lambda weights: made.run(weights, x, y)),
+        made,
+    )
 
 
-def _by_hand(x: Any, y: Any) -> Slope:
+def _by_hand(x: Any, y: Any) -> Ready:
     import jax
 
     compiled = jax.jit(jax.grad(loss))
@@ -106,20 +110,21 @@ def _by_hand(x: Any, y: Any) -> Slope:
             total += np.asarray(compiled(weights, *block)) * ((stop - start) / len(x))
         return total
 
-    return slope
+    return Ready(lambda: descend(slope))
 
 
-def _numpy(x: Any, y: Any) -> Slope:
-    return lambda weights: formula(np, weights, x, y)
+def _numpy(x: Any, y: Any) -> Ready:
+    return Ready(lambda: descend(lambda weights: formula(np, weights, x, y)))
 
 
-def _one_jit(x: Any, y: Any) -> Slope:
+def _one_jit(x: Any, y: Any) -> Ready:
     import jax
 
-    return functools.partial(jax.jit(jax.grad(loss)), x=x, y=y)
+    compiled = jax.jit(jax.grad(loss))
+    return Ready(lambda: descend(lambda weights: compiled(weights, x, y)))
 
 
-def _dask(x: Any, y: Any) -> Slope:
+def _dask(x: Any, y: Any) -> Ready:
     wrapped = of_dask(x, (STEP, COLUMNS)), of_dask(y, (STEP,))
 
     def slope(weights: np.ndarray) -> np.ndarray:
@@ -128,10 +133,10 @@ def _dask(x: Any, y: Any) -> Slope:
         gradient: np.ndarray = (part @ wrapped[0] / x.shape[0]).compute()
         return gradient
 
-    return slope
+    return Ready(lambda: descend(slope))
 
 
-def _cubed(folder: pathlib.Path, out: pathlib.Path) -> Any:
+def _cubed(folder: pathlib.Path, out: pathlib.Path) -> Ready:
     xp = namespace_of_cubed(out)
     x = of_cubed(open_npy(folder / "x.npy"), (STEP, COLUMNS))
     y = of_cubed(open_npy(folder / "y.npy"), (STEP,))
@@ -142,7 +147,7 @@ def _cubed(folder: pathlib.Path, out: pathlib.Path) -> Any:
         gradient: np.ndarray = (part @ x / x.shape[0]).compute()
         return gradient
 
-    return descend(slope)
+    return Ready(lambda: descend(slope))
 
 
 def _create(folder: pathlib.Path, gigabytes: float) -> None:
@@ -156,11 +161,10 @@ def _create(folder: pathlib.Path, gigabytes: float) -> None:
     y.flush()
 
 
-def _descent(slope_of: Callable[[Any, Any], Slope]) -> Any:
-    def contender(folder: pathlib.Path, out: pathlib.Path) -> np.ndarray:
-        return descend(slope_of(open_npy(folder / "x.npy"), open_npy(folder / "y.npy")))
-
-    return contender
+def _descent(prepare: Callable[[Any, Any], Ready]) -> Contender:
+    return lambda folder, out: prepare(
+        open_npy(folder / "x.npy"), open_npy(folder / "y.npy")
+    )
 
 
 TASKS: Mapping[str, Task] = {

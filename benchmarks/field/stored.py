@@ -17,6 +17,8 @@ from benchmarks.field.tasks import (
     JIT,
     NUMPY,
     OURS,
+    Contender,
+    Ready,
     Task,
     block_of,
     bounds,
@@ -43,7 +45,7 @@ class Stored:
 
     fun: Callable[..., Any]
     """The plain function, with `jax.numpy` as the first argument."""
-    by_hand: Callable[[Any, Any, int], None]
+    by_hand: Callable[[Any, Any, int], Ready]
     """The same in JAX, block by block, from one array into another."""
     rows: Callable[[float], int]
     """How many rows there are in so many gigabytes, read and written."""
@@ -78,13 +80,17 @@ def _softmax(xp: Any, x: Any) -> Any:
     return raised / xp.sum(raised, axis=1)[:, None]
 
 
-def _softmax_by_hand(x: Any, out: Any, step: int) -> None:
+def _softmax_by_hand(x: Any, out: Any, step: int) -> Ready:
     import jax
     import jax.numpy as jnp
 
     compiled = jax.jit(lambda block: _softmax(jnp, block))
-    for start, stop in bounds(x.shape[0], step):
-        out[start:stop] = np.asarray(compiled(x[start:stop]))
+
+    def run() -> None:
+        for start, stop in bounds(x.shape[0], step):
+            out[start:stop] = np.asarray(compiled(x[start:stop]))
+
+    return Ready(run)
 
 
 def _standard(xp: Any, x: Any) -> Any:
@@ -92,46 +98,59 @@ def _standard(xp: Any, x: Any) -> Any:
     return (x - mean) / xp.sqrt(xp.mean(x * x, axis=0) - mean * mean)
 
 
-def _standard_by_hand(x: Any, out: Any, step: int) -> None:
+def _standard_by_hand(x: Any, out: Any, step: int) -> Ready:
     import jax
 
     moments = jax.jit(lambda block: (block.sum(0), (block * block).sum(0)))
     scale = jax.jit(lambda block, mean, deviation: (block - mean) / deviation)
-    total, squares = np.zeros((2, COLUMNS), np.float32)
-    for start, stop in bounds(x.shape[0], step):
-        one, two = moments(np.asarray(x[start:stop]))
-        total, squares = total + np.asarray(one), squares + np.asarray(two)
-    mean = total / x.shape[0]
-    deviation = np.sqrt(squares / x.shape[0] - mean * mean)
-    for start, stop in bounds(x.shape[0], step):
-        out[start:stop] = np.asarray(scale(np.asarray(x[start:stop]), mean, deviation))
+
+    def run() -> None:
+        total, squares = np.zeros((2, COLUMNS), np.float32)
+        for start, stop in bounds(x.shape[0], step):
+            one, two = moments(np.asarray(x[start:stop]))
+            total, squares = total + np.asarray(one), squares + np.asarray(two)
+        mean = total / x.shape[0]
+        deviation = np.sqrt(squares / x.shape[0] - mean * mean)
+        for start, stop in bounds(x.shape[0], step):
+            block = np.asarray(x[start:stop])
+            out[start:stop] = np.asarray(scale(block, mean, deviation))
+
+    return Ready(run)
 
 
 def _transposed(xp: Any, x: Any) -> Any:
     return x.T
 
 
-def _transposed_by_hand(x: Any, out: Any, step: int) -> None:
+def _transposed_by_hand(x: Any, out: Any, step: int) -> Ready:
     import jax
 
     compiled = jax.jit(lambda block: block.T)
-    for start, stop in bounds(x.shape[0], step):
-        out[:, start:stop] = np.asarray(compiled(x[start:stop]))
+
+    def run() -> None:
+        for start, stop in bounds(x.shape[0], step):
+            out[:, start:stop] = np.asarray(compiled(x[start:stop]))
+
+    return Ready(run)
 
 
 def _product(xp: Any, x: Any) -> Any:
     return x @ x.T
 
 
-def _product_by_hand(x: Any, out: Any, step: int) -> None:
+def _product_by_hand(x: Any, out: Any, step: int) -> Ready:
     import jax
 
     compiled = jax.jit(lambda a, b: a @ b.T)
-    for start, stop in bounds(x.shape[0], step):
-        a = np.asarray(x[start:stop])
-        for first, last in bounds(x.shape[0], step):
-            b = np.asarray(x[first:last])
-            out[start:stop, first:last] = np.asarray(compiled(a, b))
+
+    def run() -> None:
+        for start, stop in bounds(x.shape[0], step):
+            a = np.asarray(x[start:stop])
+            for first, last in bounds(x.shape[0], step):
+                b = np.asarray(x[first:last])
+                out[start:stop, first:last] = np.asarray(compiled(a, b))
+
+    return Ready(run)
 
 
 def _side(gigabytes: float) -> int:
@@ -194,57 +213,77 @@ def _opened(job: Stored, folder: pathlib.Path) -> Any:
     return open_npy(folder / "x.npy")
 
 
-def _planned(job: Stored, x: Any, out: Any) -> None:
+def _planned(job: Stored, x: Any, out: Any) -> Ready:
     import jax.numpy as jnp
 
+    from shardmap.plan.in_slices import Pieces
     from shardmap.plan.plan import plan
 
-    pieces = -(-x.shape[0] // job.step(x.shape[0]))
-    plan(lambda x: job.fun(jnp, x), x, in_slices={0: pieces}).run(x, out=out)
+    # Other pieces would write chunks of the result in part, and read them before.
+    cuts = {0: Pieces(job.step(x.shape[0]))}
+    made = plan(lambda x: job.fun(jnp, x), x, in_slices=cuts)
+    return Ready(lambda: made.run(x, out=out), made)
 
 
-def _numpy(job: Stored, x: Any, out: Any) -> None:
-    out[...] = job.fun(np, np.asarray(x[...]))
+def _numpy(job: Stored, x: Any, out: Any) -> Ready:
+    def run() -> None:
+        out[...] = job.fun(np, np.asarray(x[...]))
+
+    return Ready(run)
 
 
-def _one_jit(job: Stored, x: Any, out: Any) -> None:
+def _one_jit(job: Stored, x: Any, out: Any) -> Ready:
     import jax
     import jax.numpy as jnp
 
-    whole = np.asarray(x[...])
-    out[...] = np.asarray(jax.jit(lambda x: job.fun(jnp, x))(whole))
+    compiled = jax.jit(lambda x: job.fun(jnp, x))
+
+    def run() -> None:
+        out[...] = np.asarray(compiled(np.asarray(x[...])))
+
+    return Ready(run)
 
 
-def _dask(job: Stored, x: Any, out: Any) -> None:
+def _dask(job: Stored, x: Any, out: Any) -> Ready:
     da = importlib.import_module("dask.array")
     rows = x.shape[0]
     chunks = _tile(rows) if job.fun is _product else _step(rows)
     made = job.fun(da, of_dask(x, (chunks, COLUMNS)))
-    da.store(made.rechunk(job.chunks(rows)), out, lock=False)
+    made = made.rechunk(job.chunks(rows))
+    return Ready(lambda: da.store(made, out, lock=False))
 
 
-def _cubed(job: Stored, folder: pathlib.Path, out: pathlib.Path) -> Any:
+def _cubed(job: Stored, folder: pathlib.Path, out: pathlib.Path) -> Ready:
     out.mkdir()
     xp, cubed = namespace_of_cubed(out / "work"), importlib.import_module("cubed")
     x = _opened(job, folder)
     rows = x.shape[0]
     chunks = _tile(rows) if job.fun is _product else _step(rows)
     made = job.fun(xp, of_cubed(x, (chunks, COLUMNS))).rechunk(job.chunks(rows))
-    cubed.to_zarr(made, str(out / "out.zarr"))
-    return open_zarr(out / "out.zarr")
+
+    def run() -> Any:
+        cubed.to_zarr(made, str(out / "out.zarr"))
+        return open_zarr(out / "out.zarr")
+
+    return Ready(run)
 
 
 def _task(job: Stored) -> Task:
-    def into_file(run: Callable[[Stored, Any, Any], None]) -> Any:
-        def contender(folder: pathlib.Path, out: pathlib.Path) -> Any:
+    def into_file(prepare: Callable[[Stored, Any, Any], Ready]) -> Contender:
+        def contender(folder: pathlib.Path, out: pathlib.Path) -> Ready:
             x = _opened(job, folder)
             shape, chunks = job.shape(x.shape[0]), job.chunks(x.shape[0])
             made = empty_zarr(out, shape, chunks) if job.to_zarr else None
             made = empty_npy(out, shape) if made is None else made
-            run(job, x, made)
-            if hasattr(made, "flush"):
-                made.flush()
-            return made
+            ready = prepare(job, x, made)
+
+            def run() -> Any:
+                ready.run()
+                if hasattr(made, "flush"):
+                    made.flush()
+                return made
+
+            return ready._replace(run=run)
 
         return contender
 

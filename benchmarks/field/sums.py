@@ -4,6 +4,7 @@ Each has the function, written once for JAX, NumPy, dask.array and cubed, whose
 interfaces are NumPy's, and what one writes by hand in JAX, block by block.
 """
 
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from benchmarks.field.tasks import (
     NUMPY,
     OURS,
     SIDE,
+    Contender,
+    Ready,
     Task,
     block_of,
     bounds,
@@ -104,6 +107,18 @@ def _curl(xp: Any, u: Any, v: Any) -> Any:
 
 def _vorticity(xp: Any, u: Any, v: Any) -> Any:
     return xp.mean(_curl(xp, u, v), axis=0)
+
+
+WINDOW = 8
+"""The rows of a moving average."""
+
+
+def _averages(xp: Any, x: Any) -> Any:
+    rows = x.shape[0] - WINDOW + 1
+    total = x[:rows]
+    for k in range(1, WINDOW):
+        total = total + x[k : rows + k]
+    return xp.max(total / WINDOW, axis=0)
 
 
 def _difference(xp: Any, x: Any) -> Any:
@@ -235,6 +250,14 @@ JOBS: Mapping[str, Job] = {
         halo=2,
         combine=np.maximum,
     ),
+    "moving averages": Job(
+        1,
+        _averages,
+        lambda xp, x: (_averages(xp, x),),
+        lambda sums, rows: sums[0],
+        halo=WINDOW - 1,
+        combine=np.maximum,
+    ),
 }
 
 
@@ -251,7 +274,7 @@ def _create(job: Job, folder: pathlib.Path, gigabytes: float) -> None:
         create_npy(path, (rows_of(gigabytes, job.floats * job.arrays), *job.shape))
 
 
-def _planned(job: Job, arrays: list[Any]) -> Any:
+def _planned(job: Job, arrays: list[Any]) -> Ready:
     import jax.numpy as jnp
 
     from shardmap.plan.plan import plan
@@ -262,7 +285,8 @@ def _planned(job: Job, arrays: list[Any]) -> Any:
     rows = arrays[0].shape[0]
     pieces = max(1, rows // job.step)
     cuts = bounds(rows, job.step) if job.grouped else pieces
-    return plan(fun, *arrays, in_slices=tuple({0: cuts} for _ in arrays)).run(*arrays)
+    made = plan(fun, *arrays, in_slices=tuple({0: cuts} for _ in arrays))
+    return Ready(lambda: made.run(*arrays), made)
 
 
 def _blocks(job: Job, arrays: list[Any]) -> Iterator[list[np.ndarray]]:
@@ -271,14 +295,15 @@ def _blocks(job: Job, arrays: list[Any]) -> Iterator[list[np.ndarray]]:
         yield [np.asarray(array[start : stop + job.halo]) for array in arrays]
 
 
-def _by_hand(job: Job, arrays: list[Any]) -> Any:
+def _by_hand(job: Job, arrays: list[Any]) -> Ready:
     import jax
     import jax.numpy as jnp
 
     rows = arrays[0].shape[0]
+    first = jax.jit(lambda *args: job.kernel(jnp, *args))
+    second = job.second and jax.jit(functools.partial(job.second, jnp))
 
-    def total(kernel: Callable[..., Any], *more: Any) -> list[np.ndarray]:
-        compiled = jax.jit(lambda *args: kernel(jnp, *args))
+    def total(compiled: Callable[..., Any], *more: Any) -> list[np.ndarray]:
         sums: list[Any] = []
         for block in _blocks(job, arrays):
             parts = [np.asarray(part) for part in compiled(*block, *more)]
@@ -286,40 +311,46 @@ def _by_hand(job: Job, arrays: list[Any]) -> Any:
             sums = [job.combine(a, b) for a, b in pairs] if sums else parts
         return sums
 
-    made = job.finish(total(job.kernel), rows)
-    if job.second is None:
-        return made
-    return job.last(total(job.second, *made), rows)
+    def run() -> Any:
+        made = job.finish(total(first), rows)
+        return job.last(total(second, *made), rows) if second else made
+
+    return Ready(run)
 
 
-def _one_jit(job: Job, arrays: list[Any]) -> Any:
+def _numpy(job: Job, arrays: list[Any]) -> Ready:
+    return Ready(lambda: job.fun(np, *arrays))
+
+
+def _one_jit(job: Job, arrays: list[Any]) -> Ready:
     import jax
     import jax.numpy as jnp
 
-    return np.asarray(jax.jit(lambda *args: job.fun(jnp, *args))(*arrays))
+    compiled = jax.jit(functools.partial(job.fun, jnp))
+    return Ready(lambda: np.asarray(compiled(*arrays)))
 
 
-def _dask(job: Job, arrays: list[Any]) -> Any:
+def _dask(job: Job, arrays: list[Any]) -> Ready:
     import dask.array as da
 
-    return job.fun(da, *(of_dask(x, job.chunks) for x in arrays)).compute()
+    return Ready(job.fun(da, *(of_dask(x, job.chunks) for x in arrays)).compute)
 
 
 def _task(job: Job) -> Task:
-    def of_arrays(run: Callable[[Job, list[Any]], Any]) -> Any:
-        return lambda folder, out: run(job, _opened(job, folder))
+    def of_arrays(prepare: Callable[[Job, list[Any]], Ready]) -> Contender:
+        return lambda folder, out: prepare(job, _opened(job, folder))
 
-    def by_cubed(folder: pathlib.Path, out: pathlib.Path) -> Any:
+    def by_cubed(folder: pathlib.Path, out: pathlib.Path) -> Ready:
         xp = namespace_of_cubed(out)
         arrays = [of_cubed(x, job.chunks) for x in _opened(job, folder)]
-        return job.fun(xp, *arrays).compute()
+        return Ready(job.fun(xp, *arrays).compute)
 
     return Task(
         lambda folder, gigabytes: _create(job, folder, gigabytes),
         {
             OURS: of_arrays(_planned),
             HAND: of_arrays(_by_hand),
-            NUMPY: of_arrays(lambda job, arrays: job.fun(np, *arrays)),
+            NUMPY: of_arrays(_numpy),
             JIT: of_arrays(_one_jit),
             DASK: of_arrays(_dask),
             CUBED: by_cubed,

@@ -6,11 +6,14 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from benchmarks.plan_rows import Unowned
+
+if TYPE_CHECKING:  # Other tools are measured without it.
+    from shardmap import ShardPlan
 
 COLUMNS, OUTPUTS, GROUPS, CENTERS, SIDE = 512, 64, 12, 16, 64
 
@@ -26,9 +29,18 @@ OURS, HAND, NUMPY, JIT, DASK, CUBED = (
     "cubed",
 )
 
-Contender: TypeAlias = Callable[[pathlib.Path, pathlib.Path], Any]
-"""Gets the folder of the arrays, and where a result may be written; gives the result,
-or something to read it from."""
+
+class Ready(NamedTuple):
+    """A job that can run; the first run compiles."""
+
+    run: Callable[[], Any]
+    """Gives the result, or something to read it from."""
+    plan: "ShardPlan | None" = None
+    """What runs, if it is a plan."""
+
+
+Contender: TypeAlias = Callable[[pathlib.Path, pathlib.Path], Ready]
+"""Gets the folder of the arrays, and where a result may be written."""
 
 
 @dataclass(frozen=True)
