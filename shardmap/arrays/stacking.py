@@ -304,9 +304,9 @@ def _elements(
     size = integer_of("device_put_replicated: axis_size", axis_size, least=1)
     if len(devices) % size:
         raise ValueError(
-            f"device_put_replicated: axis_size {size} does not divide the "
-            f"{len(devices)} devices, so that some elements would be on more devices "
-            "than others. Give a divisor, or fewer devices."
+            f"device_put_replicated: axis_size is {size}, which does not divide the "
+            f"number of devices, {len(devices)}: some elements would be on more "
+            f"devices than others. Give a divisor.{too_few_devices(size)}"
         )
     return size
 

@@ -3,9 +3,11 @@
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        explanation = explanation_of(options)
+        explanation = explanation_of(options, arguments)
         if options.html is not None:
             explanation.save(options.html)
     except (TypeError, ValueError, OSError, RuntimeError, Failure) as error:
@@ -90,8 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def explanation_of(options: Any) -> Explanation:
-    """The explanation for the parsed options."""
+def explanation_of(options: Any, arguments: Sequence[str]) -> Explanation:
+    """The explanation for the parsed options of these arguments."""
     if options.devices is not None:
         if not 1 <= options.devices <= MOST_DEVICES:
             raise ValueError(
@@ -101,10 +103,37 @@ def explanation_of(options: Any) -> Explanation:
         jax.config.update("jax_num_cpu_devices", options.devices)
     args = [read_argument(text) for text in options.args]
     function, name = find_function(options.function)
+    _check_count(function, name, len(args), arguments)
     try:
         return explain(function, interconnect=options.interconnect)(*args)
     except Exception as error:
         raise Failure(f"{name} cannot be explained: {_what(error)}") from None
+
+
+def _check_count(
+    function: Callable[..., Any], name: str, given: int, arguments: Sequence[str]
+) -> None:
+    """Raises an error if the function needs more arguments than are given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return  # A function of another language. Calling it tells.
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    accepted = [each for each in parameters if each.kind in positional]
+    needed = [each.name for each in accepted if each.default is each.empty]
+    if given >= len(needed):
+        return
+    least = "" if len(needed) == len(accepted) else "at least "
+    plural = "" if len(needed) == 1 else "s"
+    command = [*arguments, *["--arg", "f32[8,128]"] * (len(needed) - given)]
+    raise Failure(
+        f"{name} takes {least}{len(needed)} argument{plural}, {given} given. Describe "
+        f"{', '.join(needed[given:])} too, for example with: "
+        f"python -m shardmap explain {shlex.join(command)}"
+    )
 
 
 def read_argument(text: str) -> Any:

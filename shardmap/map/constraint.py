@@ -153,6 +153,7 @@ def _axes_in_map(
             f"{where} with {total} partitions inside requires at least {total} devices "
             f"({axis_size} elements x {total} partitions = {axis_size * total} for one "
             f"element at a time on each), but only {available} devices are available."
+            f"{too_few_devices(total)}"
         )
     return partition_axes([equation.params["parts"] for equation in constraints], total)
 

@@ -303,7 +303,8 @@ def test_too_few_devices_for_a_map():
     with pytest.raises(
         ValueError,
         match=r"spmap over 'i' with 9 partitions inside requires at least 9 devices "
-        r"\(2 elements x 9 partitions = 18 .* only 8 devices are available",
+        r"\(2 elements x 9 partitions = 18 .* only 8 devices are available. "
+        r"There are 8 devices here; for 9 virtual",
     ):
         spmap(sharded_jit(lambda x: x, (9,), None), "i")(np.ones((2, 9)))
 

@@ -153,10 +153,15 @@ def test_axes_that_are_not_there():
 
 
 def test_sizes_that_do_not_divide():
-    message = "axis_size 3 does not divide the 8 devices, so that some elements would"
+    message = (
+        "axis_size is 3, which does not divide the number of devices, 8: some elements"
+    )
     with pytest.raises(ValueError, match=message):
         device_put_replicated(VALUE, jax.devices(), axis_size=3)
-    with pytest.raises(ValueError, match="axis_size 16 does not divide the 8 devices"):
+    with pytest.raises(
+        ValueError,
+        match=r"size is 16, .*There are 8 devices here; for 16",
+    ):
         device_put_replicated(VALUE, jax.devices(), axis_size=16)
     with pytest.raises(ValueError, match="axis_size must be at least 1, got 0"):
         device_put_replicated(VALUE, jax.devices(), axis_size=0)

@@ -17,6 +17,7 @@ from shardmap.explain.read.sharded import ShardedDimension
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import MAPS, ArrayLayout, Axis, Collective, Remark, root_of
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.sharding.mesh import virtual_devices
 from shardmap.units import size
 
 LARGE = 1 << 20
@@ -41,7 +42,8 @@ def idle_devices(
         return [
             Remark(
                 "JAX has 1 device, so that nothing runs in parallel",
-                "JAX_NUM_CPU_DEVICES=8 in the environment makes eight of a CPU.",
+                f"For 8 virtual ones on CPU, call {virtual_devices(8)} before any "
+                "other use of JAX.",
                 None,
             )
         ]

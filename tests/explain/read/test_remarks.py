@@ -170,7 +170,8 @@ def test_one_device_is_said():
     program = """
         import jax.numpy as jnp
         import shardmap as sm
-        print(sm.explain(sm.spmap(jnp.sin))(jnp.ones(8)).remarks[0].text)
+        (remark, *_) = sm.explain(sm.spmap(jnp.sin))(jnp.ones(8)).remarks
+        print(remark.text, remark.advice)
     """
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -179,6 +180,7 @@ def test_one_device_is_said():
         text=True,
     )
     assert result.stdout.startswith("JAX has 1 device"), result.stderr
+    assert 'call jax.config.update("jax_num_cpu_devices", 8) before' in result.stdout
 
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
