@@ -1,5 +1,8 @@
 """What users give for the results, checked before anything runs."""
 
+import errno
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 from shardmap.plan.plan import plan
 from tests.plan.plan_programs import reals
+from tests.plan.run.checks import Recorded
 
 X = reals(64, 8)
 
@@ -36,6 +40,24 @@ def test_a_file_that_is_read_is_not_written(tmp_path):
     x, out = np.load(path, mmap_mode="r"), np.load(path, mmap_mode="r+")
     with pytest.raises(ValueError, match="output 0 shares memory with args"):
         rows(shifted, x).run(x, out=out)
+
+
+def test_a_full_disk_is_told_before_a_mapped_file_is_written(tmp_path, monkeypatch):
+    def full(file, offset, nbytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "out.npy"
+    out = np.lib.format.open_memmap(path, "w+", X.dtype, X.shape)
+    made, x = rows(jnp.tanh, X), Recorded(X)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        message = r"a file of out cannot take its 2\.1 KiB \(No space.*out\.npy"
+        with pytest.raises(OSError, match=message):
+            made.run(x, out=out)
+    assert x.reads == []
+    made.run(x, out=out)
+    assert os.stat(path).st_blocks * 512 >= out.nbytes
+    np.testing.assert_allclose(np.load(path), np.tanh(X), rtol=1e-6)
 
 
 def test_parts_of_one_array_that_lie_apart_are_none_of_the_same():

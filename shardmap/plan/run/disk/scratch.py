@@ -193,7 +193,7 @@ def _mapped(path: pathlib.Path, aval: Aval) -> np.memmap:
     try:
         # Made anew, or not at all: no file that is there is opened, nor a link.
         with open(path, "xb+") as file:
-            _reserve(file.fileno(), nbytes)
+            reserve(file.fileno(), nbytes)
             return np.memmap(file, aval.dtype, "r+", shape=aval.shape)
     except OSError as error:
         raise OSError(
@@ -204,7 +204,7 @@ def _mapped(path: pathlib.Path, aval: Aval) -> np.memmap:
         ) from error
 
 
-def _reserve(file: int, nbytes: int) -> None:
+def reserve(file: int, nbytes: int) -> None:
     """Reserves the space of a file, so that no write finds the disk full."""
     if hasattr(os, "posix_fallocate"):
         try:
