@@ -63,7 +63,8 @@ def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
                 stack += [(out, False) for out in user.outs]
             elif user.primitive not in ORDERLESS or axis not in user.params["axes"]:
                 return None
-    if not is_cut and sum(_count(each, axis) for each in taking) > MOST_UNCUT:
+    places = sum(_count(each, axis) for each in taking)
+    if not is_cut and not 0 < places <= MOST_UNCUT:
         return None
     return taking
 
