@@ -72,7 +72,8 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
 
     Example:
       >>> import jax.numpy as jnp, shardmap as sm
-      >>> print(sm.rules_of(lambda x: jnp.sort(x[1:] @ x.T, 0), jnp.ones((4, 3))))
+      >>> fun = lambda x: jnp.sort(x[1:] @ x.T, 0)
+      >>> print(sm.extend.rules_of(fun, jnp.ones((4, 3))))
       slice: a~ b -> a b
       transpose: a b -> b a
       dot_general: a b, b c -> a c; b add

@@ -1,1 +1,1 @@
-"""What the primitives of `jax.lax` do with slices: one table, by kind."""
+"""The rules of the primitives of `jax.lax`: how cuts pass through each."""

@@ -1,4 +1,4 @@
-"""Rules of the primitives with leading axes that pass and core axes that are whole."""
+"""Rules of FFTs, linear algebra, sorts and top-k: batch axes pass, others are whole."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,10 +19,10 @@ CORE = Reason(
 
 
 def core(core_rank: int) -> Callable[[Node], Factors]:
-    """Operands and results share their leading axes; the last ones are whole.
+    """The rule of primitives with leading batch axes and whole core axes.
 
     Args:
-      core_rank: how many axes of the first operand are not batch axes.
+      core_rank: the number of core axes of the first operand.
     """
 
     def rule(node: Node) -> Factors:
@@ -38,7 +38,7 @@ def fft(node: Node) -> Factors:
 def axis_by_axis(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
-    """A transform of several axes as one of each, which leaves the others alone."""
+    """Writes a transform of several axes as one of each: the others can be cut."""
     kind, lengths = node.params["fft_type"], tuple(node.params["fft_lengths"])
     count = len(lengths)
     if count < 2:
@@ -50,7 +50,7 @@ def axis_by_axis(
     def transformed(x: jax.Array) -> jax.Array:
         steps = [(k - count, others, lengths[k]) for k in range(count - 1)]
         last = (-1, kind if real else others, lengths[-1])
-        # The axis that is halved is so first, and made whole again last.
+        # The real axis comes first, or last in an inverse transform.
         for axis, how, length in [last, *steps] if forward else [*steps, last]:
             moved = jnp.moveaxis(x, axis, -1)
             x = jnp.moveaxis(lax.fft(moved, how, (length,)), -1, axis)
@@ -86,7 +86,7 @@ def top_k(node: Node) -> Factors:
 
 
 def triangular_solve(node: Node) -> Factors:
-    """``i * *, i * j -> i * j``: right-hand sides are independent."""
+    """``i * *, i * j -> i * j``: right-hand sides can be cut."""
     rank = len(node.in_shapes[0])
     batch: list[Factor] = list(range(rank - 2))
     sides: list[Factor] = (

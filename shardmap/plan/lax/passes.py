@@ -1,8 +1,8 @@
-"""Passes over the graph of a function, until its cuts go as far as they can.
+"""Rewrites the graph of a function so that its cuts go as far as they can.
 
-The first one follows the cuts from node to node. Where one ends, it writes the node as
-others that are cut: running sums, sorts or a loop become stages. The next one looks at
-what stages read, and writes reductions so that what two stages would read is read once.
+The first pass follows the cuts from node to node. Where one ends, it replaces the node
+by others that can be cut: running sums, quantiles or a loop become stages. The second
+pass rewrites reductions so that data that two stages would read is read once.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,16 +41,16 @@ def analysed(
     most_equations: int = written_out.MOST_IN_STAGES,
     inside: Sequence[Sequence[Cut]] = (),
 ) -> Analysis:
-    """The analysis of a graph in which what could be cut is written so that it is.
+    """The analysis of a function, after the passes.
 
     Args:
       closed: the jaxpr.
       cuts: of the arguments.
-      partial: whether to cut what is summed over.
-      out_cuts: of the results, besides those that reach them.
-      effects: what becomes of equations with effects; None: they are refused.
-      keeps: whether what could be computed again may be kept instead.
-      most_equations: how many a loop may become if each step is a stage.
+      partial: whether to cut axes that are summed over.
+      out_cuts: of the results, in addition to those that reach them.
+      effects: rewrites equations with effects; None: they are refused.
+      keeps: whether values may be kept that could be recomputed.
+      most_equations: the most equations of a loop whose steps become stages.
       inside: of the first values of `begins`.
     """
 
@@ -73,8 +73,7 @@ def analysed(
     stuck = {each.node.primitive for each in found.ended}
     if not partial or stuck.isdisjoint(written_out.PRIMITIVES):
         return found
-    # A loop is written out if that helps, perhaps only with another one, as the
-    # gradient of a loop is a loop.
+    # Loops are unrolled if that helps, all of them: the gradient of a loop is a loop.
     opened = Opened(written_out.MOST_EQUATIONS, written_out.SAMPLE)
     trial = analysis(opened)
     if opened.is_short and _ends(trial) < _ends(found):
@@ -89,12 +88,12 @@ def _last(analysis: Analysis) -> int:
 
 
 def begins(closed: AnyJaxpr, effects: Effects | None = None) -> list[Value]:
-    """The values of a function that are made of positions, such as random numbers."""
+    """The values of a function made from positions only, such as random numbers."""
     return barrier.begins(flatten(closed, CALLS._replace(effects=effects)))
 
 
 def _ends(analysis: Analysis) -> set[Any]:
-    """The cuts of arguments that end somewhere for a reason of the operation."""
+    """The cuts of arguments that end somewhere because of the operation."""
     found: set[Any] = set()
     for each in analysis.ended:
         if each.reason not in (BESIDE, ALONG) and not each.reason.in_stages:
@@ -103,7 +102,7 @@ def _ends(analysis: Analysis) -> set[Any]:
 
 
 class _Rules:
-    """The rules of nodes, each made once for the operands that a node has."""
+    """The rules of nodes, cached for the operands that a node has."""
 
     def __init__(self) -> None:
         self._made: dict[Node, tuple[Sequence[Operand], Rule]] = {}
@@ -117,13 +116,13 @@ class _Rules:
 
 
 class _Follow:
-    """Follows the cuts, and writes nodes at which they end as others.
+    """Follows the cuts, and rewrites nodes at which they end.
 
     Args:
       graph: the graph, which is rewritten.
       cuts: of its inputs.
       rules: of its nodes.
-      opened: writes loops and branches out; None: they stay.
+      opened: unrolls loops and branches; None: they stay.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class _Follow:
     ) -> None:
         self._graph, self._rules, self._opened = graph, rules, opened
         self._cuts = dict(zip(graph.inputs, cuts, strict=True))
-        # What takes single places of an axis that would be sorted, and is cut or not.
+        # Nodes that take single places of a sort, its axis, and whether that is cut.
         self._places: dict[Node, tuple[int, bool]] = {}
 
     def __call__(self, node: Node) -> Sequence[Operand] | None:

@@ -1,4 +1,4 @@
-"""Rules of the primitives that compute each element from those at the same place."""
+"""Rules of elementwise primitives."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -43,15 +43,15 @@ def _is_inexact(node: Node) -> bool:
 
 
 def _is_finite(operand: Operand) -> bool:
-    """Whether a constant is finite: ``1 * inf + -2 * inf`` is no number."""
+    """Whether it is a finite constant: ``1 * inf + -2 * inf`` is NaN."""
     known = constant(operand)
     return known is not None and bool(np.isfinite(known).all())
 
 
 def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
-    """Linear in each operand as long as the other one is complete and finite.
+    """Linear in each operand if the other one is complete and finite.
 
-    A contraction is passed only if its result is no larger than the partial operand:
+    A contraction passes partial sums only if its result is no larger than they are:
     every shard computes it.
     """
     if combiner != "add" or len(pending) != 1:
@@ -95,7 +95,7 @@ def _unchanged(node: Node, combiner: str, pending: frozenset[int]) -> str | None
 
 
 def _chosen(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
-    """``select_n``: partial results pass if all that is chosen from is partial."""
+    """``select_n``: partial results pass if all cases are partial."""
     return combiner if pending == frozenset(range(1, len(node.ins))) else None
 
 
@@ -120,7 +120,7 @@ def _widens(before: np.dtype, after: np.dtype) -> bool:
 
 
 def _as_it_is(local: Local) -> Sequence[Any]:
-    """For what says where a value is, which a shard of it cannot follow."""
+    """Ignores where a value should be placed: a shard of it cannot be there."""
     return local.values
 
 
@@ -133,7 +133,7 @@ ONE_BY_ONE = """
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh
     threefry2x32 xor zeta
 """.split()
-"""The names of those through which no partial results pass."""
+"""The primitives that need complete operands."""
 
 RULES: dict[Any, RuleMaker] = {
     **{getattr(p, f"{name}_p"): pointwise() for name in ONE_BY_ONE},

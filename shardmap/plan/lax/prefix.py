@@ -1,9 +1,7 @@
-"""Running reductions along an axis that is cut: ``cumsum`` and its like.
+"""Cuts running reductions such as ``cumsum`` along their axis, in three stages.
 
-Written as three steps, each a stage of its own: what every piece comes to, what stands
-before every piece, and the running reduction of a piece that starts from there. Where
-the pieces lie is known only when cuts have been followed, so that the rewriting is made
-for a graph whose first analysis ended at such an equation.
+These are the total of each piece, the totals of all pieces before it, and the running
+reduction of the piece, combined with these.
 """
 
 import functools
@@ -29,7 +27,7 @@ CARRIED = Reason(
 
 
 class RunningKind(NamedTuple):
-    """How a running reduction combines: a whole piece, and two results."""
+    """A running reduction: how a piece is reduced, and how two results combine."""
 
     reduce: Callable[..., Any]
     join: Callable[[Any, Any], Any]
@@ -48,7 +46,7 @@ KINDS: Mapping[Any, RunningKind] = {
 def in_stages(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand]:
-    """A running reduction as totals of pieces, what is before each, and the pieces."""
+    """Writes a running reduction as the three stages."""
     axis, reverse = node.params["axis"], node.params["reverse"]
     [operand], kind = node.ins, KINDS[node.primitive]
     edges = (0, *cuts[0][axis].at, operand.shape[axis])
@@ -94,13 +92,13 @@ STAGES: dict[Any, Stages] = dict.fromkeys(KINDS, in_stages)
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """Small floats are kept in float32 and rounded once, as where they are summed."""
+    """Small floats as float32, to be rounded once, as in sums."""
     small = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return x.astype(jnp.float32) if small else x
 
 
 def whole(node: Node) -> Factors:
-    """The rule as long as the axis that is run over is not cut."""
+    """The rule where the axis of the reduction is not cut."""
     return but_one(node, node.params["axis"], CARRIED)
 
 

@@ -1,7 +1,7 @@
-"""Rules of random numbers: the same bits as the call that is not cut.
+"""Rules of random numbers: a piece has the same bits as the whole call.
 
-Under partitionable threefry, which is JAX's default, a random bit is a function of the
-key and its flat position, so that a piece of the bits is computed alone.
+With partitionable threefry, JAX's default, a random bit is a function of the key and of
+its flat position, so a shard computes the bits of its piece only.
 """
 
 import math
@@ -41,7 +41,7 @@ ONE_KEY = Reason(
     "draw with a key for each row: jax.vmap(jax.random.gamma)(keys, a)",
 )
 DRAWN_WHOLE = frozenset({GENERATOR, ONE_KEY, SEQUENCE, TOO_MANY})
-"""Why every shard draws all numbers, though it takes some of them."""
+"""The reasons for which each shard draws all numbers and takes some of them."""
 
 
 def _partitionable(impl: str | None) -> bool:
@@ -50,7 +50,7 @@ def _partitionable(impl: str | None) -> bool:
 
 
 def by_position(node: Node, is_split: bool) -> Factors:
-    """Key axes pass; the axes that the bits are drawn for are positions."""
+    """Key axes pass; on the others the bits are drawn by position."""
     keys = node.in_shapes[0]
     shape = node.params["shape"]
     if not _partitionable(key_impl(node.ins[0].aval)):

@@ -1,4 +1,4 @@
-"""Rules of reductions and contractions."""
+"""Rules of reductions, argmax and ``dot_general``."""
 
 import functools
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ TOO_FAR = Reason(
 
 
 def places_fit(params: Params, shape: Sequence[int]) -> bool:
-    """Whether the type of an argmax can say each place of its axis."""
+    """Whether the index type of an argmax has all places of its axis."""
     [axis] = params["axes"]
     return bool(shape[axis] <= np.iinfo(params["index_dtype"]).max)
 
 
 def reduced(node: Node, gone: Sequence[int], **options: Any) -> Factors:
-    """``i j -> i`` of each operand that is reduced; ``j`` are the axes that go."""
+    """``i j -> i`` for each operand; ``j`` are the reduced axes."""
     rank, count = len(node.in_shapes[0]), len(node.outs)
     out = [axis for axis in range(rank) if axis not in gone]
-    # Behind them stand the values that `lax.reduce` begins with.
+    # The last operands are the initial values of `lax.reduce`.
     ins: list[Any] = [range(rank)] * count + [[]] * (len(node.ins) - count)
     return Factors(node, ins, [out] * count, cheap=False, **options)
 
@@ -64,7 +64,7 @@ def general_reduction(node: Node) -> Factors:
 
 
 def arg_whole(node: Node) -> Factors:
-    """The place of an extremum that is found over the whole axis."""
+    """An argmax, whose axis is whole."""
     gone = node.params["axes"]
     fit = places_fit(node.params, node.in_shapes[0])
     reason = FOUND_OVER_ALL if fit else TOO_FAR
@@ -72,14 +72,14 @@ def arg_whole(node: Node) -> Factors:
 
 
 def arg_fits(node: Node) -> bool:
-    """Whether the place of an extremum can be found of parts."""
+    """Whether an argmax can be computed from parts."""
     dtype = node.ins[0].aval.dtype
     ordered = not jnp.issubdtype(dtype, jnp.complexfloating)
     return ordered and places_fit(node.params, node.in_shapes[0])
 
 
 def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
-    """``argmax`` as the first place that holds the maximum, which can be cut."""
+    """``argmax`` as the least place with the maximum: two plain reductions."""
     dtype = node.ins[0].aval.dtype
     [axis], index_dtype = node.params["axes"], node.params["index_dtype"]
     reducer = p.reduce_max_p if node.primitive is p.argmax_p else p.reduce_min_p
@@ -100,7 +100,7 @@ def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
 
 
 def _bound(primitive: Primitive, x: jax.Array, axis: int) -> jax.Array:
-    """A reduction, with the parameters that it has besides its axes in this JAX."""
+    """A reduction over one axis, with the parameters that this JAX wants besides."""
     made: jax.Array = primitive.bind(
         x, axes=(axis,), **dict(REDUCTION_PARAMS[primitive])
     )
@@ -108,9 +108,9 @@ def _bound(primitive: Primitive, x: jax.Array, axis: int) -> jax.Array:
 
 
 def dot_names(node: Node) -> tuple[list[int], list[int], list[int]]:
-    """Names for the axes of both operands and the result of a ``dot_general``.
+    """Names of the axes of both operands and the result of a ``dot_general``.
 
-    Axes that are multiplied with each other have one name.
+    Axes that are multiplied with each other share a name.
     """
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     rank, other = map(len, node.in_shapes)
@@ -139,10 +139,7 @@ def dot_general(node: Node) -> Factors:
 def dot(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
-    """A product that is only summed, over leading axes, is written as such a sum.
-
-    ``einsum("tx,tx->x", a, b)`` is ``(a * b).sum(0)``, which runs row by row.
-    """
+    """Writes ``einsum("tx,tx->x", a, b)`` as ``(a * b).sum(0)``, which runs by rows."""
     left, right = node.ins
     sums, batches = node.params["dimension_numbers"]
     dtype = node.outs[0].aval.dtype
@@ -168,7 +165,7 @@ def dot(
 def wide_sum(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
-    """A sum of small floats is kept in float32 and rounded once, as XLA does it."""
+    """Sums small floats in float32 and rounds once, as XLA does."""
     params = dict(node.params)
     dtype = node.outs[0].aval.dtype
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= 4:
@@ -193,7 +190,7 @@ STAGES: dict[Any, Stages] = {
     p.dot_general_p: dot,
     p.reduce_sum_p: wide_sum,
 }
-"""How sums over a cut axis are written."""
+"""How sums over a cut axis are rewritten."""
 
 RULES: dict[Any, RuleMaker] = {
     p.argmax_p: arg_whole,

@@ -1,9 +1,9 @@
-"""The rule of ``reshape``: axes merged and split.
+"""The rule of ``reshape``: boxes of merged and split axes.
 
-The axes fall into groups, ``(4, 6, 5) -> (24, 5)`` into ``(4, 6) -> (24)`` and
-``(5) -> (5)``. A group of one axis on each side is a plain factor. In any other a box
-of the result is widened until its elements are neighbours in memory, and the smallest
-such box of the operand is taken that holds them.
+The axes fall into groups: ``(4, 6, 5) -> (24, 5)`` into ``(4, 6) -> (24)`` and
+``(5) -> (5)``. A group with one axis on each side passes cuts as they are. In any
+other, a box of the result is widened until its elements are contiguous in memory. The
+shard reads the smallest contiguous box of the operand that contains them.
 """
 
 import itertools
@@ -47,7 +47,7 @@ class AxisGroup(NamedTuple):
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> list[AxisGroup]:
-    """The finest groups, axes of size 1 left out.
+    """The smallest groups, without axes of size 1.
 
     >>> groups((4, 6, 5, 1), (24, 5))
     [AxisGroup(ins=(0, 1), outs=(0,)), AxisGroup(ins=(2,), outs=(1,))]
@@ -72,7 +72,7 @@ def groups(before: Sequence[int], after: Sequence[int]) -> list[AxisGroup]:
 
 
 def widen(intervals: Sequence[Interval], sizes: Sequence[int]) -> list[Interval]:
-    """The smallest box around one whose elements are neighbours in memory."""
+    """The smallest contiguous box that contains a box."""
     wide = list(intervals)
     for k, (start, stop) in enumerate(intervals):
         if stop - start != 1:
@@ -82,7 +82,7 @@ def widen(intervals: Sequence[Interval], sizes: Sequence[int]) -> list[Interval]
 
 
 def flat(intervals: Sequence[Interval], sizes: Sequence[int]) -> Interval:
-    """Where a box of neighbours starts and stops in memory."""
+    """The start and the end of a contiguous box in memory."""
     first = last = 0
     for (start, stop), size in zip(intervals, sizes, strict=True):
         first, last = first * size + start, last * size + stop - 1
@@ -90,7 +90,7 @@ def flat(intervals: Sequence[Interval], sizes: Sequence[int]) -> Interval:
 
 
 def around(span: Interval, sizes: Sequence[int]) -> list[Interval]:
-    """The smallest box of neighbours that holds a part of memory."""
+    """The smallest contiguous box that contains a range of memory."""
     first, last = span[0], span[1] - 1
     inner = list(
         itertools.accumulate(reversed(sizes[1:]), lambda a, b: a * b, initial=1)
@@ -107,12 +107,12 @@ def around(span: Interval, sizes: Sequence[int]) -> list[Interval]:
 
 
 class Taken(NamedTuple):
-    """How a group of the result is taken out of the group's elements in memory.
+    """How a box of a group of the result is taken from the memory that was read.
 
     Attributes:
-      length: how many neighbours of those that were read; None for all of them.
-      wide: the shape that these take in the result.
-      asked: the shape of the box in there; None if it is all of it.
+      length: the number of elements that are taken; None for all.
+      wide: their shape in the result.
+      asked: the shape of the box inside of them; None if it is all of them.
     """
 
     length: int | None
@@ -151,14 +151,14 @@ class Reshape(Rule):
     def _place(
         self, at: list[int], cut: Cut, axes: Sequence[int], out: list[Cut]
     ) -> None:
-        """Puts cuts of a group's memory on the result's axes."""
+        """Turns cuts of a group's memory into cuts of the result's axes."""
         for k, axis in enumerate(axes):
             below = math.prod(self.after[inner] for inner in axes[k + 1 :])
             size = self.after[axis]
             points = sorted({point // below for point in at} - {0, size})
             inside = sorted({point % below for point in at} - {0})
             if inside and len(points) == size - 1:
-                # Pieces shorter than one step of this axis go on inside each.
+                # Pieces shorter than one step of this axis also cut the next axis.
                 out[axis] = Cut(tuple(range(1, size)), True, cut.origins)
                 at = inside
                 continue
@@ -200,7 +200,7 @@ class Reshape(Rule):
     def _taken(
         self, group: AxisGroup, asked: list[Interval], needed: list[Interval]
     ) -> tuple[Taken, list[int]]:
-        """How a box of a group is made, and where; fills in what it needs."""
+        """How a box of a group is taken, and its starts; fills in ``needed``."""
         before = [self.before[k] for k in group.ins]
         after = [self.after[k] for k in group.outs]
         wide = widen(asked, after)
@@ -225,12 +225,12 @@ class Reshape(Rule):
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         positions = iter(starts)
-        # One axis for each group: its elements that were read, as they lie in memory.
+        # One axis per group: the elements that were read, in the order of memory.
         merged = [
             math.prod(values[0].shape[k] for k in group.ins) for group in self.groups
         ]
         result = lax.reshape(values[0], merged)
-        # Of the type of the others: a Python integer is one of 64 bits under x64.
+        # Of the same type as the others: with x64 a Python integer has 64 bits.
         zero = np.zeros((), starts[0].dtype) if len(starts) else 0
         offsets: list[Any] = [zero] * len(merged)
         lengths = list(merged)
@@ -247,7 +247,7 @@ class Reshape(Rule):
         result = lax.reshape(result, wide)
         if asked != wide:
             result = lax.dynamic_slice(result, begins, asked)
-        # The groups have no axes of size 1: they come back here.
+        # Axes of size 1 belong to no group: they come back here.
         final = [1] * len(self.after)
         axes = [axis for group in self.groups for axis in group.outs]
         for axis, size in zip(axes, asked, strict=True):
@@ -259,7 +259,7 @@ class Reshape(Rule):
 
 
 def permuted(graph: Graph, node: Node) -> list[Operand] | None:
-    """``lax.reshape`` may read its axes in another order: written as a transpose."""
+    """A ``lax.reshape`` with ``dimensions`` is written as a transpose and a reshape."""
     order = node.params["dimensions"]
     if order is None:
         return None

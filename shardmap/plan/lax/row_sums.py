@@ -1,10 +1,10 @@
-"""Sums over leading axes as loops over blocks of rows.
+"""Computes sums and scatters of rows in loops that compute the rows too, on CPU.
 
-For CPU, the compiler of JAX before 0.12 is slow at ``(u * u).sum(0)`` where rows are
-long: for each element of the result it walks through memory in steps of a row. Adding
-whole rows is 30 to 60 times as fast. What is summed is computed inside the loop, a
-block of rows at a time. Blocks are halved, and their sums added up by halves of halves:
-the result is as accurate as the compiler's.
+XLA for CPU before JAX 0.12 is slow at ``(u * u).sum(0)`` where rows are long: it reads
+memory in steps of a row. To add whole rows is 30 to 60 times as fast. The loop computes
+the operand of the sum too, a block of rows at a time. Sums are pairwise, which is as
+accurate as XLA's order. A scatter of rows, as of the months of a series, is such a loop
+in XLA already, but its updates are computed before it, and take memory.
 """
 
 import functools
@@ -26,10 +26,15 @@ from shardmap.plan.engine.nodes import PlanPrimitive
 from shardmap.plan.lax import pointwise
 
 LONG_ROW = 2**15
-"""The least elements of a long row: the compiler is fast at shorter ones."""
+"""The fewest elements of a long row. XLA is fast at shorter ones."""
 
 BLOCK = 8
-"""How many rows are added at once."""
+"""The number of rows of a block."""
+
+SCATTERS = frozenset({p.scatter_add_p, p.scatter_max_p, p.scatter_min_p})
+
+SCATTERED_ROW = 1024
+"""The fewest elements of a row that is scattered by itself."""
 
 COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
     p.reduce_sum_p: lax.add,
@@ -41,15 +46,18 @@ COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
 def by_rows(
     function: Callable[..., Any], primitives: Collection[Any]
 ) -> Callable[..., Any]:
-    """A function of arrays, with its sums over long rows as loops over rows.
+    """A function of arrays, with sums and scatters of long rows as loops over rows.
 
     Args:
       function: the function.
-      primitives: those of the nodes that it was made from.
+      primitives: those that it consists of.
     """
-    if not SLOW_LEADING_SUMS or jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu":
         return function
-    if not any(q in COMBINE or isinstance(q, PlanPrimitive) for q in primitives):
+    if SCATTERS.isdisjoint(primitives) and not (
+        SLOW_LEADING_SUMS
+        and any(q in COMBINE or isinstance(q, PlanPrimitive) for q in primitives)
+    ):
         return function
 
     def run(*args: Any) -> Any:
@@ -61,7 +69,7 @@ def by_rows(
 
 
 def _evaluate(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
-    """As `jax.core.eval_jaxpr`, with sums over long rows as loops over rows."""
+    """As `jax.core.eval_jaxpr`, with sums and scatters of rows as loops over rows."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], values, strict=True))
     inside = _inside(jaxpr)
     deferred = {number for numbers in inside.values() for number in numbers}
@@ -70,7 +78,7 @@ def _evaluate(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
         return atom.val if isinstance(atom, jex_core.Literal) else known[atom]
 
     def rows(equations: Sequence[Equation], start: Any, length: int) -> Any:
-        """Some rows of the operand of the last of these equations."""
+        """Some rows of the last operand of the last equation."""
         made: dict[Any, Any] = {}
         for equation in equations:
             operands = [
@@ -82,7 +90,7 @@ def _evaluate(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
                 for k, atom in enumerate(equation.invars)
             ]
             if equation is equations[-1]:
-                return operands[0]
+                return operands[-1]
             params = _of_rows(equation, length)
             [made[equation.outvars[0]]] = bind(equation, operands, params or {})
         raise AssertionError
@@ -94,10 +102,13 @@ def _evaluate(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
         with user_context(equation.source_info.traceback):
             if number in inside:
                 equations = [jaxpr.eqns[k] for k in (*inside[number], number)]
-                combine = COMBINE[equation.primitive]
                 blocks = functools.partial(rows, equations)
-                length = aval_of(equation.invars[0]).shape[0]
-                for _ in equation.params["axes"]:
+                length = aval_of(equation.invars[-1]).shape[0]
+                if equation.primitive in SCATTERS:
+                    start, indices, _ = equation.invars
+                    outs = [_scattered(equation, blocks, read(start), read(indices))]
+                for _ in equation.params.get("axes", ()):
+                    combine = COMBINE[equation.primitive]
                     outs = [_total(blocks, combine, 0, length)]
                     blocks = functools.partial(lax.dynamic_slice_in_dim, outs[0])
                     length = outs[0].shape[0]
@@ -108,7 +119,7 @@ def _evaluate(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
 
 
 def _inside(jaxpr: Jaxpr) -> dict[int, list[int]]:
-    """The sums over long rows -> the equations that run in their loops, by number."""
+    """The sums and scatters of rows -> the equations in their loops, by number."""
     users: dict[Any, list[tuple[int, int]]] = {}
     for number, equation in enumerate(jaxpr.eqns):
         for k, atom in enumerate(equation.invars):
@@ -117,9 +128,9 @@ def _inside(jaxpr: Jaxpr) -> dict[int, list[int]]:
     results = {v for v in jaxpr.outvars if not isinstance(v, jex_core.Literal)}
     found = {}
     for reduction, equation in enumerate(jaxpr.eqns):
-        if _is_over_rows(equation):
+        if _is_over_rows(equation) or _scatters_rows(equation):
             inside = {reduction}
-            # Backwards: what takes a result is known to be inside, or not, before it.
+            # Backwards: the users of a result are decided before its own equation.
             for number in reversed(range(reduction)):
                 outs = jaxpr.eqns[number].outvars
                 taken = [user for out in outs for user in users.get(out, ())]
@@ -132,37 +143,55 @@ def _inside(jaxpr: Jaxpr) -> dict[int, list[int]]:
                     and _of_rows(jaxpr.eqns[number], 1) is not None
                 ):
                     inside.add(number)
-            found[reduction] = sorted(inside - {reduction})
+            if inside != {reduction} or equation.primitive in COMBINE:
+                found[reduction] = sorted(inside - {reduction})
     return found
 
 
 def _is_over_rows(equation: Equation) -> bool:
-    """Whether an equation is a sum, or an extremum, of long rows."""
-    if equation.primitive not in COMBINE:
+    """Whether an equation is a sum or an extremum over long rows."""
+    if not SLOW_LEADING_SUMS or equation.primitive not in COMBINE:
         return False
     operand, axes = aval_of(equation.invars[0]), equation.params["axes"]
     dtype = operand.dtype
     return (
-        len(axes) > 0
+        0 < len(axes) < len(operand.shape)
         and tuple(axes) == tuple(range(len(axes)))
         and operand.shape[0] > 1
         and math.prod(operand.shape[len(axes) :]) >= LONG_ROW
-        # Short floats would be rounded after each sum; the compiler adds wider ones up.
+        # Short floats would be rounded after each sum. XLA sums them in float32.
         and (jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize >= 4)
     )
 
 
+def _scatters_rows(equation: Equation) -> bool:
+    """Whether an equation is a scatter of long rows, each to a place of the operand."""
+    if equation.primitive not in SCATTERS:
+        return False
+    numbers, updates = equation.params["dimension_numbers"], equation.invars[2]
+    shape = aval_of(updates).shape
+    return (
+        len(shape) > 1
+        and numbers.update_window_dims == tuple(range(1, len(shape)))
+        and numbers.inserted_window_dims == (0,)
+        and not numbers.operand_batching_dims
+        and math.prod(shape[1:]) >= SCATTERED_ROW
+    )
+
+
 def _is_by_rows(equation: Equation, k: int) -> bool:
-    """Whether the rows of an operand become those of the result, or are summed."""
+    """Whether rows of an operand become rows of the result, or are combined."""
     if equation.primitive in COMBINE:
         return True
+    if equation.primitive in SCATTERS:
+        return k == 2
     dims = equation.params.get("broadcast_dimensions", (0,))
     rows = aval_of(equation.outvars[0]).shape[0]
     return dims[:1] == (0,) and aval_of(equation.invars[k]).shape[:1] == (rows,)
 
 
 def _of_rows(equation: Equation, length: int) -> Params | None:
-    """The parameters for some rows; None if rows of the result are no others' rows."""
+    """The parameters for some rows; None if it does not work row by row."""
     primitive, params = equation.primitive, equation.params
     shape = aval_of(equation.outvars[0]).shape
     if len(shape) < 2:
@@ -178,13 +207,26 @@ def _of_rows(equation: Equation, length: int) -> Params | None:
     return None
 
 
+def _scattered(
+    equation: Equation, block: Callable[[Any, int], Any], start: Any, indices: Any
+) -> Any:
+    """A scatter, one row after the other, in the order of XLA."""
+
+    def more(k: Any, found: Any) -> Any:
+        index = lax.dynamic_slice_in_dim(indices, k, 1, 0)
+        [found] = bind(equation, [found, index, block(k, 1)], equation.params)
+        return found
+
+    return lax.fori_loop(0, indices.shape[0], more, start)
+
+
 def _total(
     block: Callable[[Any, int], Any],
     combine: Callable[[Any, Any], Any],
     start: Any,
     length: int,
 ) -> Any:
-    """What rows come to: blocks of blocks, so that few numbers are added in a row."""
+    """The sum of rows, as sums of blocks of blocks: few numbers are added in a row."""
     if length <= BLOCK:
         return _halved(block(start, length), combine)
     step = BLOCK
@@ -202,7 +244,7 @@ def _total(
 
 
 def _halved(rows: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Rows combined by halves; the odd one comes last."""
+    """The sum of rows by halves; an odd row comes last."""
     while (count := rows.shape[0]) > 1:
         half = count // 2
         odd = rows[2 * half :]

@@ -1,4 +1,4 @@
-"""Rules of the primitives that move elements: permute, slice, pad, join, position."""
+"""Rules of the primitives that move elements: transpose, slice, pad, concatenate."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from shardmap._jax.lax_primitives import (
     TILE,
     UNSTACK,
 )
+from shardmap._jax.types import Params
 from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
 from shardmap.plan.engine.nodes import (
     Graph,
@@ -49,7 +50,7 @@ def broadcast_in_dim(node: Node) -> Factors:
         axis if size == shape[axis] else None
         for axis, size in zip(axes, node.in_shapes[0], strict=True)
     ]
-    # Where JAX leaves sizes open until a program runs, they are operands too.
+    # The sizes of dynamic shapes are operands too.
     rest: list[list[None]] = [[] for _ in node.ins[1:]]
     everything = range(len(shape))
 
@@ -128,7 +129,7 @@ def pad(node: Node) -> Factors:
             around.append((before, after, config[axis][2]))
         return [lax.pad(operand, value, around)]
 
-    # What is added around parts of a sum would be added once for each part.
+    # Padding of partial sums would be added once per part.
     zero = _is_zero(node.ins[1])
     return Factors(
         node,
@@ -152,7 +153,7 @@ def iota(node: Node) -> Factors:
 
     def emitter(local: Local) -> Sequence[Any]:
         local_shape = out_size(local, axes)
-        # Not in ``dtype``, as short floats would be rounded twice.
+        # Counted as integers: short floats would be rounded twice.
         count = lax.broadcasted_iota(jnp.int32, local_shape, dimension)
         return [(count + local.starts[dimension]).astype(dtype)]
 
@@ -161,7 +162,7 @@ def iota(node: Node) -> Factors:
 
 
 class Concatenate(Rule):
-    """The result's axis is a disjoint union of the operands' axes."""
+    """``concatenate``: the axis of the result is those of the operands in a row."""
 
     cheap = True
 
@@ -176,7 +177,7 @@ class Concatenate(Rule):
         out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
         along = [cut[self.axis] for cut in cuts]
         out[self.axis] = UNCUT
-        # Where nothing is cut, the seams alone would make pieces that nobody asked for.
+        # Without cuts, seams alone would make pieces that nobody asked for.
         if any(cut.at for cut in along):
             seams = [begin for begin in self.begins if 0 < begin < sum(self.lengths)]
             moved = [
@@ -204,7 +205,7 @@ class Concatenate(Rule):
                 if low < high
                 else None
             )
-        # An empty box has a dtype and the other axes' sizes, which some operand gives.
+        # An empty box takes its dtype and other sizes from an operand.
         if all(part is None for part in needed):
             needed[0] = (*box[: self.axis], (0, 0), *box[self.axis + 1 :])
         return Need(tuple(needed), tuple(part is not None for part in needed))
@@ -223,7 +224,7 @@ class Concatenate(Rule):
 
 
 def split(graph: Graph, node: Node) -> list[Operand]:
-    """Written as slices, so that each result has boxes of its own."""
+    """Written as slices: each result has boxes of its own."""
     axis, sizes = node.params["axis"], node.params["sizes"]
     edges = list(itertools.accumulate(sizes, initial=0))
 
@@ -242,7 +243,7 @@ def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
     if len(places) < len(begins):
         return None
     taken = node.out_shapes[0]
-    # As `lax.dynamic_slice` does: one that would end outside begins earlier.
+    # As in `lax.dynamic_slice`: one that would end outside starts earlier.
     starts = [
         min(max(place, 0), size - n)
         for place, size, n in zip(places, operand.shape, taken, strict=True)
@@ -256,20 +257,26 @@ def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
 
 
 MOST_COPIES = 16
-"""Up to how many copies a tile joins, each cut as the operand is.
+"""The most copies that a tile concatenates, each of which can be cut as the operand.
 
-Many would make a large graph: of a broadcast that is reshaped only copies are cut.
+More would make a large graph. They are a broadcast and a reshape: cuts fall between
+copies.
 """
 
 
 def stack(graph: Graph, node: Node) -> list[Operand]:
     """Written as a concatenation of operands with one axis more."""
-    axis = node.params["axis"]
-
-    def joined(*arrays: jax.Array) -> Any:
-        return lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)
-
-    return graph.call(joined, node.ins)
+    axis, [out] = node.params["axis"], node.outs
+    shape = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
+    params: Params = {
+        "shape": shape,
+        "broadcast_dimensions": tuple(k for k in range(len(shape)) if k != axis),
+        "sharding": None,
+    }
+    # Added one by one: to trace thousands of them would take seconds.
+    made = [out.aval.update(shape=shape)]
+    rows = [graph.add(p.broadcast_in_dim_p, params, [x], made)[0] for x in node.ins]
+    return list(graph.add(p.concatenate_p, {"dimension": axis}, rows, [out.aval]))
 
 
 def unstack(graph: Graph, node: Node) -> list[Operand]:
@@ -304,7 +311,7 @@ def tile(graph: Graph, node: Node) -> list[Operand]:
 
 
 def same(graph: Graph, node: Node) -> list[Operand]:
-    """What hands its operands on, as ``optimization_barrier``."""
+    """The operands themselves, for ``optimization_barrier``."""
     return list(node.ins)
 
 
@@ -316,11 +323,11 @@ REWRITES: dict[Any, Rewrite] = {
     UNSTACK: unstack,
     p.dynamic_slice_p: known_slice,
 }
-"""The primitives that are written as others."""
+"""The primitives that are always written as others."""
 
 
 def bitcast(node: Node) -> Factors:
-    """A change of width adds or takes the last axis, which is whole then."""
+    """A change of width adds or removes a last axis, which is whole."""
     before, after = node.in_shapes[0], node.out_shapes[0]
     rank = min(len(before), len(after))
     words = Reason("these are the parts of one element")

@@ -1,4 +1,4 @@
-"""Rules of what is taken whole for a reason of its own, or is refused."""
+"""Rules of collectives, callbacks, and primitives that are whole or refused."""
 
 from typing import Any
 
@@ -29,13 +29,13 @@ def whole_because(reason: Reason) -> RuleMaker:
 
 
 def collective(node: Node) -> Factors:
-    """Of the elements of a map; without a rule if it is none."""
+    """The rule of a collective over a mapped axis; any other primitive has none."""
     entry = COLLECTIVES.get(node.primitive)
     if entry is None:
         return without_rule(node)
     if not entry.is_elementwise:
         return taken_whole(node, TALKS)
-    # What was batched combines along axes of its operands, as a reduction does.
+    # A batched collective combines along axes of its operands, as a reduction does.
     over = [k for k in axis_names(node.params) if isinstance(k, int)]
     own = entry.combiner if entry.is_reduction else None
     if over and not own:

@@ -1,4 +1,4 @@
-"""The table of all rules, and the calls that are looked through."""
+"""The table of all rules, and of the calls whose bodies are inlined."""
 
 from typing import Any
 
@@ -39,19 +39,19 @@ from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall, top
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
-    """Newer JAX has primitives that are written in terms of others."""
+    """Newer primitives of JAX that JAX itself writes as others."""
     function = expansion(node.params)
     return None if function is None else graph.call(function, node.ins)
 
 
 def solved(graph: Graph, node: Node) -> list[Operand]:
-    """A linear solve is what it solves with: differentiation is over by now."""
+    """A linear solve is its solver: nothing is differentiated any more."""
     jaxpr, operands = linear_solve(node.params, len(node.ins))
     return graph.inline(jaxpr, [node.ins[k] for k in operands])
 
 
 def mapped(graph: Graph, node: Node) -> list[Operand]:
-    """A map is one function of all its elements."""
+    """A map as one vectorized function."""
     params = node.params
     batch = Batch(params["axis_name"], params["axis_size"])
     function = batch.vectorize(
@@ -75,12 +75,12 @@ LOOKED_THROUGH = {
     p.remat_p: "jaxpr",
     CUSTOM_VMAP: "call",
 }
-"""Calls, and which parameter holds what is called."""
+"""The calls that are inlined, and the parameter that holds the jaxpr."""
 
 CALLS = Calls(
     LOOKED_THROUGH,
     shape.REWRITES | reshape.REWRITES | STANDING,
-    # Says that an equation is inside a map; its rule knows what to do about it.
+    # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
 )
 
@@ -91,7 +91,7 @@ STAGES: dict[Any, Stages] = {
     **tall.STAGES,
     **top.STAGES,
 }
-"""How equations are written at which cuts end."""
+"""What rewrites equations at which cuts end."""
 
 TABLE = RuleTable(otherwise=special.collective)
 

@@ -1,4 +1,4 @@
-"""Rules of the primitives that slide a window: pass factors with a halo."""
+"""Rules of convolutions and poolings: spatial axes are cut with a halo."""
 
 import functools
 import math
@@ -56,7 +56,7 @@ def conv(node: Node) -> Factors:
     counts = [node.out_shapes[0][axis] for axis in numbers.out_spec[2:]]
     for k, (extent, count) in enumerate(zip(extents, counts, strict=True)):
         places, inner = f"s{k}", f"k{k}"
-        # As in the gradient of a kernel: a sum over the larger of the two.
+        # In the gradient of a kernel the image is the kernel: the larger one is summed.
         is_summed = extent > count
         along = inner if is_summed else places
         lhs.append(Windowed(along, _window_of(node, k, is_summed)))
@@ -88,17 +88,17 @@ def conv(node: Node) -> Factors:
 
 
 def _placed(names: Sequence[Axis], spec: Sequence[int]) -> list[Axis]:
-    """Names in the order of ``dimension_numbers``, each at the axis that it is of."""
+    """Names in the order of axes, from the order of ``dimension_numbers``."""
     return [names[spec.index(axis)] for axis in range(len(spec))]
 
 
 def _window_of(node: Node, k: int, is_summed: bool) -> Window:
-    """What each place sees of the image, along its spatial axis ``k``.
+    """The window on the image along its spatial axis ``k``.
 
     Args:
       node: a convolution.
-      k: which of its spatial axes.
-      is_summed: whether it is places of the kernel that see, and not of the result.
+      k: the number of the spatial axis.
+      is_summed: whether the places of the kernel see the image, and not the result's.
     """
     params, numbers = node.params, node.params["dimension_numbers"]
     lhs_shape, rhs_shape = node.in_shapes
@@ -114,8 +114,8 @@ def _window_of(node: Node, k: int, is_summed: bool) -> Window:
 def _convolve(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     """A convolution, on CPU with its features on the last axes.
 
-    XLA for CPU has a fast kernel for that layout alone. Others it brings into it, but
-    not in the body of a loop, where they take five to ten times as long.
+    XLA for CPU has a fast kernel for that layout only. It converts other layouts, but
+    not inside of a loop, where they take five to ten times as long.
     """
     if jax.default_backend() != "cpu":
         return p.conv_general_dilated_p.bind(lhs, rhs, **params)
@@ -132,13 +132,13 @@ def _convolve(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
 
 
 def _moved(value: Any, source: Sequence[int], target: Sequence[int]) -> Any:
-    """An array whose axes ``source`` go to the places ``target``."""
+    """An array with its axes ``source`` moved to ``target``."""
     moves = dict(zip(target, source, strict=True))
     return lax.transpose(value, [moves[axis] for axis in range(len(moves))])
 
 
 def reduce_window(node: Node) -> Factors:
-    """Poolings: all axes have windows, most of them of size 1."""
+    """Poolings: axes whose window is not a single element have a halo."""
     params = node.params
     dims = params["window_dimensions"]
     count = len(node.outs)

@@ -1,4 +1,4 @@
-"""Sums over leading axes, row by row: as accurate, and nothing is there as a whole."""
+"""Sums and scatters, row by row: as accurate, and nothing is there as a whole."""
 
 import warnings
 
@@ -33,6 +33,13 @@ def anomaly(u):
     return (weights[:, None, None] * (u - MEAN[None]) ** 2).sum(0)
 
 
+def months(u, method="add"):
+    """Of each month of a series, its positive elements."""
+    found = jnp.zeros((6, *u.shape[1:]), u.dtype)
+    month = np.arange(u.shape[0]) // 3 % 6
+    return getattr(found.at[month], method)(jnp.where(u > 0, u, 0))
+
+
 PROGRAMS = {
     "sum": lambda u: u.sum(0),
     "mean of squares": lambda u: (u * u).mean(0),
@@ -43,6 +50,8 @@ PROGRAMS = {
     "values and their sum": lambda u: (u * 2, (u * 2).sum(0)),
     "two sums": lambda u: (u.sum(0), (u * u).sum(0)),
     "over two axes": lambda u: u.reshape(10, 4, 256, 128).mean((0, 1)),
+    "months": months,
+    "months, and rows between them": lambda u: (months(u), u * 2, months(u, "max")),
     "a product, summed": lambda u: jnp.einsum("tij,tij->ij", u, u - 1),
 }
 
@@ -87,6 +96,16 @@ def test_what_is_summed_is_never_there_as_a_whole():
     assert (20, 256, 128) not in shapes
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_scattered_rows_are_never_there_as_a_whole(is_slow, monkeypatch):
+    monkeypatch.setattr(row_sums, "SLOW_LEADING_SUMS", is_slow)
+    jaxpr = shard_of(months, FIELD)
+    shapes = [v.aval.shape for equation in jaxpr.eqns for v in equation.outvars]
+    assert loops_in(jaxpr)
+    assert (20, 256, 128) not in shapes
+    assert not loops_in(shard_of(lambda u: months(u[..., 0]), FIELD))
+
+
 def test_sums_of_products_and_over_several_axes_run_over_rows():
     assert loops_in(shard_of(lambda u: jnp.einsum("tij,tij->ij", u, u), FIELD))
     assert loops_in(shard_of(lambda u: u.reshape(-1, 2, 256, 128).sum((0, 1)), FIELD))
@@ -115,6 +134,7 @@ def test_random_programs_over_rows(seed):
         patch.setattr(row_sums, "SLOW_LEADING_SUMS", True)
         patch.setattr(row_sums, "LONG_ROW", 1)
         patch.setattr(row_sums, "BLOCK", 2)
+        patch.setattr(row_sums, "SCATTERED_ROW", 1)
         made = plan(fun, *args, in_slices=in_slices)
         if made.num_shards <= 100:
             assert_same(made.run(*args), jax.jit(fun)(*args), tolerance=2e-3)

@@ -1,1 +1,1 @@
-"""The rules of equations that hold jaxprs: loops and branches."""
+"""Rules of the primitives that hold jaxprs: loops and branches."""

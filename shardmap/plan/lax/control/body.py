@@ -1,8 +1,8 @@
-"""Rules of loops and branches: their bodies are graphs of their own.
+"""Analyses the bodies of loops and branches, which are graphs of their own.
 
-What a loop needs of its operands is a fixed point: a carried value must enter in the
-box in which it leaves, and that box may grow until nothing more is asked. An axis that
-the body maps index by index onto itself stays cut; any other ends up whole.
+The boxes that a loop needs are a fixed point: a carried value enters a step in the box
+in which the step before leaves it, and that box grows until nothing more is needed. An
+axis that the body maps index by index onto itself stays cut. Any other becomes whole.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -48,18 +48,18 @@ NO_INTERVALS: Intervals = {}
 
 
 class InnerBody:
-    """A jaxpr inside an equation, analysed as the function around it is.
+    """A jaxpr inside of an equation, analysed as the function around it is.
 
     Args:
       jaxpr: the jaxpr.
-      table: rules.
-      calls: what is looked through.
-      carried: (output, input) of a loop, where one becomes the other.
-      looked: inputs that something else needs complete.
+      table: the rules of its equations.
+      calls: the calls that are looked through.
+      carried: (output, input) of a loop: the output becomes the input of the next step.
+      looked: the inputs that the condition of a loop needs complete.
 
     Attributes:
-      classes: which axes are one loop.
-      broken: loops that cannot be cut, and the node that needs them whole.
+      classes: which axes are the same loop.
+      broken: the loops that cannot be cut, and the node that needs each whole.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class InnerBody:
         self._sums: dict[AxisKey, list[ReducedLoop]] = {}
         for each in made.reductions:
             self._sums.setdefault(self.classes.find(each.key), []).append(each)
-        # Of results of sums: the loops, and how parts combine.
+        # The loops that each result is a partial sum over, and how its parts combine.
         self._made_parts: dict[Value, dict[AxisKey, str]] = {
             out: {
                 self.classes.find(made.reductions[k].key): pending.combiner
@@ -102,7 +102,7 @@ class InnerBody:
         classes: Unions | None = None,
         entering: Mapping[int, Partial] = MappingProxyType({}),
     ) -> Analysis:
-        """With a cut of these axes of inputs; the cut comes from the axis."""
+        """The analysis with these axes of inputs cut; each is the origin of its cut."""
         inputs = self.graph.inputs
         cuts = {value: [UNCUT] * len(value.shape) for value in inputs}
         values = {value.number: value for value in inputs}
@@ -122,7 +122,7 @@ class InnerBody:
         )
 
     def _ended(self, made: Analysis) -> dict[AxisKey, Node]:
-        """The loops that end in a graph with all cuts, and where."""
+        """The loops that no cut can follow to the end, and the node where it ends."""
         find, found = self.classes.find, dict[AxisKey, Node]()
         ended: dict[Node, set[AxisKey]] = {}
         for each in made.ended:
@@ -132,14 +132,14 @@ class InnerBody:
             for out in node.outs:
                 for axis, cut in enumerate(made.cuts[out]):
                     here = find((out.number, axis))
-                    # Another loop sees it through a window: it needs its neighbours.
+                    # Another loop sees this one through a window, with its neighbours.
                     origins |= {key for key in cut.origins if find(key) != here}
             for key in origins:
                 found.setdefault(find(key), node)
         return found
 
     def _not_summed(self) -> dict[AxisKey, Node]:
-        """The loops that are summed over, and the parts are needed complete."""
+        """The loops over which a sum is needed complete inside of the body."""
         sizes = {loop: {each.size for each in own} for loop, own in self._sums.items()}
         for value in (*self.graph.inputs, *self.graph.outputs):
             if isinstance(value, Value):
@@ -153,7 +153,7 @@ class InnerBody:
         }
 
     def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
-        """Which part of each contracted factor runs where loops run over a part."""
+        """The part of each contracted factor that runs, for parts of loops."""
         found: dict[int, dict[Factor, Interval]] = {}
         for loop, interval in loops.items():
             for each in self._sums.get(loop, ()):
@@ -161,9 +161,12 @@ class InnerBody:
         return found
 
     def parts(self, loops: Iterable[AxisKey]) -> list[Partial | None] | None:
-        """What each output is a part of, if these loops are cut; None: they cannot be.
+        """The partial sum that each output is if these loops are cut.
 
-        A carried value that is a part enters as one.
+        A carried value that is a partial sum enters as one.
+
+        Returns:
+          None if the loops cannot be cut; None for an output that is complete.
         """
         summed = frozenset(loop for loop in loops if loop in self._sums)
         if not summed:
@@ -173,7 +176,7 @@ class InnerBody:
         return self._known[summed]
 
     def _parts(self, loops: frozenset[AxisKey]) -> list[Partial | None] | None:
-        """As `parts`, of loops that are all summed over."""
+        """As `parts`, for loops that are all summed over."""
         entering = self._entering(loops)
         if not self._looked.isdisjoint(entering):
             return None
@@ -184,7 +187,7 @@ class InnerBody:
             if self.classes.find((value.number, axis)) in loops
         ]
         made = self._analysed(axes, self.classes, entering)
-        # A part that is needed complete would end a stage.
+        # A partial sum that is needed complete would end a stage.
         if any(x.origins for x in made.ended) or {*made.pending} & {*made.kept}:
             return None
         found: list[Partial | None] = []
@@ -195,7 +198,7 @@ class InnerBody:
                 continue
             keys = [made.reductions[k].key for k in pending.reductions]
             own = frozenset(map(self.classes.find, keys))
-            # Pieces of a loop that is summed over twice would meet only themselves.
+            # In a double sum over one loop, a piece would meet no other piece.
             if len(own) < len(keys):
                 return None
             found.append(Partial(pending.combiner, own))
@@ -203,29 +206,23 @@ class InnerBody:
         return found if all(entering.get(k) == leaving[k] for k in leaving) else None
 
     def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Partial]:
-        """The carried inputs that are parts: in some step, a sum reaches them."""
+        """The carried inputs that are partial sums: a sum reaches them in some step."""
         inputs, outputs = self.graph.inputs, self.graph.outputs
-        found: dict[Value, dict[AxisKey, str]] = {
-            out: {loop: how for loop, how in own.items() if loop in loops}
-            for out, own in self._made_parts.items()
-        }
-        steps = [
-            (v, out)
-            for node in self.graph.nodes
-            for v in node.ins
-            if isinstance(v, Value)
-            for out in node.outs
-        ]
-        steps += [
-            (v, inputs[into])
-            for out, into in self._carried
-            if isinstance(v := outputs[out], Value)
-        ]
+        found: dict[Value, dict[AxisKey, str]] = {}
         count = -1
         while count < (count := sum(map(len, found.values()))):
-            for v, made in steps:
-                if own := found.get(v):
-                    found.setdefault(made, {}).update(own)
+            for node in self.graph.nodes:
+                reached: dict[AxisKey, str] = {}
+                for v in node.ins:
+                    if isinstance(v, Value):
+                        reached |= found.get(v, {})
+                for out in node.outs:
+                    summed = self._made_parts.get(out, {}).items()
+                    found[out] = reached | {k: how for k, how in summed if k in loops}
+            for number, into in self._carried:
+                if isinstance(left := outputs[number], Value):
+                    entered = found.get(inputs[into], {})
+                    found[inputs[into]] = entered | found.get(left, {})
         return {
             k: Partial(next(iter(own.values())), frozenset(own))
             for k, value in enumerate(inputs)
@@ -238,7 +235,7 @@ class InnerBody:
         Its starts end with those of the constants' boxes.
 
         Args:
-          boxes: of the outputs.
+          boxes: of the outputs, None where one is not wanted.
           intervals: node number -> contracted factor -> the part of it to run over.
         """
         demands = [
@@ -265,7 +262,7 @@ class InnerBody:
         Args:
           recipe: of the wanted boxes.
           wanted: the boxes of the outputs.
-          given: the boxes of the inputs, which hold those that the recipe reads.
+          given: the boxes of the inputs, which contain those that the recipe reads.
         """
         inside = tuple(
             None
@@ -284,9 +281,9 @@ class InnerBody:
         """The outputs of a shard, None where they are not wanted.
 
         Args:
-          shard: what `shard` said.
-          inputs: the boxes that are given.
-          starts: positions, which begin with those of the recipe.
+          shard: the result of `shard`.
+          inputs: the given boxes of the inputs.
+          starts: positions; those of the recipe come first.
         """
         given: dict[Value, Any] = dict(self.graph.constants)
         for value, whole, inside in zip(
@@ -313,13 +310,13 @@ class InnerBody:
 
 
 class BodyShard(NamedTuple):
-    """What a shard computes of a body, without positions: shards share it.
+    """What a shard computes of a body, without positions: equal shards share it.
 
     Attributes:
       recipe: the recipe.
-      starts: how many positions it takes.
-      inside: per input, where the box that is read lies in the one that is given.
-      wanted: whether each output is.
+      starts: the number of positions that it takes.
+      inside: per input, the box that is read, relative to the given one.
+      wanted: whether each output is wanted.
     """
 
     recipe: StaticRecipe
@@ -333,18 +330,18 @@ def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
 
 
 def as_carried(value: Any, aval: Aval) -> Any:
-    """The value with the dtype of what is carried; literals may have another."""
+    """The value with the dtype of the carried one; that of a literal may differ."""
     if value is None or is_key(aval):
         return value
     return lax.convert_element_type(value, aval.dtype)
 
 
 def only_first(value: Any, part: Partial | None, first: Mapping[Any, jax.Array]) -> Any:
-    """What is complete, among parts that combine: in the first shard only.
+    """A complete value among partial sums: only the first shard adds it.
 
     Args:
-      value: what is complete.
-      part: what it is to be a part of; None: it stays complete.
+      value: the value.
+      part: the partial sum that it becomes; None: it stays complete.
       first: loop -> whether the shard is the first along it.
     """
     mine = [here for name, here in first.items() if part and name in part.loops]
@@ -360,30 +357,30 @@ ALONG = Reason(
 ELSEWHERE = "cut an axis that the body treats index by index"
 MIXED = Reason("the body of the loop or branch mixes this axis", ELSEWHERE)
 Names: TypeAlias = list[list[Hashable | None]]
-"""Per operand or result, and axis: which loop it is, None where it is needed whole."""
+"""The loop of each axis of each operand or result, None where it is needed whole."""
 
 
 class Inner(Rule):
-    """What the rules of loops and branches share: the names of their loops.
+    """The base of the rules of loops and branches, which names their loops.
 
     Attributes:
-      ins: of the operands' axes.
-      outs: of the results' axes.
+      ins: the loops of the operands' axes.
+      outs: the loops of the results' axes.
+      why: (operand, axis) -> why it is needed whole.
     """
 
     remedy = ELSEWHERE
-    """What would make an axis cuttable that the body mixes."""
+    """What makes an axis cuttable that the body mixes."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.ins: Names = [[None] * len(s) for s in node.in_shapes]
         self.outs: Names = [[None] * len(s) for s in node.out_shapes]
-        # Places are axes of operands and, numbered behind these, of results. Per body:
-        # what it calls the loop of each place.
+        # A place is an axis of an operand or a result; results are numbered behind the
+        # operands. Per body: the loop of each place inside of it.
         self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
         self._loops = Unions()
         self._broken: set[AxisKey] = set()
-        # Operand and axis: why it is needed whole.
         self.why: dict[tuple[int, int], Reason] = {}
 
     def name_loops(
@@ -392,12 +389,12 @@ class Inner(Rule):
         ins: Mapping[int, tuple[int, int | None]],
         outs: Mapping[int, tuple[int, int | None]],
     ) -> None:
-        """Names the axes that every body treats index by index, or sums over.
+        """Adds a body, and names the axes that every body maps index by index or sums.
 
         Args:
-          body: one more of the bodies.
-          ins: input of the body -> (operand, its axis that the input has not).
-          outs: output of the body -> (result, its axis that the output has not).
+          body: the body.
+          ins: input of the body -> operand, and the axis of it that the input lacks.
+          outs: output of the body -> result, and the axis of it that the output lacks.
         """
         places: dict[AxisKey, AxisKey] = {}
         first: dict[AxisKey, AxisKey] = {}
@@ -429,7 +426,7 @@ class Inner(Rule):
             every[number][axis] = None if loop in broken else loop
 
     def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
-        """The names of some loops, by the body's own keys of them."""
+        """Loop inside of a body -> its name outside, for some names."""
         wanted, every = set(names), [*self.ins, *self.outs]
         return {
             root: name
@@ -438,10 +435,12 @@ class Inner(Rule):
         }
 
     def parts(self, names: Iterable[Any]) -> list[list[Partial | None]] | None:
-        """Per body, what its outputs are parts of if these are cut; None: they cannot.
+        """The partial sums that the outputs of each body are if these loops are cut.
 
-        Bodies are branches of which one runs: what is a part in one of them is one in
-        all.
+        Of branches one runs: what is a partial sum in one of them is one in all.
+
+        Returns:
+          None if the loops cannot be cut.
         """
         names = list(names)
         found = []
@@ -454,8 +453,8 @@ class Inner(Rule):
                 part and Partial(part.combiner, frozenset(inner[k] for k in part.loops))
                 for part in parts
             ]
-            # Two loops of the body that are one outside: pieces of one would meet only
-            # the same pieces of the other.
+            # Two loops of the body that are one outside: a piece of one would meet only
+            # the same piece of the other.
             for part, own in zip(row, parts, strict=True):
                 if part and own and len(part.loops) < len(own.loops):
                     return None
@@ -466,7 +465,7 @@ class Inner(Rule):
         return found
 
     def limited(self, loops: Mapping[Factor, Interval]) -> dict[Factor, Interval]:
-        """The loops that run over a part only."""
+        """The loops of which only a part runs."""
         sizes = {
             name: size
             for axes, shape in zip(self.ins, self.node.in_shapes, strict=True)
@@ -475,7 +474,7 @@ class Inner(Rule):
         return {name: part for name, part in loops.items() if part != (0, sizes[name])}
 
     def intervals(self, body: int, loops: Mapping[Factor, Interval]) -> Intervals:
-        """Which parts of a body's contracted factors run, for parts of the loops."""
+        """The parts of a body's contracted factors that run, for parts of the loops."""
         inner = self._inner(body, loops)
         named = {root: loops[name] for root, name in inner.items()}
         return self._inside[body][0].intervals(named)
@@ -483,17 +482,17 @@ class Inner(Rule):
     def firsts(
         self, limited: Sequence[Factor], starts: Sequence[jax.Array]
     ) -> dict[Factor, jax.Array]:
-        """Along which loops that run over a part only a shard is the first.
+        """Whether a shard is the first along each loop of which only a part runs.
 
         Args:
           limited: the loops.
-          starts: positions that end with where these parts start.
+          starts: positions that end with the starts of these parts.
         """
         behind = starts[len(starts) - len(limited) :]
         return {name: at == 0 for name, at in zip(limited, behind, strict=True)}
 
     def _joint(self, names: Iterable[Any]) -> list[Any]:
-        """Those of the cut loops that can be cut together."""
+        """The loops that can be cut together, the first ones first."""
         found: list[Any] = []
         for name in names:
             if self.parts([*found, name]) is not None:

@@ -1,4 +1,4 @@
-"""The rule of ``cond``."""
+"""The rule of ``cond``: a shard computes its box in each branch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ from shardmap.plan.lax.control.body import (
 
 
 class Branches(NamedTuple):
-    """What a shard computes of each branch.
+    """What a shard computes of the branches.
 
     Attributes:
-      bodies: what it computes of each.
-      limited: the loops that are summed over in part.
+      bodies: the shard of each branch.
+      limited: the summed loops of which only a part runs.
     """
 
     bodies: tuple[BodyShard, ...]
@@ -33,7 +33,7 @@ class Branches(NamedTuple):
 
 
 class Cond(Inner):
-    """``cond``: each operand in the hull of what the branches need."""
+    """``cond``: a shard reads the hull of the boxes that the branches need."""
 
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)
@@ -72,7 +72,7 @@ class Cond(Inner):
         every = self.parts(static.limited)
         assert every is not None
         here = self.firsts(static.limited, starts)
-        # What is a part in one branch is combined, whichever branch runs.
+        # A partial sum of one branch is combined, whichever branch runs.
         joint = [
             next(filter(None, column), None) for column in zip(*every, strict=True)
         ]

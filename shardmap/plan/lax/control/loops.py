@@ -1,4 +1,4 @@
-"""Rules of ``scan`` and ``while``."""
+"""Rules of ``scan`` and ``while``: which axes of a loop can be cut, and its shards."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -32,7 +32,7 @@ Arrays: TypeAlias = list[jax.Array | None]
 
 
 def _along(span: Interval, boxes: Boxes) -> list[Box | None]:
-    """Boxes of one step as those of a span of steps."""
+    """The boxes of one step, for a span of steps."""
     return [None if box is None else (span, *box) for box in boxes]
 
 
@@ -40,11 +40,11 @@ class Looped(NamedTuple):
     """What a shard computes of a loop.
 
     Attributes:
-      step: what it computes of the body.
-      crops: what is taken of the results.
-      limited: the loops that are summed over in part.
-      length: how many steps a scan makes.
-      test: what it computes of the condition of a ``while``.
+      step: the shard of the body.
+      crops: the parts of the results that are wanted.
+      limited: the summed loops of which only a part runs.
+      length: the number of steps of a scan.
+      test: the shard of the condition of a ``while``.
     """
 
     step: BodyShard
@@ -55,10 +55,10 @@ class Looped(NamedTuple):
 
 
 class LoopRule(Inner):
-    """What both loops share: values that enter a step as the one before left them."""
+    """The base of both rules: values that a step takes from the step before."""
 
     def carried(self, values: Sequence[Any]) -> list[Any]:
-        """The values with the dtypes of what is carried; None stays None."""
+        """The values with the dtypes of the carried ones; None stays None."""
         return [
             as_carried(value, out.aval)
             for value, out in zip(values, self.node.outs, strict=False)
@@ -67,7 +67,7 @@ class LoopRule(Inner):
     def entering(
         self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
     ) -> list[Any]:
-        """What enters the first step, None where no step needs it."""
+        """The carried values of the first step, None where no step needs one."""
         every = self.parts(static.limited)
         assert every is not None
         here = self.firsts(static.limited, starts)
@@ -80,10 +80,10 @@ class LoopRule(Inner):
 
 
 class Scan(LoopRule):
-    """``scan``: consts, carries, and a leading axis that is run along."""
+    """``scan``: its operands are constants, carried values, and rows for each step."""
 
     first_row = 0
-    """Where in the operands that it runs along it begins."""
+    """The row of the operands with which it begins."""
 
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)
@@ -127,7 +127,7 @@ class Scan(LoopRule):
             if grown == carry:
                 break
             carry = grown
-        # A carried box that the body does not read still enters as it leaves.
+        # A carried box that the body does not read is carried all the same.
         given = [*needs[: self.consts], *carry, *needs[first:]]
         read = along[0] + self.first_row, along[1] + self.first_row
         needed = [*given[:first], *_along(read, given[first:])]
@@ -146,7 +146,7 @@ class Scan(LoopRule):
         step, first = static.step, self.consts + self.carries
         consts, carries = values[: self.consts], values[self.consts : first]
 
-        # None, where nothing is wanted, is a tree without leaves for JAX's loops.
+        # JAX's loops take None, for what is not wanted, as a tree without leaves.
         def body(carried: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
             outs = self.body.run(step, [*consts, *carried, *rows], starts)
             return self.carried(outs[: self.carries]), outs[self.carries :]
@@ -163,10 +163,10 @@ class Scan(LoopRule):
 
 
 class While(LoopRule):
-    """``while``: the condition decides for all that is carried.
+    """``while``: carried values, and a condition that may look at all of them.
 
-    A mapped loop has a condition with leading axes, which its carried values share; an
-    element whose condition is false stays as it is.
+    The condition of a vectorized loop has leading axes, which the carried values share.
+    An element whose condition is false stays as it is.
     """
 
     remedy = (
@@ -214,7 +214,7 @@ class While(LoopRule):
         self._name_what_it_takes({name for out in self.outs for name in out})
 
     def _name_what_it_takes(self, known: set[Any]) -> None:
-        """Names the axes of what only the condition takes, by those of its result."""
+        """Names the axes of the condition's constants, by those of its result."""
         unions, mixed = self.test.classes, self.test.broken
         inputs, [result] = self.test.graph.inputs, self.test.graph.outputs
         if not isinstance(result, Value):

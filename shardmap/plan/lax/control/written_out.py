@@ -1,7 +1,7 @@
-"""Loops and branches written out, where a cut ends at them.
+"""Unrolls loops and branches at which a cut ends.
 
-A loop of known length becomes its steps, one after the other, so that what a step sums
-over ends a stage. A branch becomes all branches and a choice between their results.
+A loop of known length becomes its steps, so that a sum inside of a step ends a stage. A
+branch becomes all branches and a choice between their results.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,24 @@ from shardmap._jax.walk import equations
 from shardmap.plan.engine.nodes import Graph, Node, Operand
 
 MOST_EQUATIONS = 2048
-"""How many equations a loop may become in functions that are compiled."""
+"""The most equations of an unrolled loop, where its steps are compiled together."""
 
 MOST_IN_STAGES = 2**16
-"""How many it may become if each step is a stage: all steps share their functions."""
+"""The most equations if each step is a stage: all steps share their functions."""
 
 SAMPLE = 3
-"""How many steps show what becomes of a longer loop."""
+"""The number of steps that show how a longer loop would be cut."""
 
 
 class Opened:
-    """How loops and branches are written out.
+    """Unrolls loops and branches.
 
     Args:
-      most: how many equations a loop may become.
-      steps: how many steps of each loop are written; the others stand for them. None
-        for all.
+      most: the most equations that a loop may become.
+      steps: the number of steps that are written, in place of all; None: all.
 
     Attributes:
-      is_short: whether a loop has more steps than were written.
+      is_short: whether a loop has more steps than are written.
     """
 
     def __init__(self, most: int, steps: int | None = None) -> None:
@@ -42,7 +41,7 @@ class Opened:
         self.is_short = False
 
     def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
-        """What stands for a node; None: it stays."""
+        """What replaces a node; None: it stays."""
         if node.primitive is p.cond_p:
             return every_branch(graph, node)
         length: int = node.params["length"]
@@ -54,12 +53,12 @@ class Opened:
 
 
 def size_of_step(node: Node) -> int:
-    """How many equations a step of a scan becomes, those of inner loops once."""
+    """The number of equations of a step of a scan; inner loops count once."""
     return sum(1 for _ in equations(node.params["jaxpr"])) + 3 * len(node.ins)
 
 
 def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
-    """The steps of a scan one after the other; few of them may stand for all."""
+    """Adds the first steps of a scan; their rows are repeated for the others."""
     params, ins = node.params, node.ins
     length, body = params["length"], params["jaxpr"]
     consts, carries = scan_counts(params)
@@ -92,10 +91,10 @@ def _stacked(graph: Graph, rows: Sequence[Operand]) -> Operand:
 
 
 def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
-    """All branches, and a choice: what is not chosen is computed for nothing."""
+    """Adds all branches and a choice; the others are computed in vain."""
     branches = node.params["branches"]
     if any(e.primitive is p.while_p for jaxpr in branches for e in equations(jaxpr)):
-        return None  # One that is not chosen might never end.
+        return None  # A branch that is not chosen might never end.
     index, *operands = node.ins
     results = [graph.inline(jaxpr, operands) for jaxpr in branches]
 
@@ -111,4 +110,4 @@ def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
 
 
 PRIMITIVES = frozenset({p.scan_p, p.cond_p})
-"""What can be written out."""
+"""The primitives that can be unrolled."""

@@ -1,1 +1,1 @@
-"""Rules of the primitives that find the place of elements in other operands."""
+"""Rules of the primitives that take indices: slices, gathers and scatters."""

@@ -1,4 +1,4 @@
-"""Rules of ``dynamic_slice`` and ``dynamic_update_slice``."""
+"""Rules of ``dynamic_slice`` and ``dynamic_update_slice``: each shard does its part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from shardmap.plan.lax.indexed.places import INDEXED, WRITTEN, as_int32, combine
 
 
 def dynamic_slice(node: Node) -> Factors:
-    """Axes taken in full pass; of others each shard gives the part that it has."""
+    """Axes taken in full pass; along others each shard gives the elements it has."""
     shape, [taken] = node.in_shapes[0], node.out_shapes
     same = [a == b for a, b in zip(shape, taken, strict=True)]
     operand = [k if same[k] else f"o{k}" for k in range(len(shape))]
@@ -32,12 +32,11 @@ def dynamic_slice(node: Node) -> Factors:
         value, *starts = local.values
         begins: list[Any] = [jnp.int32(0)] * len(shape)
         for k in cut:
-            # As JAX does it: the start gives way, so that all elements exist.
+            # As JAX does it: the start moves, so that all elements exist.
             first = jnp.clip(as_int32(starts[k]), 0, shape[k] - taken[k])
             begins[k] = first + local.starts[k]
             if local.sizes[f"o{k}"] != shape[k]:
-                # The axis is cut: what lies in this box is taken element by element,
-                # the rest is zero.
+                # The axis is cut: elements outside of this box are zero.
                 places = begins[k] + jnp.arange(local.sizes[k], dtype=jnp.int32)
                 at = (*[slice(None)] * k, places - local.starts[f"o{k}"])
                 value = value.at[at].get(
@@ -71,7 +70,7 @@ def dynamic_update_slice(node: Node) -> Factors:
 
     def emitter(local: Local) -> Sequence[Any]:
         operand, part, *starts = local.values
-        # The place in the update of each element of the operand's box.
+        # The place in the update of each element of the box.
         inside: Any = True
         for k in shifted:
             start = jnp.clip(as_int32(starts[k]), 0, shape[k] - update[k])

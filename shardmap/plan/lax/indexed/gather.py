@@ -1,11 +1,10 @@
-"""The rule of ``gather``: what stands at given places.
+"""The rule of ``gather``: which axes of the operand and of the indices can be cut.
 
-An axis of the operand is taken in full, which passes it on; or a window of it is taken
-that starts at a given place, which needs it whole; or a single place of it is. Such an
-axis gives parts: each shard takes what lies in its box, and zero for the rest. For
-``table[words]`` with rows that are cut the rule is ``a b, c * -> c b; a add``. Where
-places are known, and their pieces look at pieces, each looks at a stretch of the axis
-instead.
+An axis that is taken in full passes. One of which a window is taken is whole. One of
+which single places are taken gives partial results: each shard takes the elements in
+its box, and zero for the others. For ``table[words]`` the rule is
+``a b, c * -> c b; a add``. Where indices are known and local, each piece of the result
+reads a range of the axis instead.
 """
 
 import functools
@@ -38,15 +37,15 @@ FILL = lax.GatherScatterMode.FILL_OR_DROP
 
 
 class _Named(NamedTuple):
-    """What the axes of a gather are called, and how the operand's are taken.
+    """The factors of a gather, and how each axis of the operand is taken.
 
     Attributes:
       operand, indices, out: the factor of each axis.
-      wholes: the factors that are needed whole.
+      wholes: the factors that are never cut, and why.
       full: the operand's axes that are taken in full.
       single: those of which single places are taken.
-      along: those whose places are the positions along an axis of the indices.
-      stretches: those whose places are known, and whose pieces look at pieces.
+      along: those whose places count along an axis of the indices.
+      stretches: those whose places are known and local, and their windows.
     """
 
     operand: list[Axis]
@@ -90,7 +89,7 @@ def _named(node: Node) -> _Named:
             wholes |= dict.fromkeys(
                 [operand[axis], out[place]], INDEXED if known is None else WINDOWS
             )
-    # Of what has no coordinate the first place is taken.
+    # Where there is no coordinate, the first place is taken.
     lost = [axis for axis in single if axis not in numbers.start_index_map]
     wholes |= {operand[axis]: INDEXED for axis in lost}
     single = [axis for axis in single if axis not in (*along, *lost)]
@@ -104,7 +103,7 @@ def _named(node: Node) -> _Named:
                 single.remove(axis)
             operand[axis] = Windowed(indices[line.along], places)
             stretches[axis] = places
-            # Where the box starts is found from all of them.
+            # The start of the box is the least of all of them.
             wholes |= {indices[other]: TOGETHER for other in line.varies}
     return _Named(operand, indices, out, wholes, full, single, along, stretches)
 
@@ -122,7 +121,7 @@ def gather(node: Node) -> Factors:
             contracted[named.operand[axis]] = combiner
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        # What is filled in would be added once for each part.
+        # The fill value would be added once per part.
         return combiner if pending == {0} and node.params["mode"] != FILL else None
 
     return Factors(
@@ -155,7 +154,7 @@ def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     is_part = any(axis in starts for axis in named.single)
     for axis, window in named.stretches.items():
         if value.shape[axis] != window.size and index.size:
-            # The least of them is where the shard's box starts.
+            # The shard's box starts at the least of them.
             starts[axis] = jnp.min(as_int32(index)[..., coordinates.index(axis)])
     if not starts:
         return bind(node, [value, index], params)
@@ -163,7 +162,7 @@ def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     places = moved(index, coordinates, starts, None if fills else last)
     if not is_part:
         return bind(node, [value, places], params)
-    # What lies elsewhere is zero. The clipping has mixed the places up.
+    # Elements of other shards are zero. Clipped places may not be sorted any more.
     params |= {"mode": FILL, "fill_value": 0}
     params |= {"indices_are_sorted": False, "unique_indices": False}
     [result] = bind(node, [value, places], params)
@@ -172,7 +171,7 @@ def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     outside, index = jnp.zeros(index.shape[:-1], bool), as_int32(index)
     for k, axis in enumerate(coordinates):
         outside |= (index[..., k] < 0) | (index[..., k] > last[axis])
-    # One shard fills in, else the sum would have as many fill values as shards.
+    # One shard fills in: the sum would have one fill value per shard.
     for axis in named.single:
         outside &= starts.get(axis, 0) == 0
     outside = lax.broadcast_in_dim(outside, result.shape, _batch_axes(node))
@@ -193,7 +192,7 @@ def _window_axes(node: Node) -> list[int]:
 
 
 def fill_value(node: Node) -> Any:
-    """What a gather gives for places outside of its operand."""
+    """The result of a gather at places outside of its operand."""
     dtype = node.outs[0].aval.dtype
     given = node.params["fill_value"]
     if given is not None:

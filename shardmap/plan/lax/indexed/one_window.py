@@ -1,7 +1,7 @@
-"""One window at a known place: a slice, or an update of one.
+"""Writes gathers and scatters of one window at a known place as slices and pads.
 
 ``x.at[1:-1].add(y)`` is a scatter whose only index is a literal. Where a cut would end
-at it, it is written as what becomes of each element.
+at it, it is written as an elementwise choice between the operand and the padded update.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from shardmap.plan.lax.indexed.scatter import COMBINERS
 def _starts(
     ins: Sequence[Operand], axes: Sequence[int], taken: Sequence[int]
 ) -> list[int] | None:
-    """Where the only window starts along each axis; None: not known, or outside."""
+    """Where the window starts along each axis; None: not known, or outside."""
     operand, indices = ins[0], ins[1]
     if len(indices.shape) != 1 or is_key(operand.aval):
         return None
@@ -96,7 +96,7 @@ def one_update(
 
 
 def _combine(primitive: Primitive) -> Callable[[Any, Any], Any]:
-    """How an element and its update become one."""
+    """How an element is combined with its update."""
     if primitive is p.scatter_p:
         return lambda x, update: update
     return lax.sub if primitive is SCATTER_SUB else COMBINE[COMBINERS[primitive]]

@@ -1,4 +1,4 @@
-"""Places that are known only when a program runs, and what comes of them in parts."""
+"""Computes with indices that are known only when a program runs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,15 +25,15 @@ ALL_OVER = Reason(
 
 
 def as_int32(index: ArrayLike) -> jax.Array:
-    """Indices of any integer type, those far outside still far outside.
+    """Indices of any integer type; those far outside of an axis stay outside.
 
-    Where a shard's box starts is subtracted from them, and small or unsigned types
-    would wrap around.
+    The start of a shard's box is subtracted from them, which would wrap around in small
+    or unsigned types.
     """
     index = jnp.asarray(index)
     limits = np.iinfo(np.int32)
     if index.dtype in (jnp.uint32, jnp.uint64):
-        # Clipped, their least number would be that of int32, which they wrap around.
+        # `jnp.clip` would turn the least int32 into a large unsigned number.
         index = jnp.minimum(index, limits.max)
     elif index.dtype.itemsize > 4:
         index = jnp.clip(index, limits.min, limits.max)
@@ -46,13 +46,13 @@ def moved(
     starts: Mapping[int, ArrayLike],
     last: Sequence[int] | None,
 ) -> jax.Array:
-    """Places as those of a box that starts elsewhere. Those before it are negative.
+    """Places relative to the start of a box; those before it are negative.
 
     Args:
       index: the places, their coordinates along the last axis.
       axes: the axis of each coordinate.
       starts: where the box starts, by axis.
-      last: the last place on each axis, to which the others are clipped.
+      last: the last place on each axis, to which places are clipped first.
     """
     index = as_int32(index)
     columns = []
@@ -66,9 +66,9 @@ def moved(
 
 
 def combiner_of(node: Node) -> str | None:
-    """How parts combine that are zero but for what they took; None: not at all."""
+    """How shards that give zero for elements of others combine; None: not at all."""
     dtype = node.outs[0].aval.dtype
-    # Keys cannot be added, and places behind 2**31 are no int32.
+    # Keys cannot be added, and places beyond 2**31 do not fit into int32.
     if is_key(node.outs[0].aval) or max(node.in_shapes[0], default=0) >= 2**31:
         return None
     return "or" if dtype == jnp.bool_ else "add"

@@ -1,8 +1,8 @@
-"""Axes that are seen through indices that are known: each piece sees a stretch of it.
+"""Windows for known indices: a piece of the result reads a range of the axis.
 
-Places in order, a shift that wraps around, blocks in another order, the neighbours of
-each cell of a mesh: a stretch of the result looks at a stretch of the axis. Where all
-are equally far apart that is a plain `Window`.
+Such indices are ordered, shifted around the end, blocks in another order, or the
+neighbours of each cell of a mesh. Where they are equally far apart, the window is a
+plain `Window`.
 """
 
 import functools
@@ -20,11 +20,11 @@ from shardmap.plan.lax.indexed.known import known_columns
 
 @dataclass(frozen=True)
 class Ranges(Window):
-    """A window through which some places of a result see ranges of the axis.
+    """A window in which each place of a result sees a range of the axis.
 
     Attributes:
-      content: three rows of integers, as bytes: the places, ascending, and the first
-        and the last element that each sees.
+      content: three rows of 64-bit integers as bytes: the places, ascending, and the
+        first and the last element that each sees.
 
     >>> turned = np.array([2, 3, 0, 1])
     >>> ahead = Ranges.of(np.arange(4), turned, turned, size=4)
@@ -62,7 +62,7 @@ class Ranges(Window):
         return (low, min(low + stretch(high - low), self.size)), ()
 
     def _changes(self, points: Iterable[int]) -> np.ndarray:
-        """The numbers of the places from which on another piece is seen."""
+        """The numbers of the places at which another piece begins to be seen."""
         edges = np.unique(np.asarray([*points], np.int64))
         _, lows, highs = self.rows
         piece = np.searchsorted(edges, (lows + highs) // 2, "right")
@@ -76,12 +76,12 @@ class Ranges(Window):
         found = [0]
         for place in self.rows[0][self._changes(points)].tolist():
             ahead = place - found[-1]
-            # Behind it, so that few pieces differ in length.
+            # Rounded up, so that pieces have few different lengths.
             found.append(found[-1] + (stretch(ahead) if self.is_ordered else ahead))
         return tuple(dict.fromkeys(n for n in found if 0 < n < size))
 
     def is_local(self) -> bool:
-        """Whether pieces of the result see pieces of the axis, however many."""
+        """Whether a piece of the result sees little more than a piece of the axis."""
         if self.is_ordered:
             return True
         _, lows, highs = self.rows
@@ -99,24 +99,24 @@ class Ranges(Window):
 
 
 SHORT = 8
-"""What is shorter than this part of a piece makes no piece of its own."""
+"""Runs shorter than one part in so many of a piece make no piece of their own."""
 
 COUNTS = (4, 8)
 """The numbers of pieces for which `Ranges.is_local` is tested."""
 
 MOST_APART = 2
-"""How many times as many pieces there may be as asked for, and as long."""
+"""How many times more pieces there may be than asked for, and how much longer."""
 
 
 class SpreadPlaces(Window):
-    """A dilated window whose holes nobody fills."""
+    """A dilated window without padding in its holes."""
 
     def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
         return super().reads(result)[0], ()
 
 
 def stretch(length: int) -> int:
-    """A length that is at most a quarter longer, so that there are few of them.
+    """Rounds a length up, by at most a quarter, so that few lengths differ.
 
     >>> [stretch(n) for n in (0, 7, 9, 10, 13, 1000)]
     [0, 7, 10, 10, 14, 1024]
@@ -126,13 +126,13 @@ def stretch(length: int) -> int:
 
 
 class Line(NamedTuple):
-    """Known places of one axis, along an axis of the indices.
+    """Known places on one axis, that change along an axis of the indices.
 
     Attributes:
-      axis: the axis that they are places of.
+      axis: the axis of the operand.
       along: the axis of the indices.
-      places: a row for each position along it, a column for each on other axes.
-      varies: other axes of the indices along which they are not all the same.
+      places: one row per position along it, one column per position on other axes.
+      varies: the other axes of the indices along which they change.
     """
 
     axis: int
@@ -144,12 +144,12 @@ class Line(NamedTuple):
 def lines(
     node: Node, columns: tuple[int, ...], taken: Sequence[int] | None = None
 ) -> list[Line] | None:
-    """Where a node's indices go, of those that are inside its first operand.
+    """The known indices of a node that lie inside of its first operand.
 
     Args:
       node: its second operand has the indices, one column per coordinate.
       columns: the axis of the first operand that each column is a place of.
-      taken: how much of each axis is taken from a place on; None: one element.
+      taken: the length of the window on each axis; None: one element.
 
     Returns:
       None if nothing is known.
@@ -171,12 +171,12 @@ def lines(
 
 
 def looked_at(line: Line, size: int, taken: int) -> Window | None:
-    """What a gather looks at along an axis of this size, if pieces look at pieces.
+    """The window of a gather on an axis; None if pieces would read all over it.
 
     Args:
       line: the places.
       size: the size of the axis.
-      taken: how much of it is taken from each place on.
+      taken: the length of the window at each place.
     """
     lows, highs = line.places.min(1), line.places.max(1) + taken - 1
     step = _step(lows)
@@ -187,7 +187,7 @@ def looked_at(line: Line, size: int, taken: int) -> Window | None:
 
 
 def landing(line: Line, size: int) -> Window | None:
-    """What a scatter puts along an axis of this size, if pieces get pieces."""
+    """The updates that each place of an axis gets; None if they come from all over."""
     count = len(line.places)
     step = 0 if line.varies else _step(line.places[:, 0])
     if step:
@@ -201,7 +201,7 @@ def landing(line: Line, size: int) -> Window | None:
 
 
 def _step(places: np.ndarray) -> int:
-    """How far apart ascending places are; 0 if that is not the same for all."""
+    """The distance of ascending places; 0 if it is not the same for all."""
     steps = np.diff(places)
     is_even = len(steps) and (steps == steps[0]).all()
     return max(int(steps[0]), 0) if is_even else 0

@@ -1,4 +1,4 @@
-"""The rule of ``scatter``: updates that go to given places."""
+"""The rule of ``scatter``: each shard applies the updates inside of its box."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
     """The axes of the indices that are one loop with an axis of the operand.
 
     Returns:
-      Axis of the indices -> what it is called, as the operand's axis is by its number;
-      the axes along which updates are known to go all over the operand.
+      Axis of the indices -> its factor, the number of the operand's axis; the axes
+      along which updates are known to go all over the operand.
     """
     numbers = node.params["dimension_numbers"]
     columns = numbers.scatter_dims_to_operand_dims
@@ -33,7 +33,7 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
     for axis, index_axis in counted(node, columns).items():
         if axis in numbers.inserted_window_dims:
             united.setdefault(index_axis, axis)
-    # Where they are known to go, a piece sees the updates that go there.
+    # Where places are known, a piece of the operand sees the updates of its own.
     all_over = set()
     for line in lines(node, columns) or ():
         if line.axis not in numbers.inserted_window_dims or line.along in united:
@@ -51,7 +51,7 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
 
 
 def _together(places: np.ndarray) -> int:
-    """How many go to the place to which most do."""
+    """The most updates that go to one place."""
     _, counts = np.unique(places, return_counts=True)
     return int(np.max(counts))
 
@@ -59,7 +59,7 @@ def _together(places: np.ndarray) -> int:
 def scatter(node: Node) -> Factors:
     """The operand's axes pass: each shard drops the updates that go elsewhere.
 
-    Updates that combine give parts, of which one has the operand.
+    Updates that combine give partial results; one of them includes the operand.
     """
     numbers = node.params["dimension_numbers"]
     shape, indices_shape, updates_shape = node.in_shapes
@@ -86,7 +86,7 @@ def scatter(node: Node) -> Factors:
         else:
             updates.append(f"u{axis}")
             wholes |= {f"u{axis}": WRITTEN, axis: WRITTEN}
-    # Axes of which an update takes one place: a shard counts from where its box starts.
+    # Axes with an index: it becomes relative to the start of the shard's box.
     shifted = [
         axis
         for axis in numbers.inserted_window_dims
@@ -121,9 +121,9 @@ def _emitted(
 
     Args:
       node: the equation.
-      summed: the factors that give parts, and their sizes.
+      summed: the factors that give partial results, and their sizes.
       windows: the operand's axes that have an axis in the updates.
-      shifted: those of which an update takes one place.
+      shifted: those that have an index.
       local: the shard.
     """
     shape = node.in_shapes[0]
@@ -135,8 +135,7 @@ def _emitted(
             first = first & (local.starts[factor] == 0)
     combiner = COMBINERS.get(node.primitive)
     if combiner and first is not True:
-        # One shard updates the operand, the others what changes nothing when the parts
-        # are combined.
+        # One shard updates the operand, the others the identity of the combiner.
         nothing = identity(combiner, values[0].dtype)
         values[0] = jnp.where(first, values[0], nothing)
     if any(local.sizes[axis] != shape[axis] for axis in shifted):
@@ -149,15 +148,14 @@ def _emitted(
                 last[axis] = shape[axis] - node.in_shapes[2][place]
         axes = numbers.scatter_dims_to_operand_dims
         values[1] = moved(values[1], axes, starts, last)
-        # Updates of other boxes are dropped: their places are negative or too large.
+        # Updates of other boxes are dropped: their indices are negative or too large.
         params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
         params["indices_are_sorted"] = False
     return bind(node, values, params)
 
 
 MOST_TOGETHER = 16
-"""Up to how many updates that combine go to one place, if cuts are to follow them:
-those of one place are in one piece."""
+"""The most updates of one place that cuts follow: all of them are in one piece."""
 
 
 COMBINERS = {

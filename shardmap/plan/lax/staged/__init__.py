@@ -1,1 +1,1 @@
-"""What takes a stage of its own, and cuts that begin inside of a graph."""
+"""Rewrites operations as several stages, where a cut would end at one of them."""

@@ -1,8 +1,7 @@
-"""A scan that is cut along the axis it runs along: the same scan, piece by piece.
+"""Cuts a scan along the axis it runs over: each piece of steps is a stage.
 
-Each piece is a stage of its own, as it begins with what the one before has carried. It
-reads its own steps only, so that what these are made of is there for one piece at a
-time.
+A stage starts with the values that the stage before carries. It reads the rows of its
+own steps only.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from shardmap.plan.lax.shape import Concatenate
 
 PIECE, JOINED = PlanPrimitive("piece of a scan"), PlanPrimitive("steps of a scan")
 MOST_PIECES = 64
-"""Into how many pieces a scan is cut at most, as each is a stage."""
+"""The most pieces of a scan: each is a stage."""
 
 IN_STAGES = Reason(
     "each piece is a stage of its own, which begins with what the one before carries",
@@ -28,7 +27,7 @@ IN_STAGES = Reason(
 def in_stages(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand] | None:
-    """A scan as one after the other of its pieces."""
+    """Writes a scan as its pieces, one after the other."""
     params, ins = node.params, node.ins
     consts, carries = scan_counts(params)
     first = consts + carries
@@ -64,7 +63,7 @@ def in_stages(
 
 
 class Piece(Scan):
-    """Some steps of a scan, from what those before them carry."""
+    """Some steps of a scan, which start with the values that the steps before carry."""
 
     once = True
 

@@ -1,4 +1,4 @@
-"""An identity at which cuts end and others begin."""
+"""Barriers: identities at which cuts end, and other cuts begin."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -28,14 +28,14 @@ def barrier(
     cuts: Mapping[int, Cut] | None = None,
     complete: bool = True,
 ) -> Value:
-    """Adds a barrier to a graph, and returns what stands behind it.
+    """Adds a barrier to a graph, and returns its result.
 
     Args:
       graph: the graph.
-      value: what stands before it.
-      passing: the axes along which cuts of ``value`` go on.
+      value: its operand.
+      passing: the axes along which cuts of ``value`` pass.
       cuts: the cuts that begin, by axis.
-      complete: whether a stage before must have made ``value``.
+      complete: whether an earlier stage must compute ``value``.
     """
     begin = cuts or {}
     origins = frozenset().union(*(cut.origins for cut in begin.values()))
@@ -52,8 +52,8 @@ def barrier(
 def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
     """Cuts the outputs of a graph.
 
-    What a function makes of no argument that is cut, such as random numbers of a key,
-    is then made piece by piece.
+    Values that depend on no argument that is cut, such as random numbers of a key, are
+    then computed in pieces.
 
     Args:
       graph: the graph, whose outputs are replaced.
@@ -72,11 +72,11 @@ def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
 
 
 MADE_OF_POSITIONS = frozenset({p.iota_p, p.random_bits_p, p.random_split_p})
-"""What makes each element of its place, so that a piece is made alone."""
+"""The primitives that compute each element from its position."""
 
 
 def begins(graph: Graph) -> list[Value]:
-    """The values at which cuts can begin, as no operand has their axes."""
+    """The values at which cuts can begin: no operand has their axes."""
     return [
         node.outs[0]
         for node in graph.nodes
@@ -85,11 +85,11 @@ def begins(graph: Graph) -> list[Value]:
 
 
 def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
-    """Cuts values inside of a graph.
+    """Cuts values inside of a graph, where no argument could.
 
     Args:
       graph: the graph.
-      cuts: of each of the values of `begins`; those behind the last one are not cut.
+      cuts: of the first values of `begins`.
     """
     asked = {
         value.producer: {axis: Cut(cut.at) for axis, cut in enumerate(row)}

@@ -1,4 +1,4 @@
-"""Functions of pieces, each applied in one stage for the next stages to use."""
+"""Applies a function to each piece of a value, in a stage of its own."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
 from shardmap.plan.lax.staged.barrier import barrier
 
 PIECES = PlanPrimitive("pieces")
-"""What is made of pieces. The parameter ``rule`` makes its rule."""
+"""A function of pieces. The parameter ``rule`` makes its rule."""
 
 
 def of_each_piece(
@@ -26,22 +26,22 @@ def of_each_piece(
     wholes: Mapping[Factor, Reason] | None = None,
     each: int = MANY,
 ) -> list[Value]:
-    """Adds a function of each piece to a graph, and a barrier behind each result.
+    """Adds a function of each piece to a graph, and a barrier after each result.
 
     Args:
       graph: the graph.
-      function: gets the pieces of the operands and where they start, by factor. Its
+      function: gets the pieces of the operands, and where they start by factor. Its
         results have length 1 along the axes in pieces.
       operands: its operands.
       ins: the factors of their axes.
       outs: the factors of the axes of results.
-      edges: the ends of the pieces of each factor that is in pieces.
-      starts: the factors whose starts the function needs.
+      edges: by factor, the ends of the pieces.
+      starts: the factors whose starts the function gets.
       wholes: the factors that are never cut.
-      each: about how many operations it takes for each element.
+      each: the approximate number of operations per element.
 
     Returns:
-      The results of all pieces. Cuts of the axes that are not in pieces pass.
+      The results of all pieces. Cuts of axes that are not in pieces pass.
     """
     wholes = wholes or {}
     pieces = [
@@ -87,7 +87,7 @@ def of_each_piece(
 
 
 def edges_of(points: Sequence[int], size: int, least: int) -> tuple[int, ...]:
-    """The ends of pieces of at least so many elements."""
+    """The ends of pieces, of which each has at least so many elements."""
     found = [0]
     for point in points:
         if point - found[-1] >= least > 0 and size - point >= least:

@@ -1,13 +1,12 @@
-"""Reductions over parts of one axis, such as the months of a series of days.
+"""Reductions over parts of an axis, such as the mean of each month of a series of days.
 
 ``jnp.stack([x[i].mean(0) for i in months])`` takes rows of ``x`` for each month.
-Elementwise operations commute with taking rows, so all of these reduce rows of one
-value. They are written as one scatter of its rows into groups. A shard then reads its
-rows once, whatever the number of groups. Elementwise operations on the results, and
+Elementwise operations commute with taking rows, so every mean reduces rows of the same
+value. They are written as one scatter of its rows into groups: a shard reads its rows
+once, whatever the number of groups. The elementwise operations on the results, and
 their stack, become operations on all groups at once.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ GROUPED = PlanPrimitive("grouped")
 """All groups of an axis. It is written once the cuts of its operand are known."""
 
 FEWEST = 4
-"""How many reductions over parts of one axis there are at least, to be grouped."""
+"""The fewest reductions over parts of one axis that are grouped."""
 
 COMBINERS = {
     p.reduce_max_p: "max",
@@ -44,22 +43,22 @@ COMBINERS = {
     p.reduce_sum_p: "add",
 }
 
-LANE = 1024
-"""How many rows are added one after the other, and how many such sums a group has."""
-
 METHODS = {"add": "add", "max": "max", "min": "min", "mul": "multiply"}
 """Combiner -> what JAX calls a scatter with it."""
 
+LANE = 1024
+"""How many rows are added one after the other, and how many such sums a group has."""
+
 
 class _Rows(NamedTuple):
-    """A value made elementwise of known places along an axis of another value.
+    """Elementwise functions of rows of a value.
 
     Attributes:
-      first: the first value that is made so, of other places: ``x[p] * 2`` of all
-        ``x[q] * 2``.
-      axis: the axis.
-      size: how many places there are.
-      places: the bytes of those taken, as 64-bit integers.
+      first: the first value in the graph that is computed this way, of other rows:
+        ``x[p] * 2`` for every ``x[q] * 2``.
+      axis: the axis of the rows.
+      size: the number of rows of the whole value.
+      places: which rows these are, as the bytes of 64-bit integers.
     """
 
     first: Value
@@ -73,21 +72,23 @@ class _Rows(NamedTuple):
 
 
 class _Groups:
-    """Reductions of values that are made the same way; no two share a place.
+    """The same reduction of disjoint rows of one value.
 
     Attributes:
+      rows: the rows of one of the reductions.
       nodes: the reductions.
-      rows: what the first of them reduces.
-      labels: the number of the reduction of each place, -1 where there is none.
+      labels: the number of the reduction that takes each row, -1 if none does.
+      made: all groups, once they are written, and their axis.
     """
 
     def __init__(self, rows: _Rows) -> None:
-        self.nodes: list[Node] = []
         self.rows = rows
+        self.nodes: list[Node] = []
         self.labels = np.full(rows.size, -1, np.int32)
+        self.made: tuple[Value, int] | None = None
 
     def add(self, node: Node, places: np.ndarray) -> bool:
-        """Adds a reduction, or returns False if it shares a place with another one."""
+        """Adds a reduction; returns False if another one takes some of its rows."""
         if (self.labels[places] >= 0).any():
             return False
         self.labels[places] = len(self.nodes)
@@ -100,7 +101,7 @@ class _Groups:
 
 
 class Grouping:
-    """Finds the reductions of a graph over parts of an axis, and writes them as groups.
+    """Finds the reductions over parts of an axis, and writes them as groups.
 
     Args:
       graph: the graph, which is not changed yet.
@@ -109,19 +110,33 @@ class Grouping:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._rows: dict[Value, _Rows] = {}
-        # The reductions that become groups, and their numbers there.
+        # Each reduction that is grouped, and its number there.
         self._groups: dict[Node, tuple[_Groups, int]] = {}
-        # What was written: rows of all places, all groups, each group, stacks.
+        # What is written: values with all their rows, single groups, and stacks.
         self._whole: dict[Value, Operand] = {}
-        self._made: dict[Any, tuple[Value, int]] = {}
         self._single: dict[Value, tuple[Value, int]] = {}
         self._stacks: dict[Any, Operand | None] = {}
-        if sum(node.primitive in COMBINERS for node in graph.nodes) < FEWEST:
-            return
+        if sum(node.primitive in COMBINERS for node in graph.nodes) >= FEWEST:
+            self._find()
+
+    def written(self, node: Node) -> Sequence[Operand] | None:
+        """What replaces a node of the graph; None: it stays."""
+        if node in self._groups:
+            return [self._one_group(node, *self._groups[node])]
+        if node.primitive is p.concatenate_p and self._groups:
+            axis = node.params["dimension"]
+            if self._are_all_rows(node.ins, axis):
+                return [self._of_all(node.ins[0])]
+            stacked = self._stacked(node.ins, axis, node.out_shapes[0])
+            return None if stacked is None else [stacked]
+        return None
+
+    def _find(self) -> None:
+        """Finds rows, and groups of reductions of them."""
         first: dict[Any, Value] = {}
         found: dict[Any, list[_Groups]] = {}
         users: dict[Value, list[Node]] = {}
-        for node in graph.nodes:
+        for node in self._graph.nodes:
             for v in node.ins:
                 if isinstance(v, Value) and v in self._rows:
                     users.setdefault(v, []).append(node)
@@ -129,24 +144,15 @@ class Grouping:
                 self._group(node, found)
             elif rows := self._taken(node, first) or self._elementwise(node, first):
                 self._rows[node.outs[0]] = rows
-        for groups in itertools.chain(*found.values()):
-            if groups.are_worth_it() and not self._are_read(groups.nodes, users):
-                self._groups |= {n: (groups, k) for k, n in enumerate(groups.nodes)}
+        for key, rivals in found.items():
+            alike: dict[Any, _Groups] = {}
+            for groups in rivals:
+                if groups.are_worth_it() and not self._are_read(groups.nodes, users):
+                    same = alike.setdefault((key, groups.labels.tobytes()), groups)
+                    self._groups |= {n: (same, k) for k, n in enumerate(groups.nodes)}
 
-    def written(self, node: Node) -> Sequence[Operand] | None:
-        """What takes the place of a node of the graph; None: it stays."""
-        if node in self._groups:
-            return self._one_group(node)
-        if node.primitive is p.concatenate_p and self._groups:
-            axis, [shape] = node.params["dimension"], node.out_shapes
-            if self._is_whole(node.ins, axis):
-                return [self._of_all(node.ins[0])]
-            joined = self._stacked(node.ins, axis, shape)
-            return None if joined is None else [joined]
-        return None
-
-    def _is_whole(self, values: Sequence[Operand], axis: int) -> bool:
-        """Whether values, joined, are rows of all places, in order."""
+    def _are_all_rows(self, values: Sequence[Operand], axis: int) -> bool:
+        """Whether values, joined, are all rows of one value, in order."""
         rows = [each for each in map(self._rows_of, values) if each is not None]
         alike = {(each.first, each.axis, each.size) for each in rows}
         if len(rows) < len(values) or len(alike) != 1 or rows[0].axis != axis:
@@ -158,11 +164,11 @@ class Grouping:
         return self._rows.get(operand) if isinstance(operand, Value) else None
 
     def _taken(self, node: Node, first: dict[Any, Value]) -> _Rows | None:
-        """Rows that are taken of a value, or of other rows of it.
+        """The rows that a node takes of a value, or of rows of it.
 
         Args:
           node: the node.
-          first: how rows are made -> the first value that is made so.
+          first: how rows are computed -> the first value that is computed so.
         """
         found = _places(node)
         if found is None:
@@ -177,7 +183,7 @@ class Grouping:
         return before._replace(places=before.numbers[places].tobytes())
 
     def _elementwise(self, node: Node, first: dict[Any, Value]) -> _Rows | None:
-        """Rows that an elementwise operation makes of rows of the same places."""
+        """The rows that an elementwise operation computes from the same rows."""
         if node.primitive not in pointwise.RULES or len(node.outs) > 1:
             return None
         found: list[_Rows] = []
@@ -196,7 +202,7 @@ class Grouping:
         return found[0]._replace(first=first.setdefault(tuple(made), node.outs[0]))
 
     def _group(self, node: Node, found: dict[Any, list[_Groups]]) -> None:
-        """Puts a reduction to those that reduce what is made the same way."""
+        """Adds a reduction to the groups of the same reduction of the same value."""
         rows, axes = self._rows_of(node.ins[0]), node.params["axes"]
         if rows is None or rows.axis not in axes or node.outs[0].aval.dtype == bool:
             return
@@ -211,7 +217,7 @@ class Grouping:
     def _are_read(
         self, reductions: Sequence[Node], users: Mapping[Value, Sequence[Node]]
     ) -> bool:
-        """Whether something else reads the rows of reductions, as a deviation does."""
+        """Whether anything else reads rows of these, as deviations from a mean do."""
         values = [node.ins[0] for node in reductions]
         while values:
             value = values.pop()
@@ -224,14 +230,11 @@ class Grouping:
                 values += value.producer.ins
         return False
 
-    def _one_group(self, node: Node) -> Sequence[Operand]:
-        """Adds one of the groups, the first one behind all of them."""
-        groups, number = self._groups[node]
-        reduction = node.primitive, node.params["axes"]
-        key = groups.rows.first, *reduction, groups.labels.tobytes()
-        if key not in self._made:
-            self._made[key] = self._all_groups(node, groups)
-        source, axis = self._made[key]
+    def _one_group(self, node: Node, groups: _Groups, number: int) -> Operand:
+        """Adds one group; before the first one, all of them."""
+        if groups.made is None:
+            groups.made = self._all_groups(node, groups)
+        source, axis = groups.made
         shape = source.shape
         params: Params = {
             "start_indices": tuple(number * (k == axis) for k in range(len(shape))),
@@ -243,10 +246,10 @@ class Grouping:
         own = [out.aval for out in node.outs]
         [made] = self._graph.add(p.squeeze_p, {"dimensions": (axis,)}, [row], own)
         self._single[made] = source, number
-        return [made]
+        return made
 
     def _all_groups(self, node: Node, groups: _Groups) -> tuple[Value, int]:
-        """Adds all groups, and returns the axis that they are on."""
+        """Adds all groups; returns them and their axis."""
         source, axis = self._of_all(groups.rows.first), groups.rows.axis
         if others := tuple(k for k in node.params["axes"] if k != axis):
             shape = tuple(n for k, n in enumerate(source.shape) if k not in others)
@@ -267,7 +270,7 @@ class Grouping:
         return made, axis
 
     def _of_all(self, value: Operand) -> Operand:
-        """Adds what makes the rows of a value, for all places."""
+        """Adds the value that has all rows, of one that has some."""
         rows = self._rows_of(value)
         assert rows is not None
         if rows.first not in self._whole:
@@ -288,11 +291,11 @@ class Grouping:
     def _stacked(
         self, values: Sequence[Operand], axis: int, shape: tuple[int, ...]
     ) -> Operand | None:
-        """Adds what is made of all groups as each value is of one; None: they differ.
+        """Adds one operation on all groups for the same one on each; None: they differ.
 
         Args:
-          values: the values, with the axis of groups, of size 1 there, or without it.
-          axis: the axis.
+          values: one of each group, with the axis of groups, of size 1, or without it.
+          axis: the axis of groups.
           shape: of the result.
         """
         key = axis, shape, tuple(map(_key, values))
@@ -323,7 +326,7 @@ class Grouping:
             return None
         columns = [*zip(*(each.ins for each in nodes), strict=True)]
         if node.primitive is p.broadcast_in_dim_p:
-            # The values get back the axis of groups, as in `jax.numpy.stack`.
+            # `jax.numpy.stack` gives each value the axis of groups.
             one = (*shape[:axis], 1, *shape[axis + 1 :])
             others = [k for k in range(len(shape)) if k != axis]
             adds_axis = [*node.params["broadcast_dimensions"]] == others
@@ -342,7 +345,7 @@ class Grouping:
     def _spread(
         self, operand: Operand, shape: tuple[int, ...], dimensions: tuple[int, ...] = ()
     ) -> Value:
-        """Adds one number in all places of a shape, or a row of them along an axis."""
+        """Adds a broadcast of one number, or of a row of them along an axis."""
         source = scalar_of(operand) or operand
         params = {"broadcast_dimensions": dimensions, "shape": shape, "sharding": None}
         aval = source.aval.update(shape=shape)
@@ -360,7 +363,7 @@ def _key(operand: Operand) -> Any:
 
 
 def _places(node: Node) -> tuple[Value, int, np.ndarray] | None:
-    """What a node takes known places of one axis of, that axis and the places."""
+    """The value, axis and places, if a node takes known places of one axis."""
     params = node.params
     if not node.ins or not isinstance(source := node.ins[0], Value):
         return None
@@ -393,13 +396,7 @@ def _places(node: Node) -> tuple[Value, int, np.ndarray] | None:
 
 
 def scattered(graph: Graph, node: Node, cuts: Sequence[Cut]) -> Sequence[Operand]:
-    """Writes groups as a scatter.
-
-    Args:
-      graph: the graph.
-      node: the groups.
-      cuts: those of its operand.
-    """
+    """Writes groups, whose operand has these cuts, as a scatter."""
     axis, count, combiner = (node.params[k] for k in ("axis", "count", "combiner"))
     labels = np.frombuffer(node.params["labels"], np.int32)
     labels = np.where(labels < 0, np.int32(count), labels)

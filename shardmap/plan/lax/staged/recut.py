@@ -1,9 +1,9 @@
-"""A change of cut: a value made in pieces of one axis, and read in those of another.
+"""Cuts an operation along another axis than its operand, which is kept in between.
 
-A transform along rows, and then along columns, needs each axis whole once. Where a cut
-ends at the second one, what it reads is kept, and it is cut along another axis, which
-it treats index by index. Where there is none, as of ``eigh(x @ x.T)``, what it reads is
-still made in pieces if it is smaller than what it is made of.
+A transform along rows and one along columns need a different axis whole. Where a cut
+ends at the second one, its operand is kept, and the operation is cut along a batch
+axis. Without a batch axis, as in ``eigh(x @ x.T)``, the operand is still computed in
+pieces if it is smaller than what it is computed from.
 """
 
 import math
@@ -20,13 +20,13 @@ def in_stages(
     cuts: Sequence[Cut],
     rule: Callable[[Node], Rule],
 ) -> Sequence[Operand] | None:
-    """The node behind a change of cut; None if that is of no use.
+    """Adds a node whose operand is cut along another axis; None if this is of no use.
 
     Args:
       graph: the graph.
       node: takes one operand.
       cuts: of the operand.
-      rule: gives the rules of nodes.
+      rule: returns the rule of a node.
     """
     [operand] = node.ins
     passing = {
@@ -56,7 +56,7 @@ def in_stages(
 
 
 def _costly(value: Value, rule: Callable[[Node], Rule]) -> Node | None:
-    """What makes a value; None if it is arguments brought into another form."""
+    """The operation that computes a value; None if it is arguments, reshaped."""
     node = value.producer
     while node is not None and rule(node).cheap:
         sources = [v for v in node.ins if isinstance(v, Value) and v.producer]

@@ -1,6 +1,6 @@
-"""What stands at given places of a sorted axis: medians and quantiles.
+"""Replaces a sort by selection where only a few places of it are used.
 
-Where nothing but single places is taken of a sort, nothing is sorted: see `counting`.
+Medians and quantiles take single places of a sorted axis: see `counting`.
 """
 
 import math
@@ -19,10 +19,10 @@ from shardmap.plan.lax.indexed.places import as_int32
 from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
 
 MOST_PLACES = 16
-"""How many places of each axis are found one by one; for more it is sorted."""
+"""The most places that are selected. An axis of which more are used is sorted."""
 
 MOST_UNCUT = 8
-"""How many of an axis that is not cut; on CPU only, where XLA's sort is slow."""
+"""The most places of an axis that is not cut. Only on CPU XLA's sort is slower."""
 
 
 def _can_be_counted(node: Node) -> bool:
@@ -33,10 +33,10 @@ def _can_be_counted(node: Node) -> bool:
 
 
 def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
-    """What takes single places of a sort; None if something takes more of it.
+    """The nodes that take single places of a sort; None if any takes more of it.
 
     Args:
-      graph: a graph that is rewritten, by now as far as the sort.
+      graph: a graph whose rewriting has come to the sort.
       node: the sort.
       is_cut: whether the sorted axis is cut.
     """
@@ -59,7 +59,7 @@ def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
             elif user.primitive in pointwise.RULES and all(
                 each is value or scalar_of(each) is not None for each in ins
             ):
-                # Of each element by itself, for something that needs no order.
+                # Elementwise, for reductions that need no order.
                 stack += [(out, False) for out in user.outs]
             elif user.primitive not in ORDERLESS or axis not in user.params["axes"]:
                 return None
@@ -70,7 +70,7 @@ def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
 
 
 def _count(node: Node, axis: int) -> int:
-    """How many places of a sorted axis a node takes for each of the others."""
+    """The number of places that a node takes of each sorted row."""
     axes = _axes_of(node, axis) or []
     return math.prod(n for k, n in enumerate(node.out_shapes[0]) if k not in axes)
 
@@ -89,9 +89,9 @@ ORDERLESS = frozenset(
 
 
 def _axes_of(node: Node, axis: int) -> list[int | None] | None:
-    """The result's axis that each axis of a sorted operand is, None for that one.
+    """The result's axis for each axis of a sorted operand, None for the sorted one.
 
-    None if the node takes too many places, or something else.
+    Returns None if the node takes too many places, or anything else.
     """
     shape, [out] = node.in_shapes[0], node.out_shapes
     others = [k for k in range(len(shape)) if k != axis]
@@ -122,7 +122,7 @@ def _axes_of(node: Node, axis: int) -> list[int | None] | None:
 
 
 def taken(graph: Graph, node: Node, axis: int, is_cut: bool) -> Sequence[Operand]:
-    """What a node takes of an operand that is not sorted, as if it were.
+    """Adds what a node takes of a sort, from the operand of the sort.
 
     Args:
       graph: the graph.

@@ -1,9 +1,8 @@
-"""QR and singular values of tall matrices whose rows are cut.
+"""Cuts the QR and the SVD of tall matrices along their rows (TSQR).
 
-Each piece has a triangle of its own, and all triangles, one below the other, have that
-of the whole (TSQR). Its signs are made those of LAPACK, which go by what reflections
-leave on the diagonal: they follow from the first rows of Q. Singular values are those
-of the triangle; LAPACK takes the same way for matrices that are this tall.
+Each piece has an R factor. The R factor of all these, stacked, is that of the matrix.
+Its signs are made those of LAPACK, which follow from the first rows of Q. The singular
+values are those of R, as in LAPACK for matrices that are this tall.
 """
 
 import functools
@@ -23,7 +22,7 @@ from shardmap.plan.lax.staged.blocks import PIECES, edges_of, of_each_piece
 
 
 def is_tall(node: Node) -> bool:
-    """Whether it may be computed of triangles, if its rows are cut."""
+    """Whether it can be computed from the R factors of pieces."""
     if len(node.ins) != 1 or len(node.in_shapes[0]) != 2:
         return False
     if node.primitive is p.qr_p:
@@ -39,7 +38,7 @@ def is_tall(node: Node) -> bool:
 def in_stages(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand] | None:
-    """A QR as those of pieces and one of their triangles, and an SVD by that of R."""
+    """Writes a QR as those of pieces and of their R factors; an SVD as that of R."""
     if not is_tall(node):
         return None
     [operand] = node.ins
@@ -49,7 +48,7 @@ def in_stages(
     q, r = _qr(graph, operand, edges)
     if node.primitive is p.qr_p:
         return [q, r]
-    # What svd gives: singular values, and with vectors u and the transposed v.
+    # An SVD returns the singular values, and u and the transposed v if asked for.
     [singular, *sides] = [out.aval for out in node.outs]
     columns = operand.shape[1]
     small = [jax.core.ShapedArray((columns, columns), each.dtype) for each in sides]
@@ -72,7 +71,7 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]
         return [r[None], q[:columns][None]]
 
     def of_all(triangles: jax.Array, tops: jax.Array) -> list[jax.Array]:
-        """The triangle of all, and how the Q of each piece is turned."""
+        """R, and the matrix that the Q of each piece is multiplied with."""
         q, r = jnp.linalg.qr(triangles.reshape(-1, columns))
         turns = q.reshape(triangles.shape)
         signs = householder_signs(jnp.matmul(tops[0], turns[0], precision="highest"))
@@ -103,10 +102,13 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]
 
 
 def householder_signs(top: jax.Array) -> jax.Array:
-    """The signs of Q's columns for which reflections give it, from its first rows.
+    """The signs that Householder reflections give the columns of Q.
 
-    Reflection ``k`` brings a column to the k-th axis, to the side away from it. What
-    all reflections do to the first rows is an elimination (Ballard and others, 2014).
+    Reflection ``k`` maps a column to the k-th axis, away from the column. All of them
+    act on the first rows of Q as an elimination (Ballard and others, 2014).
+
+    Args:
+      top: the first rows of Q, a square matrix.
     """
     columns = top.shape[0]
 

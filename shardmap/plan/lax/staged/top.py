@@ -1,7 +1,6 @@
-"""The largest along an axis that is cut: those of each piece, and the largest of these.
+"""Cuts ``top_k`` along its axis: the largest of each piece, then the largest of these.
 
-A stage takes the largest of every piece, and the next one those of all pieces. Equal
-elements stay in their order, as pieces do.
+Equal elements keep their order, as pieces do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from shardmap.plan.lax.staged.blocks import edges_of, of_each_piece
 def in_stages(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand] | None:
-    """The largest of each piece, and of all; None if pieces are too short for that."""
+    """Writes a ``top_k`` in two stages; None if pieces have fewer than k elements."""
     [operand] = node.ins
     axis = len(operand.shape) - 1
     edges = edges_of(cuts[0][axis].at, operand.shape[axis], node.params["k"])

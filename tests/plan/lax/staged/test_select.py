@@ -67,6 +67,12 @@ def test_quantiles_between_elements():
     assert_same(made.run(x), jnp.quantile(x, places, axis=0), 1e-3)
 
 
+def test_wide_rows_are_counted_alike():
+    x = reals(2, 31, 128).astype(np.float16)
+    places = jnp.array([17, 3])
+    check_equal(lambda x: jnp.sort(x, 1)[:, places], x, in_slices=({0: 2, 1: 3},))
+
+
 @pytest.mark.parametrize("dtype", [np.int8, deep(np.uint16), deep(jnp.bfloat16)])
 def test_numbers_of_all_kinds(dtype):
     x = (TALL * 40).astype(dtype)
