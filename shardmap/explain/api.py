@@ -119,7 +119,7 @@ def explain(
 
 
 def _as_function(fun: Any) -> Any:
-    """Wraps a bound method, whose ``lower`` and ``trace`` are the unbound one's."""
+    """Wraps a bound method, whose ``lower`` and ``trace`` belong to the function."""
     if not inspect.ismethod(fun):
         return fun
     bound: Any = functools.partial(fun)
@@ -134,11 +134,11 @@ def _explain(
     kwargs: Mapping[str, Any],
 ) -> Explanation:
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
-    # What the jaxpr says.
+    # Facts of the jaxpr.
     traced = _trace(fun, args, kwargs)
     meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
     facts = _facts(fun, traced, args, kwargs)
-    # What the compiler says; an abstract mesh has no devices to compile for.
+    # Facts of the compiled program; an abstract mesh has no devices to compile for.
     is_abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     compiled = None
     if not is_abstract:
@@ -147,11 +147,11 @@ def _explain(
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
     found, layouts = arrays.array_layouts(traced, compiled)
-    # What both say together.
+    # Both together.
     named = [each.mesh for each in layouts if isinstance(each, NamedSharding)]
     mesh = max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
     sizes = {} if mesh is None else mesh.shape
-    # A map without replicas of its elements has that axis nevertheless.
+    # A map has this axis even without replicas of its elements.
     mesh_axes = tuple(each for each in sizes.items() if each != (REPLICAS, 1))
     cuts = sharded.sharded_dimensions(found, layouts)
     asked = sharded.constrained(facts.constraints)
@@ -208,14 +208,14 @@ def _trace(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if not isinstance(fun, jax.stages.Wrapped):
         fun = jax.jit(fun)
     traced = fun.trace(*args, **kwargs)
-    # A library's stage, as of `flax.nnx.jit`, has JAX's own as an attribute.
+    # The stages of a library, such as `flax.nnx.jit`, hold those of JAX.
     return getattr(traced, "traced", traced)
 
 
 def _lower(
     fun: Any, traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    # A map of several processes knows which of them lower it; its trace does not.
+    # A map over several processes knows which of them lower it; its trace does not.
     if not hasattr(fun, "lower"):
         return traced.lower()
     lowered = fun.lower(*args, **kwargs)
@@ -242,7 +242,7 @@ def _facts(
 def _notes(
     facts: Facts, module: Module, has_collectives: bool, is_abstract: bool
 ) -> list[str]:
-    """Notes on what is unknown, or known in part."""
+    """Notes on what is unknown or partly known."""
     notes = []
     if is_abstract:
         notes.append(
@@ -251,9 +251,8 @@ def _notes(
         )
     if loops := loops_of(module):
         notes.append(
-            "Bytes and the rest count the steps of a loop once, and operations a byte "
-            "are those of one step. Only flops have the products and convolutions of "
-            "all steps."
+            "Bytes and operations per byte count the steps of a loop once. Only flops "
+            "count products and convolutions in all steps."
         )
     if any(loop.trips is None for loop in loops):
         notes.append(

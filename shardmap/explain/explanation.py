@@ -22,11 +22,11 @@ class Measurement:
     """The time and memory of some calls. Prints beside the predictions.
 
     Attributes:
-      name: the function's.
-      seconds: the time of each call, without the first, which compiles.
-      peak_bytes: the most memory in use so far on any of the devices; None where a
-        device does not count it, such as a CPU.
-      predicted_bytes: the peak memory on a device, by the compiler.
+      name: the name of the function.
+      seconds: the time of each call. The first call compiles and is left out.
+      peak_bytes: the most memory in use so far on any device; None on devices that do
+        not count it, such as CPUs.
+      predicted_bytes: the peak memory of a device that the compiler predicts.
     """
 
     name: str
@@ -58,24 +58,25 @@ class Explanation(Report):
     Printed, it is a page of text; a notebook shows it as a page.
 
     Attributes:
-      name: the function's.
+      name: the name of the function.
       mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
       num_devices: how many devices the program runs on.
-      device_kind: which, such as "cpu"; None for a plan or an abstract mesh.
-      axes: outermost first, in program order.
-      arrays: inputs, then outputs, in the order of the pytrees.
-      collectives: in the order in which the program runs them.
-      cost: per device; None for a plan or an abstract mesh.
-      remarks: worth reading first.
-      notes: limits of the numbers, such as that XLA counts the steps of a loop once.
-      largest: the largest values alive where a device holds most, but its arguments.
+      device_kind: the kind of device, such as "cpu"; None for a plan or an abstract
+        mesh.
+      axes: the axes in program order, each before those inside it.
+      arrays: the inputs, then the outputs, in the order of the pytrees.
+      collectives: the collectives in the order in which the program runs them.
+      cost: the cost per device; None for a plan or an abstract mesh.
+      remarks: what to change, the most important first.
+      notes: limits of the numbers; for example, XLA counts the steps of a loop once.
+      largest: the largest values, except arguments, at the peak of memory.
       available: how many devices of that kind this process has; None for a plan or an
         abstract mesh.
       pieces: for a function in pieces, lines on each cut and each stage.
       stages: for a function in pieces, what each stage makes, reads and keeps.
-      title: of a plan, its shards and bytes in a line. Its explanation has ``pieces``
-        and ``stages``, and nothing on devices. None for a function.
-      interconnect: what times are estimated for, or None.
+      title: for a plan, its shards and bytes in one line; None for a function. The
+        explanation of a plan has ``pieces`` and ``stages``, and nothing on devices.
+      interconnect: the interconnect for which times are estimated, or None.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -121,12 +122,12 @@ class Explanation(Report):
         return sections.of_plan(self.title, self.pieces)
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Measurement:
-        """Runs the function a few times: time and memory beside what was predicted.
+        """Runs the function a few times, and measures its time and memory.
 
         Args:
-          *args: what the function is called with, arrays of the shapes that were
-            explained. They are still there afterwards, also where a call donates.
-          repeats: how many calls are measured, after one that is not.
+          *args: the arguments of the function: arrays of the explained shapes. They
+            stay valid even if the function donates them.
+          repeats: the number of measured calls, after one that is not measured.
           **kwargs: keyword arguments of the function.
 
         Returns:
@@ -134,7 +135,7 @@ class Explanation(Report):
 
         Raises:
           TypeError: an argument is only a shape.
-          ValueError: it is of a plan or an abstract mesh, or has been pickled.
+          ValueError: the explanation is of a plan or an abstract mesh, or was pickled.
 
         Example:
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
@@ -207,9 +208,9 @@ def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Explanatio
     """The explanation of a plan, or of the pieces of a function.
 
     Args:
-      title: what it is, in a line.
-      text: each axis of each argument, then each stage.
-      stages: what each makes, reads and keeps.
+      title: one line on the whole.
+      text: lines on each axis of each argument, then on each stage.
+      stages: what each stage makes, reads and keeps.
     """
     return Explanation(
         name=title.partition(": ")[0],

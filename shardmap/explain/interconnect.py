@@ -12,13 +12,13 @@ class Interconnect:
     """How fast one device sends to another.
 
     Attributes:
-      bandwidth: what one device can send, in bytes per second.
-      latency: of a message from one device to the next, in seconds.
-      name: what it is called.
-      source: where the numbers are from.
-      KNOWN: public figures, by name. Bandwidths are peaks, of all links of a device
-        together. The makers state no latency of a message: those are orders of
-        magnitude, and a reason to measure your own.
+      bandwidth: the bytes per second that one device can send.
+      latency: the seconds that a message to the next device takes.
+      name: the name of the interconnect.
+      source: the source of the numbers.
+      KNOWN: public figures, by name. Bandwidths are the peak of all links of a device
+        together. Vendors do not publish latencies: these are orders of magnitude, so
+        measure your own.
 
     Raises:
       TypeError: the bandwidth or the latency is not a number.
@@ -80,9 +80,9 @@ class Interconnect:
         nothing.
 
         Args:
-          kind: as XLA calls it, such as "all-reduce".
-          bytes_in: what one device puts in.
-          group_size: how many devices take part in one group.
+          kind: XLA's name, such as "all-reduce".
+          bytes_in: the bytes of one device's operand.
+          group_size: the number of devices in one group.
         """
         return min(
             self.latency * messages + sent / self.bandwidth

@@ -21,27 +21,26 @@ class Axis:
     """An axis that a function is repeated over, and how it runs.
 
     Attributes:
-      name: what collectives call the axis, as text; None if it has no name.
+      name: the axis name in collectives, as text; None if it has no name.
       size: the number of elements; None if only the running program knows.
-      kind: what made the axis. "spmap", "shard_map" (`mesh_map` is one) and "pmap" are
-        on devices, and "sharding" where only arrays are sharded so; "vmap" is one
-        batched operation, "loop" and "while" are steps one after another.
+      kind: what made the axis. "spmap", "shard_map" (also for `mesh_map`), "pmap" and
+        "sharding" (only arrays are sharded) run on devices; "vmap" is one batched
+        operation; "loop" and "while" are steps one after another.
       devices: how many devices share the elements, 1 for one program.
       vectorised: how many elements are one batched operation on a device; None if
-        it cannot be told, as for some vmaps in the middle of a program.
+        unknown, as for some vmaps in the middle of a program.
       steps: how many batched operations a device does one after another; None if
         only the running program knows.
       depth: how many axes of this explanation are around it.
       inside: the number, in ``axes``, of the axis directly around it, or None.
       source: the line of the program that made it, as ``file:line (function)``.
-      running: in a sentence, what this means.
-      change: in a sentence, which argument changes it.
-      in_turn: whether a step takes what the one before gave, so that they cannot run
-        at once.
-      is_repeated: whether all of its devices do the same, as nothing is sharded
-        along it.
-      over: the key paths of the arguments that a loop goes over along their first
-        dimension, or a vmap along any.
+      running: a sentence that says how the elements run.
+      change: a sentence that says which argument changes it.
+      in_turn: whether each step needs the result of the step before.
+      is_repeated: whether all of its devices do the same work, because nothing is
+        sharded along the axis.
+      over: the key paths of the arguments that the axis maps over: along the first
+        dimension for a loop, along any dimension for a vmap.
     """
 
     name: str | None
@@ -61,7 +60,7 @@ class Axis:
 
     @property
     def idle_places(self) -> int:
-        """How many places have no element, as the axis does not divide."""
+        """The number of places without an element, if the axis does not divide."""
         if self.size is None:
             return 0
         return self.devices * -(-self.size // self.devices) - self.size
@@ -108,13 +107,13 @@ class ArrayLayout:
       path: its key path, such as ``x['w'][0]`` or ``result[1]``.
       shape: the whole array's shape.
       dtype: the name of its dtype.
-      spec: how it is sharded; None if unknown, or if no spec can say it.
-      shard_shape: the shape of what one device holds; None if it is not known.
-      bytes: of the whole array.
-      shard_bytes: of what one device holds; None if it is not known.
+      spec: how it is sharded; None if unknown, or if no spec can express it.
+      shard_shape: the shape of one device's shard; None if unknown.
+      bytes: the size of the whole array.
+      shard_bytes: the size of one device's shard; None if unknown.
       layout: how it is sharded, in a few words, also without a spec.
-      devices: the ids of the devices, in the order of the spec's mesh; () where they
-        are 0, 1, 2 and so on, or not known.
+      devices: the ids of the devices, in the order of the spec's mesh; () if they are
+        0, 1, 2 and so on, or unknown.
     """
 
     role: Literal["input", "output"]
@@ -130,17 +129,17 @@ class ArrayLayout:
 
     @property
     def num_devices(self) -> int | None:
-        """How many devices hold a part of it, or a copy."""
+        """The number of devices that hold a shard or a copy."""
         return None if self.spec is None else self.spec.num_shards
 
     @property
     def is_replicated(self) -> bool:
-        """Whether several devices have all of it."""
+        """Whether several devices hold the whole array."""
         return (self.num_devices or 1) > 1 and self.shard_bytes == self.bytes
 
     @property
     def copies(self) -> int | None:
-        """How many devices hold each part."""
+        """The number of devices that hold each shard."""
         if self.spec is None:
             return None
         shards = 1
@@ -150,7 +149,7 @@ class ArrayLayout:
 
 
 def root_of(path: str) -> str:
-    """The argument that a key path begins with, such as ``x`` of ``x['w'][0]``."""
+    """The argument at the start of a key path, such as ``x`` of ``x['w'][0]``."""
     return re.split(r"[\[.]", path, maxsplit=1)[0]
 
 
@@ -161,25 +160,24 @@ class Collective:
     Attributes:
       kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or
         "collective-permute", as XLA calls them.
-      operation: what the program calls it, such as "psum"; None if the program has no
-        such operation and the compiler put the collective in.
-      axes: the named axes it goes over, as text; () if unknown.
-      group_size: how many devices take part in one group, the largest; None if not
-        known. Less than the axes have together where a group is a part of them.
+      operation: the operation of the program, such as "psum"; None if the compiler
+        added the collective.
+      axes: the names of its axes, as text; () if unknown.
+      group_size: the number of devices in the largest group; None if unknown. A group
+        may have fewer devices than the axes together.
       count: how often it runs in one call; None if only the running program knows.
-      bytes_in: what one device puts into it each time, in bytes.
-      bytes_out: what one device gets out of it each time, in bytes.
+      bytes_in: the bytes of one device's operand.
+      bytes_out: the bytes of one device's result.
       source: the line of the program, as ``file:line (function)``.
-      added_by_partitioner: whether only the compiler has it.
-      cause: why the compiler put it in, with what a device has before and after; None
-        where it did not, or where that is not known.
-      advice: what would avoid it; None where the cause is not known, or where it is
+      added_by_partitioner: whether the compiler added it.
+      cause: why the compiler added it; None if it did not, or if the cause is unknown.
+      advice: how to avoid it; None if the cause is unknown, or if the collective is
         expected, such as a sum over a sharded batch.
-      together: how many collectives XLA sends as one with it, itself included.
-      before, after: what a device puts in and gets out, with dtype and shape as XLA
-        writes them, such as ``f32[4,2]``; None where not known.
-      seconds: the estimated time of all ``count`` times on the interconnect that was
-        given; None without one, or where ``link_bytes`` is None.
+      together: the number of collectives that XLA sends as one, this one included.
+      before, after: the operand and the result on one device, with dtype and shape as
+        XLA writes them, such as ``f32[4,2]``; None if unknown.
+      seconds: the estimated time of all ``count`` runs on the given interconnect; None
+        without an interconnect, or if ``link_bytes`` is None.
     """
 
     kind: str
@@ -200,16 +198,16 @@ class Collective:
 
     @property
     def link_bytes(self) -> int | None:
-        """The bytes that one device sends in all ``count`` times, around a ring.
+        """The bytes that one device sends in all ``count`` runs, around a ring.
 
-        None where ``count`` or ``group_size`` is not known.
+        None if ``count`` or ``group_size`` is unknown.
         """
         if self.count is None or self.group_size is None:
             return None
         return self.count * sent_bytes(self.kind, self.bytes_in, self.group_size)
 
     def on(self, wires: Interconnect | None) -> "Collective":
-        """The same with its time on an interconnect, if that can be told.
+        """The same with its time on an interconnect, if known.
 
         Collectives that XLA sends as one share the latency.
         """
@@ -225,15 +223,15 @@ class Cost:
     """The cost of one call on one device, by the compiler. None: unknown.
 
     Attributes:
-      flops: arithmetic operations. Of a loop of known length, products and
-        convolutions count in every step, all else in one.
-      bytes_accessed: bytes read and written in memory. The steps of a loop count once.
-      peak_bytes: most bytes in use at once: arguments, results and temporary values,
-        less what a donated argument saves.
-      argument_bytes, output_bytes, temporary_bytes: the parts of it.
+      flops: arithmetic operations. In a loop of known length, products and
+        convolutions count in every step, other operations in one step.
+      bytes_accessed: bytes read and written in memory. A loop counts as one step.
+      peak_bytes: the most bytes in use at once: arguments, results and temporary
+        values, less what donated arguments save.
+      argument_bytes, output_bytes, temporary_bytes: the parts of ``peak_bytes``.
       transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
-      donated_bytes: of the results, what is in the place of donated arguments.
-      later_flops: of ``flops``, those of the steps of loops after the first.
+      donated_bytes: the bytes of results that reuse donated arguments.
+      later_flops: the part of ``flops`` in the steps of loops after the first.
     """
 
     flops: float | None
@@ -260,9 +258,9 @@ class Held:
 
     Attributes:
       type: its dtype and shape on the device, as XLA writes them.
-      bytes: on one device.
-      operation: what made it.
-      source: the line of the program that it is for, or None.
+      bytes: its size on one device.
+      operation: the operation that made it.
+      source: the line of the program, or None.
     """
 
     type: str
@@ -276,7 +274,7 @@ class Remark:
     """Something worth changing.
 
     Attributes:
-      text: what is found, with its numbers.
+      text: the finding, with its numbers.
       advice: what to do instead.
       source: a key path or a line of the program, or None.
     """
@@ -309,7 +307,7 @@ class Report:
 
     @property
     def seconds(self) -> float | None:
-        """The estimated time of all collectives of known number."""
+        """The estimated time of all collectives with a known count."""
         known = [each.seconds for each in self.collectives if each.seconds is not None]
         return None if self.interconnect is None else sum(known)
 
@@ -326,7 +324,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The explanation as dicts, lists, strings and numbers, as JSON has them.
 
-        Derived values that a reader wants are there too: ``layout`` of an axis,
+        It includes derived values: ``layout`` of an axis,
         ``copies`` of an array, ``link_bytes`` of a collective, ``intensity`` of the
         cost, ``seconds`` of all collectives.
         """

@@ -3,20 +3,20 @@
 import os
 from unittest import mock
 
-from shardmap.explain.explanation import Explanation
+from shardmap import (
+    Chunked,
+    Explanation,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
 from shardmap.explain.report import (
     ArrayLayout,
     Axis,
     Collective,
     Cost,
     Remark,
-)
-from shardmap.sharding.spec import (
-    Chunked,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
 )
 
 LONG = "a_name_that_is_much_longer_than_any_that_a_person_would_ever_want_to_read_" * 2

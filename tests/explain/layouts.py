@@ -2,13 +2,7 @@
 
 import hypothesis.strategies as st
 
-from shardmap.sharding.spec import (
-    Chunked,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-)
+from shardmap import Chunked, Replicated, ShardedAxis, ShardingSpec, Unstacked
 
 
 @st.composite

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.explain.explanation import Explanation
+from shardmap import Explanation
 from shardmap.explain.report import Report
 from tests.explain import explanations
 

@@ -49,8 +49,8 @@ class Table:
     """Rows and columns.
 
     Attributes:
-      titles: of the columns; all "" for a table without a header.
-      rows: one cell for each column.
+      titles: the titles of the columns; all "" for a table without a header.
+      rows: the rows, with one cell for each column.
     """
 
     titles: tuple[str, ...]
@@ -68,7 +68,7 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Details:
-    """Blocks that a page folds; text shows the title alone."""
+    """Blocks that a page folds; text shows only the title."""
 
     title: str
     blocks: tuple["Block", ...]
@@ -87,13 +87,13 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A title, what is to be read first, and sections.
+    """A title, a summary and sections.
 
     Attributes:
-      title: the name of what is explained; "" for none.
-      lead: where it runs, in a line.
-      blocks: what is to be read first.
-      sections: the rest; those without a block are left out.
+      title: the name of the explained function; "" for none.
+      lead: one line that says where it runs.
+      blocks: the summary.
+      sections: the sections; those without a block are left out.
     """
 
     title: str
@@ -107,7 +107,7 @@ def paragraph(*parts: str, style: Style = "") -> Paragraph:
 
 
 def folded(blocks: Iterable[Block], most: int, what: str) -> tuple[Block, ...]:
-    """The first blocks, and a fold with the others if they are several.
+    """The first blocks, and a fold with the others if there are several.
 
     >>> [type(each).__name__ for each in folded([paragraph("x")] * 9, 2, "axes")]
     ['Paragraph', 'Paragraph', 'Details']

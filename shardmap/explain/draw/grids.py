@@ -23,7 +23,7 @@ class Cell(NamedTuple):
     """A shard.
 
     Attributes:
-      number: of the shard, counted in the order of the array; None for a gap.
+      number: the number of the shard in the order of the array; None for a gap.
       holders: the numbers of the devices that hold it, such as ``0-3``.
     """
 
@@ -35,10 +35,11 @@ class Grid(NamedTuple):
     """Shards in rows and columns.
 
     Attributes:
-      place: of the whole grid in the array, such as ``[0:2, :, :]``; "" if it is all.
+      place: the index of the grid in the array, such as ``[0:2, :, :]``; "" if it is
+        the whole array.
       rows: the label of each row; one empty label if no dimension goes down.
       columns: the label of each column.
-      cells: one for each row and column.
+      cells: one cell for each row and column.
     """
 
     place: str
@@ -51,11 +52,11 @@ class Grids(NamedTuple):
     """All that a picture shows.
 
     Attributes:
-      header: the shapes of the array and of a shard, in a line.
+      header: one line with the shapes of the array and of a shard.
       down, across: the dimensions that rows and columns go along, if any.
-      grids: those to draw.
-      left_out: how many more there are.
-      copies: how many devices hold each shard.
+      grids: the grids to draw.
+      left_out: the number of further grids.
+      copies: the number of devices that hold each shard.
     """
 
     header: str
@@ -72,7 +73,7 @@ class Grids(NamedTuple):
 
     @property
     def ways(self) -> str:
-        """Which dimension goes which way, such as ``dimension 0 down, 1 across``."""
+        """The direction of each dimension, such as ``dimension 0 down, 1 across``."""
         parts = [
             f"{dim} {way}"
             for dim, way in ((self.down, "down"), (self.across, "across"))
@@ -87,7 +88,7 @@ class Drawing:
 
     Attributes:
       spec: how the array is cut.
-      shape: the array's shape.
+      shape: the shape of the array.
       devices: the numbers of the devices, in the order of the spec's mesh; () stands
         for 0, 1, 2 and so on.
       max_pieces: how many shards of a dimension to draw; the others become `...`.
@@ -156,7 +157,7 @@ class Drawing:
 
 
 def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
-    """Which cut dimension goes down and which across, of at most two."""
+    """The cut dimensions that go down and across."""
     across = cut[-1] if cut and (len(cut) == 2 or cut[-1] == rank - 1) else None
     return next((dim for dim in cut if dim != across), None), across
 

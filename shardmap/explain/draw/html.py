@@ -1,6 +1,6 @@
 """Documents as HTML: a page for a browser, or an element for a notebook.
 
-A page holds all that it needs: nothing is fetched, and no script runs. It follows the
+A page needs no other file or network, and has no script. It follows the
 reader's light or dark scheme, and fits a phone.
 """
 
@@ -25,7 +25,7 @@ from shardmap.explain.draw.grids import GAP, Drawing, Grid, Grids
 from shardmap.explain.draw.style import CLASS, COLOURS, CSS
 from shardmap.sharding.spec import ShardingSpec
 
-# Says to the browser what is true anyway: nothing is fetched, and there is no script.
+# Tells the browser to fetch nothing and to run no script. A page needs neither.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -103,7 +103,7 @@ def _block(block: Block) -> str:
         case Drawing():
             return _drawing(block)
         case Card(title, blocks, depth):
-            # Deeper than this there is no room on a phone.
+            # A phone has no room for more levels.
             indent = f' style="margin-left:{min(depth, 5)}em"' if depth else ""
             heading = f"<h3>{_inline(title)}</h3>"
             return f'<div class="card"{indent}>{heading}{_blocks(blocks)}</div>'
@@ -139,7 +139,7 @@ def _table(table: Table) -> str:
 
 
 def _scrolling(content: str) -> str:
-    """Scrolls on its own where it is wider than the page, also by keyboard."""
+    """Lets a wide element scroll by itself, also by keyboard."""
     return f'<div class="scrolling" tabindex="0" role="group">{content}</div>'
 
 
@@ -181,5 +181,5 @@ def _grid(grid: Grid, grids: Grids) -> str:
 
 
 def _narrow(text: str, after: str = ":") -> str:
-    """The text, with places where a narrow column may break it."""
+    """The text with optional line breaks for narrow columns."""
     return escape(text).replace(after, f"{after}<wbr>")

@@ -46,7 +46,7 @@ LEAST_SHOWN = 0.01
 
 def of_report(report: Report) -> Document:
     """The document of a report."""
-    said: set[str] = set()  # What is said once is not said again.
+    said: set[str] = set()  # The summary has the first remark.
     axes = [_axis(axis, said) for axis in report.axes]
     remarks = [_remark(number, each) for number, each in enumerate(report.remarks)]
     return Document(
@@ -71,15 +71,15 @@ def of_plan(title: str, lines: Sequence[str]) -> Document:
     """The document of a plan.
 
     Args:
-      title: shards and bytes, in a line.
-      lines: each axis of each argument, then each stage.
+      title: one line with the numbers of shards and bytes.
+      lines: lines on each axis of each argument, then on each stage.
     """
     name, _, lead = title.partition(": ")
     return Document(name, lead, (), (Section("Cuts and stages", _lines(lines)),))
 
 
 def of_spec(spec: ShardingSpec) -> Document:
-    """The document of a spec, which has no shape: each shard has the length 1."""
+    """The document of a spec. It has no shape, so each shard has length 1."""
     return Document(
         "",
         "",
@@ -111,7 +111,7 @@ def _remark(number: int, remark: Remark) -> Paragraph:
 
 
 def _parallel(report: Report) -> str:
-    """What runs in parallel, in a sentence."""
+    """A sentence on what runs in parallel."""
     cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
     if not cut:
         return _not_parallel(report)
@@ -137,7 +137,7 @@ def _not_parallel(report: Report) -> str:
 
 
 def _waits(report: Report) -> str:
-    """What moves between devices, in a sentence."""
+    """A sentence on what moves between devices."""
     if not report.collectives:
         return "Nothing moves between devices."
     many = _how_many(report.collectives)
@@ -164,7 +164,7 @@ def _how_many(collectives: Sequence[Collective]) -> str:
 
 
 def _holds(report: Report) -> list[str]:
-    """What a device holds, in a sentence; [] where it is not known."""
+    """A sentence on what a device holds; [] if unknown."""
     cost = report.cost
     if cost is None or cost.peak_bytes is None:
         return []
@@ -196,7 +196,7 @@ def _source(source: str) -> Paragraph:
 
 
 def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
-    """A card for equal arrays; of many arrays, a fold for each prefix and layout."""
+    """A card for equal arrays; for many arrays, a fold per prefix and layout."""
     are_many = len(arrays) > MOST_CARDS
     found: dict[Hashable, list[ArrayLayout]] = {}
     for array in arrays:
@@ -269,15 +269,15 @@ def _table_of_arrays(arrays: Sequence[ArrayLayout]) -> Table:
 
 
 def _total(counts: Iterable[float | None]) -> float | None:
-    """The sum; None if one of the numbers is not known."""
+    """The sum; None if one of the numbers is unknown."""
     known = [*counts]
     return None if None in known else sum(filter(None, known))
 
 
 def _by_line(collectives: Sequence[Collective]) -> list[list[Collective]]:
-    """Collectives by kind, axes and line: first those in which a device sends most.
+    """Collectives by kind, axes and line, by the bytes that a device sends.
 
-    Those of which it is not known may send the most.
+    Those with an unknown number of bytes come first.
     """
     found: dict[Hashable, list[Collective]] = {}
     for each in collectives:

@@ -139,7 +139,7 @@ def _boxes(grid: Grid, is_copied: bool) -> list[str]:
         lines.append(f"{label:>{margin}} |{boxes}")
         if any(grid.columns):
             lines.append(rule)
-    # Rows alone need no lines between them.
+    # A single column needs no lines between rows.
     return lines if any(grid.columns) else [*lines, rule]
 
 
@@ -165,7 +165,10 @@ def as_text(document: Document) -> str:
 def _is_terminal() -> bool:
     try:
         return sys.stdout.isatty()
-    except (AttributeError, ValueError):  # There is none, or it is closed.
+    except (
+        AttributeError,
+        ValueError,
+    ):  # It is missing or closed.
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a program over an abstract mesh says by itself: collectives and shardings."""
+"""Collectives and shardings of a program over an abstract mesh, from its jaxpr."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ UNKNOWN = "as the compiler decides"
 
 
 class _Around(NamedTuple):
-    """What is around an equation.
+    """The context of an equation.
 
     Attributes:
       line: the line of the program, for equations that a map makes.
@@ -71,13 +71,13 @@ def _walk(jaxpr: Jaxpr, around: _Around, found: list[Collective]) -> None:
 
 
 def _sends(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr holds anything that may go between devices."""
+    """Whether a jaxpr has an operation that may move data between devices."""
     primitives = {equation.primitive for equation in equations(jaxpr)}
     return not primitives.isdisjoint((*COLLECTIVES, spmap_p, SHARD_MAP))
 
 
 def _written_out(equation: Equation, around: Any) -> Jaxpr:
-    """A map as it is lowered, with the collectives that the partitioner would do."""
+    """The body of a map as lowered, with the collectives of the partitioner."""
     params = equation.params | {"lowering": "manual"}
     decided = lower_map.decide_in(params, around)
     mesh, run = lower_map.on_mesh(params, decided, around)

@@ -22,12 +22,12 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     """The meshes that a program's equations name, the largest first.
 
     These are the meshes of maps and of sharding constraints. With Explicit axes, an
-    equation names an abstract mesh: it stands for the mesh of devices with these axes
-    that is set, that an argument is on, or that another equation names.
+    equation names an abstract mesh. It stands for the mesh of devices with the same
+    axes that is set, that an argument is on, or that another equation names.
 
     Args:
       jaxpr: the program.
-      args: what it is called with.
+      args: the arguments.
     """
     named: list[Any] = []
     for equation in equations(jaxpr):
@@ -71,7 +71,7 @@ def array_layouts(
 
     Args:
       traced: the program's trace.
-      compiled: the program; None over an abstract mesh: then the maps say it.
+      compiled: the program; None over an abstract mesh, where the maps determine it.
 
     Returns:
       The layouts, and the sharding of each; `UNUSED` for an argument that is not used.
@@ -105,10 +105,10 @@ def _array_layout(
     """The layout of an array.
 
     Args:
-      role: what it is.
+      role: "input" or "output".
       path: its key path.
       aval: its shape and dtype.
-      layout: its sharding, or a word that there is none.
+      layout: its sharding, or `UNKNOWN` or `UNUSED`.
     """
     shape, itemsize = tuple(aval.shape), aval.dtype.itemsize
     spec = shard_shape = None

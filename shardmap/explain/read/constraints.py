@@ -21,7 +21,7 @@ class LayoutConstraint(NamedTuple):
       sharding: the layout.
       whole: the shape of the value.
       shape: the shape of a shard.
-      source: the line that asks.
+      source: the line of the constraint.
       lines: the lines of the constraint, of the operation that makes the value, and of
         those that take it. XLA may name any of them for what it sends.
     """
@@ -70,7 +70,7 @@ def constraints_of(jaxpr: Jaxpr, around: str | None) -> Iterator[LayoutConstrain
 def _takers(
     atom: Atom, takers: Mapping[Atom, Sequence[Equation]]
 ) -> Iterator[Equation]:
-    """The equations that take a value, also after further constraints."""
+    """The equations that use a value, also after further constraints."""
     for each in takers.get(atom, ()):
         yield each
         if _layout(each) is not None:
@@ -78,7 +78,7 @@ def _takers(
 
 
 def _layout(equation: Equation) -> NamedSharding | None:
-    """The layout that an equation asks for, if it does."""
+    """The layout that an equation asks for, or None."""
     # The primitive of `jax.sharding.reshard` has no public name.
     asks = equation.primitive is sharding_constraint_p
     layout = equation.params.get("sharding" if asks else "dst_sharding")

@@ -24,19 +24,19 @@ LARGE = 1 << 20
 """From how many bytes on an array is large, or from how many flops on a product."""
 
 _CUT_INPUT = (
-    "Where a device needs only a part, shard it: map it, or name a mesh axis for one "
+    "If each device needs only a part, shard it: map it, or name a mesh axis for one "
     "of its dimensions."
 )
 _CUT_RESULT = (
-    "Where a device needs only a part next, ask for it sharded: out_axes= of a map, "
-    "out_specs= or out_shardings=. Shard gradients as their weights are."
+    "If each device needs only a part next, ask for a sharded result with out_axes= of "
+    "a map, out_specs= or out_shardings=. Shard gradients like their weights."
 )
 
 
 def idle_devices(
     axes: Sequence[Axis], num_devices: int, available: int | None
 ) -> list[Remark]:
-    """Devices without work, or a lack of devices."""
+    """Remarks on devices without work, or on too few devices."""
     outer = [a for a in axes if a.kind in MAPS or a.devices > 1]
     if available == 1 and outer:
         return [
@@ -72,9 +72,9 @@ def idle_devices(
 def unsharded_batch(
     arrays: Sequence[ArrayLayout], idle_axes: Sequence[tuple[str, int]]
 ) -> list[Remark]:
-    """A batch that is not sharded, next to a mesh axis without use.
+    """A remark on a batch that is not sharded while a mesh axis is unused.
 
-    It is an input that does not come back as a result, as parameters do.
+    A batch is an input that does not come back as a result, unlike parameters.
     """
     results = {(each.shape, each.dtype) for each in arrays if each.role == "output"}
     batches = [
@@ -104,7 +104,7 @@ def _nothing_sharded(name: str | None, count: int) -> str:
 
 
 def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
-    """Axes that do not fill their devices."""
+    """Remarks on axes that do not fill their devices."""
     found = []
     for number, axis in enumerate(axes):
         if axis.kind not in MAPS or axis.idle_places == 0:
@@ -134,7 +134,7 @@ def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
 
 
 def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | None:
-    """How a short axis and one inside it can share the devices."""
+    """Advice on how a short axis and one inside it can share the devices."""
     outer = axis.size
     if outer is None or available is None:
         return None
@@ -154,8 +154,7 @@ def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | No
 def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
     """A remark for all arrays of an argument, or of the result, that are not sharded.
 
-    Results that are like such an argument, as new weights are like the old ones, are
-    no news.
+    Results with the layout of such an argument, such as new weights, are left out.
     """
     uncut = [each for each in arrays if each.is_replicated]
     given = {(each.shape, each.dtype) for each in uncut if each.role == "input"}
@@ -187,12 +186,12 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
 
 
 def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
-    """Large arrays that a function closes over."""
+    """Remarks on large arrays that a function closes over."""
     return [
         Remark(
             f"a constant of {size(value.nbytes)} and shape {tuple(value.shape)} is "
             f"part of the program, replicated on {num_devices:,} devices",
-            "Make it an argument: it is then laid out like one, and not compiled in.",
+            "Make it an argument, which can be sharded and is not compiled in.",
             None,
         )
         for value in values
@@ -203,7 +202,7 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
 def outside(
     closed: ClosedJaxpr, module: Module, sources: Sources, num_devices: int
 ) -> list[Remark]:
-    """Large products outside of the maps that the compiler has not sharded."""
+    """Remarks on large products outside of the maps that are not sharded."""
     maps = (spmap_p, SHARD_MAP)
     found = list(equations(closed, into=lambda each: each.primitive not in maps))
     if num_devices == 1 or not any(each.primitive in maps for each in found):
@@ -217,7 +216,7 @@ def outside(
         Remark(
             f"{each.primitive} of {flops:,} flops is outside of the map: all of it is "
             f"done on each of {num_devices:,} devices",
-            "Do it inside the map, on each element's part, or map it too.",
+            "Compute it inside the map, on each element's part, or map it too.",
             source_of(each),
         )
         for each in found
@@ -243,14 +242,14 @@ def _flops(equation: Equation) -> int:
 
 
 def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
-    """Loops over a sharded dimension: every device does all of their steps."""
+    """Remarks on loops over a sharded dimension: every device does all steps."""
     return [
         Remark(
             f"a loop of {axis.steps:,} steps goes over dimension 0 of {cut.path}, "
             f"which is sharded over {cut.shards:,} devices: each of them does all of "
             "the steps",
-            "Each step needs the one before: shard another dimension, which a step can "
-            "then do its part of."
+            "Each step needs the one before: shard another dimension, so that the "
+            "devices share the work of a step."
             if axis.in_turn
             else "vmap over it, or spmap, with batch_size= to bound the memory: each "
             "device then does its own part.",
@@ -263,7 +262,7 @@ def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remar
 
 
 def rematerialised(collectives: Sequence[Collective]) -> list[Remark]:
-    """A remark for each line with arrays that are made whole only to be resharded."""
+    """A remark for each line that gathers arrays only to reshard them."""
     found: dict[str | None, Remark] = {}
     for each in collectives:
         if each.advice and (each.cause or "").startswith(REMATERIALISED):

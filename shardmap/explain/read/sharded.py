@@ -1,6 +1,6 @@
-"""The axes that run on devices because arrays are on them.
+"""Axes that run on devices because arrays are sharded.
 
-Arrays are sharded as inputs and outputs, or on the way, where a program asks for it by
+Inputs and outputs are sharded, and intermediate values where a program uses
 `jax.lax.with_sharding_constraint`.
 """
 
@@ -27,9 +27,9 @@ class ShardedDimension(NamedTuple):
     """A sharded dimension of an array.
 
     Attributes:
-      path: the array's.
+      path: the key path of the array.
       dimension, length: the dimension.
-      sizes: its mesh axes, with how many devices there are along each.
+      sizes: its mesh axes and their sizes.
     """
 
     path: str
@@ -90,10 +90,10 @@ def with_devices(
     axes with a sharded dimension are axes of their own.
 
     Args:
-      facts: the axes of the program, and the arguments that they go over.
+      facts: the axes of the program, and the arguments that they map over.
       arrays: inputs and outputs.
       cuts: the sharded dimensions of inputs and outputs.
-      asked: those of the layout constraints of the program.
+      asked: the sharded dimensions of the layout constraints.
       mesh: the names and sizes of the mesh axes, for the order.
     """
     axes, over = list(facts.axes), {}
@@ -107,7 +107,7 @@ def with_devices(
         if axis.kind == "vmap" and not _is_of_map(axes, number):
             arguments = over.get(number, set())
             along = [c for c in cuts if (c.path, c.dimension) in arguments]
-            # The vmap may be over others of that length.
+            # The vmap may be over other arrays of that length.
             others = asked if arguments else [*cuts, *asked]
             if along:
                 used.update(along[0].sizes)
@@ -139,7 +139,7 @@ def with_devices(
 
 
 def _is_of_map(axes: Sequence[Axis], number: int) -> bool:
-    """Whether it is around or inside a map, which then has the devices."""
+    """Whether an axis is around or inside a map, which then has the devices."""
     lines = [{place, *_around(axes, axis)} for place, axis in enumerate(axes)]
     return any(
         axis.kind in MAPS and (number in lines[place] or place in lines[number])

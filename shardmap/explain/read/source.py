@@ -1,4 +1,4 @@
-"""Where in the user's program an equation was written."""
+"""The line of the user's program that made an equation."""
 
 import inspect
 import pathlib
@@ -14,7 +14,7 @@ from shardmap._jax.primitives import frames_of
 from shardmap._jax.types import Equation
 from shardmap.units import short_path
 
-# Frames in here are not the user's.
+# Frames of these folders are not the user's.
 _LIBRARIES = tuple(
     f"{folder}/"
     for folder in (
@@ -22,7 +22,7 @@ _LIBRARIES = tuple(
         pathlib.Path(__file__).parents[2],
     )
 )
-# In here are other people's, such as those of a model's layers.
+# Installed packages, such as a library of layers.
 _INSTALLED = tuple(
     {f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")}
 )
@@ -71,7 +71,7 @@ def _cell(file_name: str) -> str | None:
     if named is not None:
         return f"In[{named[1]}]"
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    # Older ones have no such names.
+    # Older versions have no such names.
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
     found = None if name_of is None else name_of(file_name)
     return None if found is None else str(found[1])

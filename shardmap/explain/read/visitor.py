@@ -38,29 +38,29 @@ _GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _UNKNOWN_VMAP = "its size is not visible, as it is not over arguments"
 _CHANGE_VMAP = (
-    "Write spmap for vmap to lay it on devices, or jax.lax.map with batch_size= to "
-    "bound the memory."
+    "Use spmap to run it on devices, or jax.lax.map with batch_size= to bound the "
+    "memory."
 )
 _CHANGE_MESH = (
-    "The shape of mesh= says how many devices; in_specs= and out_specs= of "
-    "jax.shard_map, in_axes= and out_axes= of mesh_map what is sharded."
+    "The shape of mesh= sets the number of devices. in_specs= and out_specs= of "
+    "jax.shard_map, or in_axes= and out_axes= of mesh_map, set what is sharded."
 )
 _CHANGE_PMAP = (
-    "Give jax.pmap devices=; its axis has one element on each of them, where that of "
-    "shardmap.spmap may be of any length."
+    "Give jax.pmap devices=. Its axis has one element per device; the axis of "
+    "shardmap.spmap may have any length."
 )
 _CHANGE_LOOP = (
-    "jax.lax.map takes batch_size=, how many steps to vectorise; no step needs the one "
-    "before, so that vmap does all at once and spmap lays them on devices."
+    "No step needs the one before: vmap runs all at once, spmap runs them on devices, "
+    "and jax.lax.map with batch_size= vectorises some at a time."
 )
 _CHANGE_PIECES = (
-    "in_slices= of chunked says where to cut, memory= how much a piece may take: fewer "
-    "and larger pieces take more."
+    "in_slices= of chunked sets the cuts, and memory= the memory of a piece. Fewer, "
+    "larger pieces need more memory."
 )
 _CHANGE_IN_TURN = (
-    "The steps cannot run at once. Cut or map what is inside a step; where the carry "
-    "only adds up, vmap the rest of the step and sum; jax.lax.associative_scan takes "
-    "an associative step."
+    "The steps cannot run at once. Cut or map the work inside a step. If the carry is "
+    "only a sum, vmap the rest of the step and add up the results; if the step is "
+    "associative, use jax.lax.associative_scan."
 )
 
 
@@ -69,8 +69,8 @@ class Scope(NamedTuple):
 
     Attributes:
       axis: the number of the axis directly around it.
-      line: the line of the equation around it. Some equations have none of their own,
-        such as those of the rule of a `jax.custom_vjp` under `jax.checkpoint`.
+      line: the line of the equation around it. Some equations have no line, such as
+        those in the rule of a `jax.custom_vjp` under `jax.checkpoint`.
       mesh: the mesh of the outermost map.
       inner_axes: the mesh axes left for maps inside.
       program: the manual and partitioned axes of the program around it.
@@ -95,7 +95,7 @@ class Scope(NamedTuple):
     def in_map(self, equation: Equation) -> tuple[Decision, "Scope"]:
         """How a map of this package is lowered, and the scope of its function."""
         params = equation.params
-        # Without a placement it runs on each device whole.
+        # Without a placement, each device runs all of it.
         mesh, walk = self.mesh, None
         if mesh is not None:
             walk = inner_placement(equation, mesh, self.inner_axes)
@@ -115,9 +115,9 @@ class Facts(NamedTuple):
 
     Attributes:
       axes: its axes, each before those inside it.
-      over: by the number of a loop or vmap, the arguments and dimensions that it goes
-        over.
-      constraints: the layouts that it asks for.
+      over: the arguments and dimensions that each loop or vmap maps over, by its
+        number.
+      constraints: the layouts that the program asks for.
       primitives: the names of its primitives.
     """
 
@@ -162,7 +162,7 @@ class _Visitor:
         Args:
           jaxpr: the jaxpr.
           around: its scope.
-          vmaps: how many of the vmaps in the equations' metadata ``around`` has.
+          vmaps: the number of vmaps in the equations' metadata that ``around`` has.
         """
         origins = tuple(map(self._origins.of, jaxpr.invars))
         key = (id(jaxpr), around, vmaps, origins)
@@ -209,7 +209,7 @@ class _Visitor:
         key = (around.axis, kind, text, layout, running)
         if is_repeated:
             running += ", which all do the same: nothing is sharded along it"
-        # Differentiation repeats an axis in the backward pass, on other lines.
+        # Differentiation repeats an axis in the backward pass, with other lines.
         place = None if is_transposed(equation) else source
         if (key, place) not in self._numbers:
             inside = None if around.axis is None else self.axes[around.axis]
@@ -297,7 +297,7 @@ class _Visitor:
 
     def _chunked(self, equation: Equation, around: Scope) -> None:
         """Adds the loops over the pieces of a function, those of equal length once."""
-        # What cuts functions is much to load, and only here it is needed.
+        # The plan compiler takes long to import, and only this needs it.
         from shardmap.plan.inside.primitive import computed, cut
 
         params = equation.params
@@ -344,7 +344,7 @@ class _Visitor:
             change=change,
             name=params["axis_name"],
         ).axis
-        # A map that is vectorised has the vmaps around it inside.
+        # The vmaps around a vectorised map are inside it.
         vmaps = vmaps_around(equation)
         self.visit(params["call_jaxpr"], inside._replace(axis=number), vmaps)
 
@@ -375,16 +375,16 @@ class _Visitor:
 class _OpenVmaps:
     """The vmaps around the current equation, as a jaxpr is visited in order.
 
-    An equation tells how many vmaps are around it. A vmap ends where there are fewer,
-    or where a mark shows another one.
+    An equation has the number of vmaps around it. A vmap ends at an equation with
+    fewer, or at the mark of another vmap.
 
     Args:
       around: the scope of the jaxpr.
-      given: how many vmaps ``around`` has already.
+      given: the number of vmaps that ``around`` has already.
 
     Attributes:
-      scopes: that of the jaxpr, then that inside each vmap, outermost first.
-      marks: the mark of each vmap, if there is one; None for the jaxpr.
+      scopes: the scope of the jaxpr, then of each vmap, outermost first.
+      marks: the mark of each vmap, if any; None for the jaxpr.
     """
 
     def __init__(self, around: Scope, given: int) -> None:
@@ -394,7 +394,7 @@ class _OpenVmaps:
 
     @property
     def depth(self) -> int:
-        """How many there are."""
+        """The number of open vmaps."""
         return len(self.scopes) - 1
 
     def open(self, inside: Scope, mark: MarkedVmap | None = None) -> None:
@@ -404,7 +404,7 @@ class _OpenVmaps:
         self._forward = self.depth
 
     def close_for(self, equation: Equation) -> None:
-        """Ends the vmaps that an equation is not in."""
+        """Ends the vmaps that do not contain an equation."""
         if is_transposed(equation):
             return  # The backward pass goes through the same vmaps.
         self._forward = min(self._forward, vmaps_around(equation))
@@ -445,7 +445,7 @@ def _in_steps(steps: int, width: int, last: int) -> str:
 
 
 def _tells_apart(shard_map: Equation, name: str) -> bool:
-    """Whether the devices along a mesh axis do different things."""
+    """Whether the devices along a mesh axis do different work."""
     specs = [spec.partitions for spec in shard_map.params["in_specs"]]
     return name in jax.tree.leaves(specs) or any(
         name in named_axes(each)
@@ -458,7 +458,7 @@ def _tells_apart(shard_map: Equation, name: str) -> bool:
 def _is_in_turn(scan: Equation) -> bool:
     """Whether a step of a `jax.lax.scan` depends on the one before.
 
-    A counter does not count: what it is in a step is known before.
+    A counter is not such a dependence: its value in each step is known before.
     """
     body: Jaxpr = scan.params["jaxpr"]
     first, count = scan_counts(scan.params)

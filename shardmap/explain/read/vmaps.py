@@ -1,10 +1,10 @@
 """The names and sizes of vmaps, which a jaxpr does not keep.
 
-An equation keeps only the number of vmaps around it. To see more, the function is
-traced again, on marked arguments: pytree nodes of one leaf in two layers. `jax.jit`
-flattens and unflattens its arguments, which takes off the first layer; a `jax.vmap`
-over them takes off the second. That leaves an equation of `mark_p`, whose batching rule
-records each vmap around it. The size of vmaps over other values stays unknown.
+An equation has only the number of vmaps around it. To find their names and sizes, the
+function is traced again, on marked arguments: each array is a pytree node in a pytree
+node. `jax.jit` flattens and unflattens its arguments, which removes the outer node; a
+`jax.vmap` over them removes the inner one. Then `mark_p` is bound, whose batching rule
+records each vmap around it. The sizes of vmaps over other values stay unknown.
 """
 
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ def_batching(mark_p, _batching_rule)
 
 @jax.tree_util.register_pytree_node_class
 class _Marked:
-    """A leaf in one or two layers of marks."""
+    """A leaf in one or two pytree nodes."""
 
     def __init__(self, leaf: Value, layers: int = 2) -> None:
         self.leaf, self.layers = leaf, layers
@@ -59,14 +59,14 @@ class _Marked:
     @classmethod
     def tree_unflatten(cls, layers: int, children: Any) -> Any:
         (leaf,) = children
-        # Trees are unflattened with other things than arrays in them, too.
+        # JAX also unflattens trees with other leaves than arrays.
         if isinstance(leaf, jax.core.Tracer):
             leaf = mark_p.bind(leaf, vmaps=())
         return leaf if layers == 1 else cls(leaf, layers - 1)
 
 
 def marked(tree: PyTree) -> Any:
-    """``tree`` with every array in two layers of marks."""
+    """``tree`` with every array in two pytree nodes."""
     return jax.tree.map(
         lambda leaf: _Marked(leaf) if hasattr(leaf, "shape") else leaf, tree
     )

@@ -7,14 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from shardmap.explain.draw.text import picture
-from shardmap.sharding.spec import (
-    Chunked,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-)
+from shardmap import Chunked, Replicated, ShardedAxis, ShardingSpec, Unstacked, picture
 from tests.explain.layouts import layouts, places_of
 
 

@@ -2,9 +2,6 @@
 
 import collections
 import pathlib
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from tests.command_line import python
 from tests.explain.hlo_text import moved
 
 LINE = sm.make_mesh({"i": 8})
@@ -86,17 +84,14 @@ def test_reduced_and_unreduced_values():
 @pytest.mark.deep
 def test_the_package_is_imported_under_any_mesh():
     program = """
-        import jax
-        from jax.sharding import AxisType
-        explicit = (AxisType.Explicit,) * 2
-        with jax.set_mesh(jax.make_mesh((4, 2), ("a", "b"), axis_types=explicit)):
-            import shardmap as sm
-            sm.spmap, sm.explain, sm.plan, sm.chunked
-            import shardmap.compat
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
-    )
+import jax
+from jax.sharding import AxisType
+explicit = (AxisType.Explicit,) * 2
+with jax.set_mesh(jax.make_mesh((4, 2), ("a", "b"), axis_types=explicit)):
+    import shardmap as sm
+    sm.spmap, sm.explain, sm.plan, sm.chunked, sm.compat
+"""
+    result = python("-c", program, without=())
     assert result.returncode == 0, result.stderr
 
 

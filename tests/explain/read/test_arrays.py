@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.sharding.spec import ShardingSpec
+from shardmap import ShardingSpec
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 AVAL = jax.ShapeDtypeStruct((16, 8), np.float32)

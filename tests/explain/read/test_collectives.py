@@ -1,7 +1,5 @@
 """Collectives: what the program says, what the arithmetic says, what XLA compiled."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from tests.map_programs import collectives_of
 
 DEVICES = 8
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -29,12 +28,8 @@ def table(report):
 
 
 def instructions(fun, *args):
-    """How many collectives the compiled program has, by a count of its own."""
-    if not hasattr(fun, "lower"):
-        fun = jax.jit(fun)
-    text = fun.lower(*args).compile().as_text()
-    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    return len(re.findall(rf" (?:{kinds})\(", text))
+    """How many collectives the compiled program has."""
+    return sum(collectives_of(fun, *args).values())
 
 
 def shift(x):
@@ -147,26 +142,6 @@ def test_an_inner_map_whose_elements_are_one_batched_operation_sends_nothing():
     assert sm.explain(fun)(shape(8, 4, 3)).collectives == ()
 
 
-def test_blocks_of_nested_maps():
-    fun = sm.spmap(sm.spmap(lambda x: lax.psum(x, ("i", "j")), "j"), "i")
-    x = shape(4, 8, 3)
-    report = sm.explain(fun)(x)
-    assert len(report.collectives) == instructions(fun, x)
-    assert {each.bytes_in for each in report.collectives} == {12}
-
-
-def test_mesh_map():
-    fun = sm.mesh_map(
-        lambda x, w: lax.psum(x @ w, "model"),
-        MESH,
-        in_axes=({"data": 0, "model": 1}, {"model": 0}),
-        out_axes={"data": 0},
-    )
-    report = sm.explain(fun)(shape(8, 6), shape(6, 3))
-    # Each device has (2, 3) of the product.
-    assert table(report) == [("psum", ("model",), 2, 1, 24)]
-
-
 def test_vmap_around_a_map_sends_more_at_once():
     fun = jax.vmap(sm.spmap(lambda x: lax.psum(x, "i"), "i"))
     report = sm.explain(fun)(shape(5, 8, 3))
@@ -265,22 +240,3 @@ def test_the_partitioner_does_the_reductions_of_a_map(operation):
     report = sm.explain(sm.spmap(fun, "i", lowering="spmd"))(shape(24, 5))
     assert table(report) == [(None, ("i",), 8, 1, 20)]
     assert report.notes == ()
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("operation", COLLECTIVES)
-def test_nothing_that_the_partitioner_does_is_left_out(operation):
-    _, fun, _ = COLLECTIVES[operation]
-    x = shape(24, 5)
-    mapped = sm.spmap(fun, "i", lowering="spmd")
-    report = sm.explain(mapped)(x)
-    assert len(report.collectives) == instructions(mapped, x)
-
-
-def test_an_axis_that_does_not_divide_is_moved_by_the_compiler():
-    x = shape(11, 3)
-    mapped = sm.spmap(lambda x: x * 2)
-    report = sm.explain(mapped)(x)
-    assert report.collectives
-    assert all(each.added_by_partitioner for each in report.collectives)
-    assert len(report.collectives) == instructions(mapped, x)

@@ -37,14 +37,14 @@ def test_steps_that_need_the_one_before_are_not_to_be_vectorised(fun):
     assert axis.in_turn
     assert axis.running.endswith("each takes what the one before gave")
     assert "cannot run at once" in axis.change
-    assert "spmap lays them" not in axis.change
+    assert "spmap runs them" not in axis.change
 
 
 @pytest.mark.parametrize("fun", [unused, numbered, lambda x: lax.map(jnp.sin, x)])
 def test_steps_that_need_none_before_are(fun):
     (axis,) = sm.explain(fun)(X).axes
     assert not axis.in_turn
-    assert "vmap does all at once" in axis.change
+    assert "vmap runs all at once" in axis.change
 
 
 def test_uneven_blocks_are_said_step_by_step():

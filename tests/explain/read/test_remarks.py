@@ -1,10 +1,5 @@
 """What `explain` finds worth changing, and what it leaves alone."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from tests.command_line import python
 
 MIB = 1 << 20
 
@@ -168,17 +164,11 @@ def test_devices_that_two_axes_can_share_are_said():
 @pytest.mark.deep
 def test_one_device_is_said():
     program = """
-        import jax.numpy as jnp
-        import shardmap as sm
-        (remark, *_) = sm.explain(sm.spmap(jnp.sin))(jnp.ones(8)).remarks
-        print(remark.text, remark.advice)
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-    )
+import jax.numpy as jnp, shardmap as sm
+(remark, *_) = sm.explain(sm.spmap(jnp.sin))(jnp.ones(8)).remarks
+print(remark.text, remark.advice)
+"""
+    result = python("-c", program, JAX_NUM_CPU_DEVICES="1")
     assert result.stdout.startswith("JAX has 1 device"), result.stderr
     assert 'call jax.config.update("jax_num_cpu_devices", 8) before' in result.stdout
 

@@ -158,15 +158,6 @@ def test_what_is_in_the_loop_of_a_batched_map():
 # Compositions
 
 
-def test_map_around_vmap_around_loop():
-    fun = sm.spmap(jax.vmap(lambda x: lax.map(jnp.sin, x)), "i")
-    assert axes(fun, (16, 6, 3)) == [
-        "spmap: axis 'i' of 16 = 8 devices x 2 vectorised x 1 step",
-        "  vmap: an axis of 6 = 1 device x 6 vectorised x 1 step",
-        "    loop: an axis of 3 = 1 device x 1 vectorised x 3 steps",
-    ]
-
-
 def test_vmap_around_map_around_vmap():
     assert axes(jax.vmap(sm.spmap(jax.vmap(total), "i")), (5, 8, 3, 2)) == [
         "vmap: an axis of 5 = 1 device x 5 vectorised x 1 step",

@@ -45,8 +45,8 @@ class Cause(NamedTuple):
     """Why a collective is there.
 
     Attributes:
-      text: why, in a sentence.
-      advice: what would avoid it; None where it is expected.
+      text: a sentence that gives the reason.
+      advice: how to avoid it; None if it is expected.
       source: the line of the program that asks for it, if known.
     """
 
@@ -59,11 +59,11 @@ class _Seen(NamedTuple):
     """A collective that the compiler added, and its surroundings.
 
     Attributes:
-      module, sent, kind: the program, the collective, its kind.
-      maker: the instruction that it is for.
+      module, sent, kind: the program, the collective and its kind.
+      maker: the instruction that needs it.
       name, operation: JAX's names of its origin, such as ``jit(f)/dot_general``.
-      takers: what works on its result.
-      asked: the layout constraint that it is for, if any.
+      takers: the instructions that use its result.
+      asked: the layout constraint that needs it, if any.
     """
 
     module: Module
@@ -88,14 +88,14 @@ def cause_of(
     one: tuple[int, str] | None = None,
     asked: Sequence[LayoutConstraint] = (),
 ) -> Cause:
-    """The cause of a collective that is not one of the user's program.
+    """The cause of a collective that the compiler added.
 
     Args:
       module: the program.
       sources: the lines of its instructions.
       sent: the collective.
-      kind: as XLA calls it.
-      one: of several values that XLA sends as one, the place and the operation.
+      kind: XLA's name of its kind.
+      one: the place and the operation of one of several values that XLA sends as one.
       asked: the layouts that the program asks for.
     """
     maker = sources.made_for(sent)
@@ -115,14 +115,14 @@ def _layout_of(
     source: str | None,
     asked: Sequence[LayoutConstraint],
 ) -> LayoutConstraint | None:
-    """The layout constraint near by that the result has."""
+    """The layout constraint nearby that the result satisfies."""
     if not sent.opcode.startswith(_MOVES):
         return None
     is_exchange = sent.opcode.startswith("all-to-all")
     shapes = [shape for _, shape in sent.shapes]
     if place is not None and not is_exchange:
         shapes = shapes[place : place + 1]
-    # XLA leaves out, adds and transposes dimensions; an exchange is of pieces.
+    # XLA drops, adds and transposes dimensions; an all-to-all sends pieces.
     there = sorted(size for size in shapes[-1] if size != 1)
     count = sum(map(math.prod, shapes))
     for each in asked:
@@ -136,7 +136,7 @@ def _layout_of(
     return None
 
 
-# Rules: the first that knows the cause says it.
+# Rules: the first that applies gives the cause.
 
 
 def _call(seen: _Seen) -> Cause | None:
@@ -184,8 +184,8 @@ def _part(seen: _Seen) -> Cause | None:
         how = "each device is sent the whole dimension"
     return Cause(
         f"{seen.operation} takes a part along a sharded dimension: {how}",
-        "Shard another dimension than the one that is indexed. Of an array that "
-        "exists already, sm.shard_of(x, i) gives what a device has, without sending.",
+        "Shard another dimension than the indexed one. For an existing array, "
+        "sm.shard_of(x, i) gives the shard of a device without communication.",
     )
 
 
@@ -218,11 +218,10 @@ def _gathered(seen: _Seen) -> Cause | None:
         return None
     pointwise = all(each.opcode in _POINTWISE for each in seen.takers)
     if seen.is_for_layout or pointwise:
-        made = "" if seen.is_for_layout else ", or for what is made of it,"
+        made = "" if seen.is_for_layout else ", or for a value computed from it,"
         return Cause(
-            f"the layout that is asked for here{made} has more of the array on a "
-            "device",
-            "Ask for it sharded as before, if each device needs only its part next.",
+            f"the layout that this line asks for{made} has larger shards",
+            "Ask for the same sharding as before, if each device needs only its shard.",
         )
     return Cause(
         f"{_gathered_for(seen) or 'an operation'} needs more of an operand than a "
@@ -275,7 +274,7 @@ _RULES = (
 
 def _wanted(seen: _Seen) -> str:
     if seen.is_for_layout:
-        return "by the layout that is asked for here"
+        return "by the layout that this line asks for"
     return f"for {seen.operation}"
 
 
@@ -292,7 +291,7 @@ def _is_part(seen: _Seen) -> bool:
 def _gathered_for(seen: _Seen) -> str | None:
     """The operation that an array is gathered for.
 
-    XLA names a gather after it, or after what made the array.
+    XLA names a gather after this operation, or after the one that made the array.
     """
     operations = {
         each.operation
@@ -307,7 +306,7 @@ def _gathered_for(seen: _Seen) -> str | None:
 
 
 def _only_cut_again(seen: _Seen) -> bool:
-    """Whether each device only slices the result, by its own number."""
+    """Whether each device only slices the result at its own index."""
 
     def others(each: Instruction) -> list[Instruction]:
         return [o for o in seen.module.operands_of(each) if o.name != seen.sent.name]
@@ -322,7 +321,7 @@ def _only_cut_again(seen: _Seen) -> bool:
 
 
 def _takers(module: Module, made: Instruction) -> list[Instruction]:
-    """The instructions that compute with a result, past views and copies."""
+    """The instructions that compute with a result, behind views and copies."""
 
     def onward(each: Instruction) -> list[Instruction]:
         if each.name != made.name and each.opcode not in _PASSED:

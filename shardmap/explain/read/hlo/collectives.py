@@ -39,8 +39,8 @@ def compiled_collectives(
     Args:
       module: the program.
       sources: the lines of its instructions.
-      mesh: the names and sizes of the mesh axes, if they are known.
-      asked: the layouts that the program asks for on its way.
+      mesh: the names and sizes of the mesh axes, if known.
+      asked: the layouts of the program's constraints.
     """
     found: list[Collective] = []
     for instruction, count in module.runs():
@@ -90,11 +90,11 @@ def compiled_collectives(
 
 
 def _function(parts: Sequence[str], kind: str) -> str | None:
-    """The function of `jax.lax` that a collective is of; None for one of XLA's own.
+    """The function of `jax.lax` that made a collective; None if XLA added it.
 
     Args:
-      parts: the operations that it may be of. XLA does not always say which.
-      kind: of the collective.
+      parts: its possible operations. XLA does not always say which.
+      kind: the kind of collective.
     """
     functions = [
         each.name
@@ -107,38 +107,38 @@ def _function(parts: Sequence[str], kind: str) -> str | None:
 def _devices(
     module: Module, line: str, kind: str, mesh: Mesh
 ) -> tuple[int, tuple[str, ...]]:
-    """How many devices are in a group, and along which mesh axes."""
+    """The number of devices in a group, and its mesh axes."""
     if kind != "collective-permute":
         groups = _groups_of(line, module.num_devices)
-        # A group may have all places along an axis, or some.
+        # A group may have all devices along an axis, or some.
         pairs = [(group[0], other) for group in groups for other in group]
         return max(map(len, groups)), _axes_of_pairs(pairs, mesh)
     pairs = _pairs_of(line)
     axes = _axes_of_pairs(pairs, mesh)
     if not axes:
         return len({end for pair in pairs for end in pair}), axes
-    # As in the program, where it is of all devices along an axis.
+    # As in the program, if a group has all devices along an axis.
     return math.prod(size for name, size in mesh if name in axes), axes
 
 
 def _given(instruction: Instruction, kind: str) -> list[_Shapes]:
-    """What a device gets, for each value."""
+    """The results on a device, for each value."""
     shapes = instruction.shapes
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        # Operands, as many results, and for a permutation two flags.
+        # Operands, as many results, and two flags for a permutation.
         shapes = [shape for shape in shapes if shape != ("u32", ())]
         shapes = shapes[len(shapes) // 2 :]
     return _values(shapes, kind)
 
 
 def _taken(module: Module, instruction: Instruction, kind: str) -> list[_Shapes]:
-    """What a device puts in, for each value."""
+    """The operands on a device, for each value."""
     operands = module.operands_of(instruction)
     return _values([shape for each in operands for shape in each.shapes], kind)
 
 
 def _values(shapes: _Shapes, kind: str) -> list[_Shapes]:
-    # One piece for each device.
+    # One operand for each device.
     return [shapes] if kind == "all-to-all" else [[shape] for shape in shapes]
 
 
@@ -149,7 +149,7 @@ def _bytes_in(kind: str, given: int, group_size: int) -> int:
 
 
 def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
-    """The operations that each value of an instruction may come from.
+    """The possible operations of each value of an instruction.
 
     >>> _operations("jit(f)/shard_map/psum", 1)
     [('psum',)]
@@ -197,7 +197,7 @@ def _groups_of(line: str, num_devices: int) -> _Groups:
 
 
 def _pairs_of(line: str) -> list[tuple[int, int]]:
-    """The pairs of sender and receiver of a permutation that are two devices."""
+    """The pairs of different sender and receiver of a permutation."""
     listed = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
     pairs = re.findall(r"\{(\d+),(\d+)\}", listed[1]) if listed else []
     return [(int(a), int(b)) for a, b in pairs if a != b]
@@ -224,7 +224,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _iota(text: str, count: int) -> np.ndarray:
-    """Numbers from 0, reshaped and transposed as ``<=[2,4]T(1,0)`` says."""
+    """Numbers from 0, reshaped and transposed as by ``<=[2,4]T(1,0)``."""
     found = re.search(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if found is None:
         return np.arange(count)
@@ -233,7 +233,7 @@ def _iota(text: str, count: int) -> np.ndarray:
 
 
 def _along_names(sizes: str, order: str, names: str) -> _Groups:
-    """The groups along named axes of XLA's own mesh, or parts of them."""
+    """The groups along named axes of XLA's mesh, or along parts of them."""
     mesh = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)]
     ids = _iota(order, int(np.prod([size for _, size in mesh], dtype=int))).ravel()
     # A part ``'i':(2)4`` of an axis has 2 before it, and 4 itself.

@@ -1,4 +1,4 @@
-"""What a compiled program costs: operations, bytes, and the memory that it holds."""
+"""The cost of a compiled program: operations, bytes and memory."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from shardmap.explain.report import Cost, Held
 _NO_MEMORY = frozenset(
     "bitcast call conditional constant get-tuple-element parameter tuple while".split()
 )
-# Of a dot, and of a call of cuBLAS, which has the same in its configuration.
+# For a dot, and for a call of cuBLAS, whose configuration has the same text.
 _CONTRACTED = re.compile(r'\blhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)')
 _KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _SPREAD = re.compile(r"lhs_dilate=([\dx]+)")
@@ -29,7 +29,7 @@ def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
     """
     analysis = compiled.cost_analysis() or {}
     keys = ("flops", "transcendentals", "bytes accessed")
-    # The compiler says -1 where it does not know.
+    # The compiler gives -1 for unknown.
     numbers = [n if (n := analysis.get(key, -1)) >= 0 else None for key in keys]
     memory = compiled.memory_analysis()
     sizes: list[Any] = [
@@ -42,7 +42,7 @@ def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
         flops=None if numbers[0] is None else numbers[0] + later,
         transcendentals=numbers[1],
         bytes_accessed=numbers[2],
-        # Temporary values are one block, which is there as long as the call runs.
+        # Temporary values are one block, which is allocated during the whole call.
         peak_bytes=None if None in sizes else argument + output + temporary - alias,
         argument_bytes=argument,
         output_bytes=output,
@@ -53,7 +53,7 @@ def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
 
 
 def loops_of(module: Module) -> list[Instruction]:
-    """The loops of a program, the bodies of which XLA counts once."""
+    """The loops of a program. XLA counts each body once."""
     return [each for each in module.by_name.values() if each.opcode == "while"]
 
 
@@ -63,7 +63,7 @@ def _products(module: Module, name: str, once: bool = False) -> int:
     Args:
       module: the program.
       name: the computation's.
-      once: whether to count one step of each loop, and not all where XLA knows them.
+      once: whether to count one step of each loop instead of all known steps.
     """
     total = 0
     for each in module.computations.get(name, ()):
@@ -75,7 +75,7 @@ def _products(module: Module, name: str, once: bool = False) -> int:
 
 
 def flops_of_product(each: Instruction, module: Module) -> int:
-    """Two for each multiplication, those with padding too; 0 for other operations."""
+    """Two flops per multiplication, also with padding; 0 for other operations."""
     contracted = _CONTRACTED.search(each.line)
     labels = _KERNEL_LABELS.search(each.line) if each.opcode == "convolution" else None
     if not contracted and not labels:
@@ -93,11 +93,10 @@ def flops_of_product(each: Instruction, module: Module) -> int:
 
 
 def largest_at_peak(module: Module, sources: Sources) -> tuple[Held, ...]:
-    """The largest values alive where a device holds most, but arguments.
+    """The largest values, except arguments, at the peak of memory.
 
-    A value is alive from the instruction that makes it to the last that takes it, in
-    the order in which XLA runs them. XLA may let values share memory, which is not
-    visible here.
+    A value is live from the instruction that makes it to the last that uses it, in
+    XLA's order. XLA may let values share memory, which is not visible here.
     """
     alive = _peak(module, module.entry)
     alive.sort(key=lambda each: -each.bytes)
@@ -116,7 +115,7 @@ def _type(each: Instruction) -> str:
 
 
 def _peak(module: Module, name: str) -> list[Instruction]:
-    """The values alive at the peak of a computation and those it calls."""
+    """The values live at the peak of a computation and those it calls."""
     instructions = module.computations.get(name, [])
     last = _last_uses(instructions)
     alive: dict[str, Instruction] = {}
@@ -135,7 +134,7 @@ def _peak(module: Module, name: str) -> list[Instruction]:
 
 
 def _last_uses(instructions: list[Instruction]) -> dict[str, int]:
-    """The last instruction that needs each; tuples and views pass it on."""
+    """The last instruction that needs each value, also through tuples and views."""
     last: dict[str, int] = {}
     for k in reversed(range(len(instructions))):
         each = instructions[k]
@@ -154,10 +153,10 @@ def _total(held: list[Instruction]) -> int:
 
 
 def library_bytes(module: Module) -> int:
-    """The most bytes that XLA's library on CPU holds of values inside one fusion.
+    """An upper bound on the memory of XLA's CPU library inside one fusion.
 
-    The buffers that XLA assigns leave them out. The library may hold each of them, or
-    compute them in parts.
+    XLA's buffers do not include the values inside. The library may hold each of them,
+    or compute them in parts.
     """
     no_values = ("bitcast", "broadcast", "constant", "parameter")
     held = [

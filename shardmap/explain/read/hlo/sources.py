@@ -9,9 +9,9 @@ from shardmap.explain.read.source import user_line
 
 _MOVES = re.compile("all-gather|all-to-all|collective-permute")
 _INDEX = re.compile(r"\bindex=(\d+)")
-# The slices of the operands of a scan, and slices in the body of a while loop. JAX
-# traces those of a scan while it lowers, once for all programs: their innermost line
-# may be that of another program.
+# The slices of a scan's operands, and slices in the body of a while loop. JAX traces
+# those of a scan during lowering, once for all programs: their innermost line may be of
+# another program.
 _SLICES_OF_SCAN = re.compile(r"/while/body/jit\(dynamic_(?:update_)?index_in_dim\)/")
 
 
@@ -23,10 +23,10 @@ class Sources:
         self._frames = _Frames(module.text)
 
     def of(self, instruction: Instruction) -> str | None:
-        """The innermost line of the user's program that an instruction is for.
+        """The innermost line of the user's program for an instruction.
 
-        An instruction that XLA added may have no line. Then it is the line of the
-        nearest user of its result that has one, or else of the nearest operand.
+        An instruction that XLA added may have no line. Then this is the line of the
+        nearest user of its result, or else of the nearest operand.
         """
         instruction = self.made_for(instruction)
         return self._nearest(instruction, self._taken_by) or self._nearest(
@@ -37,9 +37,9 @@ class Sources:
         """The line of one of several values that XLA sends as one, if known.
 
         Args:
-          instruction: what sends them.
-          name: what JAX calls where the value comes from.
-          place: which of the operands it is.
+          instruction: the instruction that sends them.
+          name: JAX's name of the origin of the value.
+          place: the number of the operand.
         """
         there = self._by_op_name.get(name, set())
         if len(there) == 1:
@@ -78,7 +78,7 @@ class Sources:
         return next(filter(None, map(self._own, reached(instruction, onward))), None)
 
     def _own(self, each: Instruction) -> str | None:
-        """The line in its own metadata."""
+        """The line in the metadata of the instruction."""
         frame = each.frame
         if frame is not None and _SLICES_OF_SCAN.search(each.op_name):
             frame = self._loop_of_slice(frame)
@@ -110,11 +110,11 @@ class Sources:
         return [*self._root_of(each), *self._module.operands_of(each)]
 
     def _root_of(self, each: Instruction) -> list[Instruction]:
-        """The root of a fusion, which may have more metadata."""
+        """The root of a fusion; it may have more metadata."""
         return [part for part in self._module.parts_of(each) if part.is_root]
 
     def _onward(self, each: Instruction) -> list[Instruction]:
-        """The users of its result, those inside fusions and loops first."""
+        """The users of a result, those inside fusions and loops first."""
         users = self._module.users_of(each)
         inside: list[Instruction] = []
         for user in users:
@@ -129,7 +129,7 @@ class Sources:
         """The users, in the bodies of loops, of some elements of a tuple."""
         found: list[Instruction] = []
         waiting = list(self._module.users_of(carried))
-        for each in waiting:  # The list grows as it is read.
+        for each in waiting:  # The list grows in the loop.
             bodies = [c for how, c in each.called if how in ("body", "to_apply")]
             inside = [i for name in bodies for i in self._module.computations[name]]
             wholes = {i.name for i in inside if i.opcode == "parameter"}
@@ -146,8 +146,8 @@ class Sources:
 class _Frames:
     """The stack frames of a module's text.
 
-    They are four tables, each row of which begins with its number: files, functions,
-    places in both, and frames, each of a place and of the frame around it.
+    There are four tables: files, functions, locations in both, and frames. A frame is a
+    location and the frame around it. Each row begins with its number.
     """
 
     def __init__(self, text: str) -> None:
@@ -157,7 +157,7 @@ class _Frames:
         self._frames = _fields(text, "StackFrames")
 
     def source(self, frame: int) -> str | None:
-        """The innermost line of the user's that a frame is in."""
+        """The innermost line of the user's program around a frame."""
         return user_line(map(self.place, self.stack(frame)))
 
     def place(self, frame: int) -> tuple[str, int, str]:
@@ -173,7 +173,7 @@ class _Frames:
         """The frame, then those around it."""
         while fields := self._frames.get(frame):
             yield frame
-            # Zero stands for none, and all others are one too high.
+            # Zero stands for none; all others are one too high.
             around = fields.get("parent_frame_id", 0) - 1
             if around >= frame:
                 return

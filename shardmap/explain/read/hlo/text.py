@@ -29,10 +29,10 @@ class Instruction:
     """A line of a computation.
 
     Attributes:
-      name, opcode: as XLA calls it.
-      type: of its result, such as ``f32[4]{0}``.
-      is_root: whether its result is that of the computation.
-      line: all of it.
+      name, opcode: XLA's names.
+      type: the type of its result, such as ``f32[4]{0}``.
+      is_root: whether its result is the result of the computation.
+      line: the whole line.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Of all arrays in the result."""
+        """The size of all arrays in the result."""
         return sum(nbytes(*each) for each in self.shapes)
 
     @property
@@ -82,7 +82,7 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """The names of the instructions that it takes results of."""
+        """The names of the instructions whose results it uses."""
         start = self.line.index(f" {self.opcode}(") + len(self.opcode) + 2
         depth = 1
         for end in range(start, len(self.line)):
@@ -93,7 +93,7 @@ class Instruction:
 
     @property
     def called(self) -> list[tuple[str, str]]:
-        """The computations that it calls, each with how, such as "body"."""
+        """The computations that it calls, each with its role, such as "body"."""
         return [
             (found["how"], name.strip())
             for found in _CALLED.finditer(self.line)
@@ -102,12 +102,12 @@ class Instruction:
 
     @property
     def trips(self) -> int | None:
-        """How many steps a loop has; None if XLA does not know."""
+        """The number of steps of a loop; None if XLA does not know."""
         found = _TRIPS.search(self.line)
         return int(found[1]) if found else None
 
     def places_of(self, operand: "Instruction") -> list[int]:
-        """Which of its operands are the result of ``operand``."""
+        """The positions of ``operand`` among its operands."""
         return [k for k, name in enumerate(self.operands) if name == operand.name]
 
 
@@ -116,10 +116,11 @@ class Module:
     """A compiled program.
 
     Attributes:
-      text: XLA's.
-      computations: the instructions of each, in the order in which they run.
+      text: XLA's text.
+      computations: the instructions of each computation, in the order in which they
+        run.
       entry: the name of the computation that a call runs.
-      num_devices: how many devices run it.
+      num_devices: the number of devices that run it.
     """
 
     text: str
@@ -145,11 +146,11 @@ class Module:
         return users
 
     def users_of(self, each: Instruction) -> list[Instruction]:
-        """The instructions that take its result, in its own computation."""
+        """The instructions of the same computation that use its result."""
         return self._users.get(each.name, [])
 
     def operands_of(self, each: Instruction) -> list[Instruction]:
-        """The instructions whose results it takes."""
+        """The instructions whose results it uses."""
         return [self.by_name[name] for name in each.operands if name in self.by_name]
 
     def parts_of(self, each: Instruction) -> list[Instruction]:
@@ -178,7 +179,7 @@ class Module:
         return [each for each in inside if any(text in each.line for text in wanted)]
 
     def runs(self) -> Iterator[tuple[Instruction, int | None]]:
-        """All that a call runs, with how often; None: XLA does not know."""
+        """The instructions that a call runs and how often; None if unknown."""
         return self._runs(self.entry, 1)
 
     def _runs(
@@ -197,7 +198,7 @@ def reached(
 ) -> Iterator[Instruction]:
     """An instruction and those that ``onward`` leads to, breadth first."""
     waiting, seen = [start], {start.name}
-    for each in waiting:  # The list grows as it is read.
+    for each in waiting:  # The list grows in the loop.
         yield each
         new = [other for other in onward(each) if other.name not in seen]
         seen.update(other.name for other in new)

@@ -123,7 +123,12 @@ CAUSES = {
     ),
     "a layout that is asked for": (
         (whole, on("i")),
-        ("all-gather", "the layout that is asked for here", "sharded as before", None),
+        (
+            "all-gather",
+            "the layout that this line asks",
+            "same sharding as before",
+            None,
+        ),
         (lambda x: x * 2, on("i")),
     ),
     "a sort along a sharded dimension": (
@@ -144,7 +149,12 @@ CAUSES = {
             jax.jit(taken_and_whole, out_shardings=NamedSharding(LINE, P())),
             on(None, "i"),
         ),
-        ("all-gather", "the layout that is asked for here", "sharded as before", None),
+        (
+            "all-gather",
+            "the layout that this line asks",
+            "same sharding as before",
+            None,
+        ),
         (taken_and_whole, on(None, "i")),
     ),
     "an all-gather for a scatter": (
@@ -244,8 +254,8 @@ def test_what_is_sent_for_a_layout_is_of_the_line_that_asks_for_it(comment):
     (sent,) = sm.explain(fun)(*args).collectives
     number = int(sent.source.split(" ")[0].rpartition(":")[2])
     assert number == line_with(comment)
-    assert sent.cause.startswith("the layout that is asked for here has more of")
-    assert sent.advice.startswith("Ask for it sharded as before")
+    assert sent.cause == "the layout that this line asks for has larger shards"
+    assert sent.advice.startswith("Ask for the same sharding as before")
     fun, *args = ASKED[comment]
     cut = functools.partial(fun, names=("i",))
     assert "asked" not in str(sm.explain(cut)(*args).collectives)
