@@ -5,6 +5,7 @@ VENV ?= .venv
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 RUN := $(VENV)/bin/python -m
+SHELL := bash
 
 .PHONY: help demo test test-deep explained docs site lint types format bench dist clean
 
@@ -28,7 +29,11 @@ $(STAMP) $(DEMO_STAMP): setup.py
 	@test -n "$(PYTHON)" || { echo "shardmap needs Python 3.11 or later with the venv module" >&2; exit 1; }
 	@echo "Installing into $(VENV) with $(PYTHON); this happens once."
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(RUN) pip install --disable-pip-version-check --editable '.[$(EXTRA)]'
+	@set -o pipefail; \
+	$(RUN) pip install --disable-pip-version-check --editable '.[$(EXTRA)]' | \
+	awk '/^(Collecting|Processing)/ { \
+	  sub(".*/", "", $$2); sub(/-[0-9].*|[^[:alnum:]_-].*/, "", $$2); printf "%s ", $$2; fflush() \
+	} END { print "" }'
 	@touch $@
 
 demo: $(DEMO_STAMP)

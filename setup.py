@@ -58,7 +58,7 @@ setup(
     license="Apache-2.0",
     keywords=["jax", "pmap", "spmd", "sharding", "parallel", "gpu", "tpu", "xla"],
     packages=find_packages(include=["shardmap", "shardmap.*"]),
-    package_data={"shardmap": ["py.typed"]},
+    package_data={"shardmap": ["py.typed", "__init__.pyi"]},
     python_requires=">=3.11",
     entry_points={"console_scripts": ["shardmap = shardmap.__main__:console"]},
     install_requires=[

@@ -17,7 +17,7 @@ class Command(NamedTuple):
 
     module: str
     summary: str
-    # What the command imports beyond shardmap's own dependencies: module -> extra.
+    # Modules that the command needs beyond the core dependencies, and their extras.
     needs: dict[str, str]
 
 
@@ -79,14 +79,14 @@ def main(arguments: Sequence[str]) -> int:
             )
     try:
         imported = importlib.import_module(command.module)
-    except Exception as error:  # JAX refuses settings in the environment, and more.
+    except Exception as error:  # For example, JAX refuses a setting in the environment.
         reason = " ".join(str(error).split())
         return refuse(f"{name} cannot start: {type(error).__name__}: {reason}")
     return imported.main(rest)
 
 
 def help_text() -> str:
-    """What the program can do.
+    """The text of ``--help``.
 
     >>> print(help_text().splitlines()[0])
     usage: python -m shardmap COMMAND [options]
@@ -114,7 +114,7 @@ def refuse(reason: str) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """As `main`, for a program: Ctrl-C and a reader that goes away end it quietly."""
+    """Runs `main`; ends quietly after Ctrl-C, or if the reader of its output exits."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -122,9 +122,9 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return 130  # As shells number the end by SIGINT, and below by SIGPIPE.
+        return 130  # The code of shells for SIGINT; below, for SIGPIPE.
     except BrokenPipeError:
-        # What is still to be written has nowhere to go, also when Python ends.
+        # Python flushes its output at exit, and must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 

@@ -1,14 +1,16 @@
-"""What is imported when it is first used: public names, drawings, the log."""
+"""Lazy imports: of public names, of modules above the core, and of absl.logging."""
 
+import ast
 import difflib
 import importlib
+import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
 class _Module:
-    """A module that is imported when something of it is first used."""
+    """A module that is imported at the first use of an attribute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -18,58 +20,62 @@ class _Module:
 
 
 logging = _Module("absl.logging")
-"""Nothing is logged before the first call of a map."""
+"""absl.logging, which is not needed before the first call of a map."""
 
 _providers: dict[str, str] = {}
 
 
 def provide(**modules: str) -> None:
-    """Says which module has each function that modules below it ask for."""
+    """Registers the modules of functions that lower modules get with `ask`."""
     _providers.update(modules)
 
 
 def ask(name: str) -> Any:
-    """A function of a module above, which is imported when it is first asked for."""
+    """Returns a registered function, and imports its module first."""
     return getattr(importlib.import_module(_providers[name]), name)
 
 
 def attach(
-    package: str,
-    modules: Mapping[str, Sequence[str]],
-    public: Sequence[str],
-    subpackages: Sequence[str] = (),
-    elsewhere: Mapping[str, str] | None = None,
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes a package's ``__getattr__`` and ``__dir__``; call it while it loads.
+    package: str, elsewhere: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Makes a package's ``__getattr__``, ``__dir__`` and ``__all__``.
 
-    Some subpackages have the name of a public function, such as `plan`. Python makes a
-    subpackage an attribute of its package when it is first imported, which would hide
-    the function. So the subpackages are imported here, and the attributes deleted.
+    The stub file of the package, ``__init__.pyi``, says which module has each name.
+    ``__all__`` and ``dir`` leave out the names of the submodule ``extend``.
+
+    Two subpackages have the name of a public function: `explain` and `plan`. Python
+    makes a subpackage an attribute of its package when it is first imported, which
+    would hide the function. So they are imported here, and the attributes deleted.
     ``from package.plan import module`` works; ``import package.plan.module as x`` looks
     for the module in the function, and fails.
 
     Args:
-      package: its name.
-      modules: the names that each module brings.
-      public: all public names of the package. ``dir`` shows them and the subpackages.
-      subpackages: public modules of the package.
-      elsewhere: names that are looked for here, and what to use for them.
+      package: the name of the package, which is being imported.
+      elsewhere: names of other libraries, and their replacements.
     """
-    module_of = {name: module for module, names in modules.items() for name in names}
     attributes = vars(sys.modules[package])
-    inside = {module.removeprefix(f"{package}.").split(".")[0] for module in modules}
-    for name in sorted(inside):
-        importlib.import_module(f"{package}.{name}")
-        del attributes[name]
+    stub = pathlib.Path(attributes["__file__"]).with_suffix(".pyi").read_text()
+    module_of = {
+        alias.name: statement.module or ""
+        for statement in ast.parse(stub).body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    submodules = [name for name, module in module_of.items() if module == package]
+    shown = [n for n, module in module_of.items() if module != f"{package}.extend"]
+    for name, module in module_of.items():
+        if module.startswith(f"{package}.{name}."):
+            importlib.import_module(f"{package}.{name}")
+            del attributes[name]
 
     def get(name: str) -> Any:
-        if name in subpackages:
+        if name in submodules:
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             text = f"module {package!r} has no attribute {name!r}"
-            if instead := (elsewhere or {}).get(name):
+            if instead := elsewhere.get(name):
                 text += f". Use {instead}."
-            elif close := difflib.get_close_matches(name, public, 2, 0.75):
+            elif close := difflib.get_close_matches(name, module_of, 2, 0.75):
                 meant = " or ".join(map(repr, sorted(close, key=len)))
                 text += f". Did you mean {meant}?"
             raise AttributeError(text)
@@ -77,4 +83,5 @@ def attach(
         attributes[name] = value
         return value
 
-    return get, lambda: sorted([*public, *subpackages])
+    public = sorted(["__version__", *shown])
+    return get, lambda: public, [name for name in public if name not in submodules]

@@ -2,9 +2,9 @@
 
 The eight devices are virtual: JAX splits the CPU into eight, so this runs anywhere.
 Every training step is one call of `train_step`, which `spmap` maps over the first axis
-of a batch: each device takes one eighth of the digits, and `lax.pmean` averages what
-they learnt. The same steps also run on one device, without any map, and the parameters
-that both arrive at are compared.
+of a batch: each device takes one eighth of the digits, and `lax.pmean` averages the
+gradients. The same steps also run on one device, without a map, and the resulting
+parameters are compared.
 
 Read this file from the top; it is a whole program.
 """
@@ -37,7 +37,7 @@ Digits = jax.Array | np.ndarray
 
 
 class State(NamedTuple):
-    """What a training step reads and replaces."""
+    """The state that a training step reads and replaces."""
 
     params: Any
     momentum: Any
@@ -75,7 +75,7 @@ def descend(state: State, grads: Any, rate: float = 0.1, decay: float = 0.9) -> 
     return State(params, momentum)
 
 
-# The step, once for eight devices and once for one.
+# The training step, for eight devices and for one.
 
 
 @sm.spmap(axis_name="batch", in_axes=(None, 0, 0), out_axes=None)
@@ -101,7 +101,7 @@ def train_step_on_one_device(
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Runs the demo and returns its exit code: 0 when both checks at its end hold."""
+    """Runs the demo; returns 0 if both checks at its end pass, else 1."""
     parser = Parser(
         "demo",
         "Train a digit classifier, and show where everything is.",
@@ -178,7 +178,7 @@ def show_layout(state: State, images: np.ndarray, labels: np.ndarray) -> None:
     print(picture(labels_spec, labels.shape))
     print(f"\nThe images' spec\n     {images_spec}\nand its OpSharding proto")
     for line in str(images_spec.hlo_sharding().to_proto()).splitlines():
-        if ": " in line:  # Not the note that protobuf puts above the fields.
+        if ": " in line:  # Skips the note that protobuf prints above the fields.
             print(f"     {line}")
     print()
 

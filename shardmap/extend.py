@@ -1,4 +1,4 @@
-"""Rules for primitives, collectives and array types of your own.
+"""Rules for your own primitives, collectives and array types.
 
 >>> import jax, jax.numpy as jnp, shardmap as sm
 >>> class Celsius:

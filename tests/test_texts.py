@@ -140,4 +140,4 @@ def test_every_folder_of_the_package_is_in_the_wheel(monkeypatch):
     assert set(given["packages"]) == {
         ".".join(folder.relative_to(ROOT).parts) for folder in folders
     }
-    assert given["package_data"] == {"shardmap": ["py.typed"]}
+    assert given["package_data"] == {"shardmap": ["py.typed", "__init__.pyi"]}

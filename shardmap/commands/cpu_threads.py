@@ -1,4 +1,4 @@
-"""The number of threads of jaxlib on CPU, which is set before JAX starts.
+"""The number of threads of jaxlib on CPU; it must be set before JAX starts.
 
 A collective blocks a thread until all devices reach it. If runs are queued, as under a
 `jax.jit`, blocked collectives can hold all threads while other devices need one.

@@ -1,4 +1,4 @@
-"""`python -m shardmap doctor`: whether shardmap works here, and what does not.
+"""`python -m shardmap doctor`: checks whether shardmap works here.
 
 JAX is started in another process, because a wrong flag can end or hang it.
 """
@@ -22,7 +22,7 @@ from shardmap.commands.parsing import Parser, one_line
 from shardmap.sharding.mesh import virtual_devices
 
 EXAMPLES = ("python -m shardmap doctor",)
-# Beginnings of the environment variables that change what JAX does.
+# Prefixes of the environment variables that affect JAX.
 FLAGS = ("JAX_", "XLA_", "LIBTPU_", "CUDA_VISIBLE_DEVICES", VARIABLE)
 SECONDS = 120
 PROBE = "from shardmap.commands import doctor; doctor.probe()"
@@ -76,7 +76,7 @@ def probe() -> None:
     count = jax.local_device_count()
     numbers = np.arange(1, count + 1, dtype=np.float32)
     total = sm.spmap(lambda x: lax.psum(x, "i"), "i", out_axes=None)(numbers)
-    config: Any = jax.config  # Its types do not know its flags.
+    config: Any = jax.config  # The flags are not in its types.
     found = {
         "platform": jax.local_devices()[0].platform,
         "kind": jax.local_devices()[0].device_kind,
@@ -91,7 +91,10 @@ def probe() -> None:
 
 
 def devices(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Whether JAX starts, and whether a small map over its devices is right."""
+    """Checks that JAX starts and that a small map over its devices is right.
+
+    Yields whether there is a problem, and a line of text.
+    """
     if "error" in found:
         yield True, f"JAX does not start: {found['error']}"
         return

@@ -23,20 +23,20 @@ from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.units import short_path
 
-EXAMPLES = (
+EXAMPLE = (
     "python -m shardmap explain shardmap.commands.example:predict "
-    "--arg f32[64,32] --arg f32[256,64] --devices 8",
-    "python -m shardmap explain shardmap.commands.example:predict "
-    "--arg f32[64,32] --arg f32[256,64] --devices 8 --interconnect nvlink4",
+    "--arg f32[64,32] --arg f32[256,64] --devices 8"
 )
-# Virtual ones: many more take a long time to start.
+# More virtual devices take a long time to start.
 MOST_DEVICES = 4096
-# As jaxprs shorten the names of dtypes.
+# The short names of dtypes in jaxprs.
 KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
-LIBRARIES = tuple(
-    str(pathlib.Path(file).parent) for file in (jax.__file__, os.__file__)
+# Frames of an error in these folders are not the user's.
+LIBRARIES = (
+    *(str(pathlib.Path(file).parent) for file in (jax.__file__, os.__file__)),
+    str(pathlib.Path(__file__).parent.parent),
+    "<frozen",
 )
-PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
 class Failure(Exception):
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         "explain",
         "Tell what a function runs in parallel, where its arrays are, what moves "
         "between\ndevices and what it costs. The function is compiled, but not run.",
-        EXAMPLES,
+        (EXAMPLE, f"{EXAMPLE} --interconnect nvlink4"),
     )
     parser.add_argument(
         "function",
@@ -71,12 +71,12 @@ def main(arguments: Sequence[str]) -> int:
         metavar="N",
         help="virtual devices of the CPU; by default the devices that JAX finds",
     )
+    names = tuple(Interconnect.KNOWN)
     parser.add_argument(
         "--interconnect",
-        choices=tuple(Interconnect.KNOWN),
+        choices=names,
         metavar="NAME",
-        help="what joins the devices, to estimate times: "
-        f"{', '.join(Interconnect.KNOWN)}",
+        help=f"what joins the devices, to estimate times: {', '.join(names)}",
     )
     parser.add_argument(
         "--html", metavar="FILE", help="write a page with pictures to this file"
@@ -117,12 +117,12 @@ def _check_count(
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return  # A function of another language. Calling it tells.
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    accepted = [each for each in parameters if each.kind in positional]
+        return  # A function in another language has no signature.
+    accepted = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
     needed = [each.name for each in accepted if each.default is each.empty]
     if given >= len(needed):
         return
@@ -160,6 +160,13 @@ def read_argument(text: str) -> Any:
     return value
 
 
+class _ArrayTypes(dict[str, "_ArrayType"]):
+    """Array types by the name of their dtype."""
+
+    def __missing__(self, name: str) -> "_ArrayType":
+        return _ArrayType(name)
+
+
 class _ArrayType:
     """A dtype by its short name. Indexed with a shape, it is an array."""
 
@@ -177,13 +184,6 @@ class _ArrayType:
         return jax.ShapeDtypeStruct(sizes, self.dtype)
 
 
-class _ArrayTypes(dict[str, _ArrayType]):
-    """Array types by the name of their dtype."""
-
-    def __missing__(self, name: str) -> _ArrayType:
-        return _ArrayType(name)
-
-
 def _dtype(name: str) -> Any:
     if name == "key":
         return jax.eval_shape(jax.random.key, 0).dtype
@@ -196,19 +196,19 @@ def _dtype(name: str) -> Any:
             f"unknown dtype {name!r}: write f32, bf16, i32, u8, c64, "
             "bool, key and so on, with a shape in brackets"
         )
-    dtype = jnp.dtype(scalar)
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    dtype, used = jnp.dtype(scalar), jax.dtypes.canonicalize_dtype(scalar)
+    if used != dtype:
         raise ValueError(
-            f"64-bit dtype {name}, which JAX makes "
-            f"{jax.dtypes.canonicalize_dtype(dtype)} unless JAX_ENABLE_X64=1 is set"
+            f"64-bit dtype {name}, which JAX makes {used} unless JAX_ENABLE_X64=1 is "
+            "set"
         )
     return dtype
 
 
 def find_function(text: str) -> tuple[Callable[..., Any], str]:
     """The function of a text such as ``train.py:step``, and its name."""
-    module_text, colon, path = text.rpartition(":")
-    if not (module_text and colon and path):
+    module_text, _, path = text.rpartition(":")
+    if not (module_text and path):
         raise ValueError(
             "expected MODULE:FUNCTION, such as train.py:step or package.train:step, "
             f"got {text!r}"
@@ -247,32 +247,23 @@ def load(text: str) -> ModuleType:
 
 
 def _load_file(file: pathlib.Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Dataclasses look up their module. No other module has this name.
+    spec = importlib.util.spec_from_file_location(f"<{file.stem}>", file)
     assert spec is not None  # Python knows what to do with a .py file.
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    is_new = file.stem not in sys.modules
-    if is_new:
-        sys.modules[file.stem] = module  # Where dataclasses look for themselves.
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        if is_new:
-            del sys.modules[file.stem]
-        raise
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
 def _what(error: BaseException) -> str:
     """The type and message of an error, and the last line of the user's code."""
     text = f"{type(error).__name__}: {one_line(str(error))}".rstrip(": ")
-    if isinstance(error, SyntaxError):
-        return text  # Says where itself.
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((*LIBRARIES, PACKAGE, "<frozen"))
+        if not frame.filename.startswith(LIBRARIES)
     ]
-    if not frames:
+    if isinstance(error, SyntaxError) or not frames:  # Has its line.
         return text
     return f"{text} ({short_path(frames[-1].filename)}:{frames[-1].lineno})"

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import runpy
-import signal
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from shardmap.commands.cpu_threads import enough_threads
 from shardmap.commands.parsing import Parser
+from shardmap.commands.run_script import exit_code
 from shardmap.compat.edits import PACKAGES, Use, told
 from shardmap.compat.installing import install, uninstall, uses
 from shardmap.compat.sources import unknown_in, uses_in
@@ -21,8 +21,6 @@ EXAMPLES = (
     "python -m shardmap old train.py --steps 100",
     "python -m shardmap old --check .",
 )
-# What stands above a program when it runs.
-ABOVE = (__file__, "<frozen importlib")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,7 +92,7 @@ def check(paths: Sequence[str]) -> int:
 
 
 def python_files(paths: Iterable[str]) -> Iterator[Path]:
-    """The Python files of ``paths``, which are files and folders.
+    """The Python files among files and in folders.
 
     Raises:
       ValueError: there is no such file or folder.
@@ -116,22 +114,13 @@ def python_files(paths: Iterable[str]) -> Iterator[Path]:
 def run(script: str, arguments: Sequence[str], is_module: bool = False) -> int:
     """Runs a program as ``python SCRIPT`` does, and returns its exit code."""
     sys.argv = [script, *arguments]
-    try:
-        if is_module:
-            sys.path[0] = os.getcwd()
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = os.path.dirname(os.path.realpath(script))
-            _run_file(os.path.abspath(script))
-    except SystemExit as exit:
-        if exit.code is None or isinstance(exit.code, int):
-            return exit.code or 0
-        print(exit.code, file=sys.stderr)
-        return 1
-    except BaseException as error:
-        _show(error)
-        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+    if is_module:
+        sys.path[0] = os.getcwd()
+        return exit_code(
+            lambda: runpy.run_module(script, run_name="__main__", alter_sys=True)
+        )
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    return exit_code(lambda: _run_file(os.path.abspath(script)))
 
 
 def _is_module(name: str) -> bool:
@@ -143,7 +132,7 @@ def _is_module(name: str) -> bool:
 
 
 def _run_file(file: str) -> None:
-    """Runs a file as the module ``__main__``, which stays afterwards.
+    """Runs a file as the module ``__main__``, and keeps the module.
 
     Exit handlers and threads of the program may need it. `runpy.run_path` would remove
     it.
@@ -157,16 +146,8 @@ def _run_file(file: str) -> None:
     exec(loader.source_to_code(loader.get_data(file), file), module.__dict__)
 
 
-def _show(error: BaseException) -> None:
-    """Prints an exception as Python does, from the frames of the program on."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ABOVE):
-        trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
-
-
 def report(found: Sequence[Use]) -> list[str]:
-    """The text on the old names that a run has used; empty if there are none."""
+    """Lines on the old names that a run has used; empty if there are none."""
     installed = [use for use in found if use.file.startswith(PACKAGES)]
     own = [use for use in found if use not in installed]
     lines: list[str] = []

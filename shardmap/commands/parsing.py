@@ -13,9 +13,9 @@ class Parser(argparse.ArgumentParser):
     ``python -m shardmap show: --shape needs whole numbers, got 'x'``.
 
     Args:
-      name: the command's.
-      description: what it does.
-      examples: command lines that work as they stand.
+      name: the name of the command.
+      description: its description.
+      examples: command lines that work as written.
     """
 
     def __init__(self, name: str, description: str, examples: Sequence[str]) -> None:
@@ -45,8 +45,8 @@ def evaluate(text: str, what: str, names: Mapping[str, Any]) -> Any:
     """Evaluates a Python expression of the command line.
 
     Args:
-      text: the expression, written by whoever runs the command.
-      what: what the text is, for errors.
+      text: the expression, written by the user of the command.
+      what: a description of the text, for errors.
       names: the names that it may use.
 
     Raises:

@@ -29,9 +29,9 @@ EXAMPLES = (
 SCRIPT_RUNNER = pathlib.Path(__file__).with_name("run_script.py")
 GRACE = 5.0
 MOST = 1024
-"""The most processes, and devices of each. On one machine more are a slip."""
+"""The most processes, and devices of each: more must be a mistake."""
 HERE = "127.0.0.1"
-# Those of other launchers, which JAX would ask before SLURM's.
+# JAX prefers the variables of these launchers to SLURM's.
 OTHER_LAUNCHERS = re.compile("OMPI_|PMIX_|SLURM_")
 DEVICE_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
@@ -116,7 +116,7 @@ def environment(
         | enough_threads(kept)
         | {
             "JAX_COORDINATOR_ADDRESS": f"{HERE}:{port}",
-            # JAX would listen on all interfaces, and asks nobody who they are.
+            # By default JAX listens on all interfaces, without authentication.
             "JAX_COORDINATOR_BIND_ADDRESS": f"{HERE}:{port}",
             "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, ids)),
             "JAX_NUM_CPU_DEVICES": str(devices),
@@ -125,14 +125,14 @@ def environment(
             "SLURM_NTASKS": str(processes),
             "SLURM_PROCID": str(process),
             "SLURM_LOCALID": str(process),
-            # gRPC, by which they talk, would ask a proxy even for this machine.
+            # Otherwise gRPC uses a proxy even on this machine.
             "no_grpc_proxy": f"localhost,{HERE}",
         }
     )
 
 
 class Launch:
-    """Processes that are started together, and end together.
+    """Processes that start and end together.
 
     Args:
       command: the script and its arguments.
@@ -153,14 +153,14 @@ class Launch:
         """Starts all, waits for all, and returns the exit code.
 
         Args:
-          grace: seconds between asking the rest to end, and ending them.
+          grace: seconds between SIGTERM and SIGKILL to the rest.
         """
         before = {
             number: signal.signal(number, self._pass_on)
             for number in (signal.SIGINT, signal.SIGTERM)
         }
-        # The processes end when the other end of this pipe is shut, as it is when this
-        # process ends, however it does.
+        # The processes end when the other end of this pipe is closed, which happens
+        # however this process ends.
         parent, held = os.pipe()
         try:
             streams = []
@@ -168,7 +168,7 @@ class Launch:
                 if self._signal is None:
                     streams.append(self._start(parent, environment))
             return self._wait(streams, grace)
-        except (OSError, RuntimeError) as error:  # Too many files, or threads.
+        except (OSError, RuntimeError) as error:  # Too many open files or threads.
             self._say(f"process {len(self._processes)} cannot start: {error}")
             return 2
         finally:
@@ -185,7 +185,7 @@ class Launch:
     def _start(
         self, parent: int, environment: Mapping[str, str]
     ) -> list[threading.Thread]:
-        """Starts the next process, and what copies its output."""
+        """Starts the next process, and threads that copy its output."""
         number = len(self._processes)
         process = subprocess.Popen(
             [sys.executable, "-u", str(SCRIPT_RUNNER), str(parent), *self._command],
@@ -194,13 +194,13 @@ class Launch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[parent],
-            # A terminal's Ctrl-C comes here, and is passed on from here only.
+            # Ctrl-C in a terminal reaches only this process, which passes it on.
             start_new_session=True,
         )
         self._processes.append(process)
-        if self._signal is not None:  # It may have come while this one started.
+        if self._signal is not None:  # It may have arrived during the start.
             _send_to_group(process, signal.SIGTERM)
-        # What has been started in a session of its own may hold these open.
+        # Daemons, as children in other sessions may keep the pipes open.
         streams = [
             threading.Thread(target=self._copy, args=(number, source, to), daemon=True)
             for source, to in (
@@ -221,7 +221,7 @@ class Launch:
                         continue
                     try:
                         print(f"[{number}] {text}", file=to, flush=True)
-                    except BrokenPipeError:  # Nobody reads on, as after ``| head``.
+                    except BrokenPipeError:  # The reader has gone, as with ``| head``.
                         self._is_over = True
                         self._signal = signal.SIGPIPE
                         self._send(signal.SIGTERM)
@@ -241,7 +241,7 @@ class Launch:
                     continue
                 running.remove(number)
                 for thread in streams[number]:
-                    thread.join(timeout=1)  # What it has started may hold them open.
+                    thread.join(timeout=1)  # Its children may keep the pipes open.
                 _send_to_group(process, signal.SIGKILL)
                 if process.returncode and not code:
                     own = process.returncode
@@ -267,8 +267,8 @@ class Launch:
 
 
 def _send_to_group(process: subprocess.Popen[bytes], number: int) -> None:
-    """Sends a signal to a process and to those that it has started."""
+    """Sends a signal to a process and its children."""
     try:
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of none, too.
+    except (ProcessLookupError, PermissionError):  # macOS raises the latter, too.
         pass

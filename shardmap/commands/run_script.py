@@ -1,8 +1,8 @@
 """Runs a script as `python script.py` does, but ends at once when it fails.
 
-A Python program that has called `jax.distributed.initialize` waits for the others at
-its end, also if it has failed, while they wait for it. `python -m shardmap run` starts
-this file by its path, so that the script is the first to import JAX.
+After `jax.distributed.initialize`, a Python program that fails waits for the others at
+its end, while they wait for it. `python -m shardmap run` starts this file by its path,
+so that the script is the first to import JAX.
 """
 
 import os
@@ -10,44 +10,45 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
+from collections.abc import Callable
+
+# Frames around the program.
+ABOVE = (os.path.dirname(__file__), "<frozen")
 
 
 def main() -> None:
-    """Called with the read end of a pipe from the parent, the script, its arguments."""
+    """Runs ``sys.argv[2:]``; ``sys.argv[1]`` is a pipe from the parent."""
     parent, script = int(sys.argv[1]), sys.argv[2]
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as exit:
-        code = exit.code
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException as error:
-        show(error, script)
-        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    else:
-        code = 0
-    if code:
+    if code := exit_code(lambda: runpy.run_path(script, run_name="__main__")):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(int(code))
+        os._exit(code)
 
 
-def show(error: BaseException, script: str) -> None:
-    """Prints an exception as Python would, beginning in the script."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != script:
-        trace = trace.tb_next
-    traceback.print_exception(error.with_traceback(trace or error.__traceback__))
+def exit_code(program: Callable[[], object]) -> int:
+    """Runs a program, prints its error as Python does, and returns its exit code."""
+    try:
+        program()
+    except SystemExit as exit:
+        if exit.code is None or isinstance(exit.code, int):
+            return exit.code or 0
+        print(exit.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename.startswith(ABOVE):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
 
 
 def end_with(parent: int) -> None:
-    """Ends this process, and those that it has started, when the parent has ended."""
-    os.read(parent, 1)  # Returns when the other end is shut: nothing is written.
+    """Ends this process and its children when the parent has ended."""
+    os.read(parent, 1)  # Returns when the other end is closed: nothing is written.
     os.killpg(0, signal.SIGKILL)
 
 

@@ -1,13 +1,10 @@
-"""`python -m shardmap show`: a sharding in every form, from indices to Shardy text.
-
-It needs no devices.
-"""
+"""`python -m shardmap show`: a sharding in every form, from indices to Shardy text."""
 
 import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,14 +14,7 @@ import shardmap as sm
 from shardmap.commands.parsing import Parser, evaluate
 from shardmap.explain.draw.grids import GAP
 from shardmap.explain.draw.text import picture
-from shardmap.sharding.spec import (
-    Chunked,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-)
+from shardmap.sharding.spec import ShardingSpec
 
 EXAMPLES = (
     """python -m shardmap show "P('data', None)" --shape 8,64 --mesh data=4,model=2""",
@@ -33,6 +23,34 @@ EXAMPLES = (
 )
 MOST_DEVICES = 2**20
 INDICES_SHOWN = 12
+# The names that SPEC may use.
+NAMES = {
+    **{"jax": jax, "sm": sm, "shardmap": sm},
+    **{"P": PartitionSpec, "PartitionSpec": PartitionSpec},
+    **{
+        name: getattr(sm, name)
+        for name in (
+            *("ShardingSpec", "Chunked", "Unstacked", "NoSharding"),
+            *("ShardedAxis", "Replicated"),
+        )
+    },
+}
+
+
+class Layout(NamedTuple):
+    """What the command shows.
+
+    Attributes:
+      spec: the layout.
+      shape: the shape of the array.
+      mesh: the sizes of mesh axes by name, if given.
+      partitions: the PartitionSpec as text, if given.
+    """
+
+    spec: ShardingSpec
+    shape: tuple[int, ...]
+    mesh: dict[str, int] | None
+    partitions: str | None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,125 +76,41 @@ def main(arguments: Sequence[str]) -> int:
         "--json", action="store_true", help="write the same as JSON, for programs"
     )
     options = parser.parse_args(arguments)
-    shown = page_as_json if options.json else page
+    write = as_json if options.json else page
     try:
-        text = shown(options.spec, options.shape, options.mesh)
+        text = write(layout(options.spec, options.shape, options.mesh))
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     print(text)
     return 0
 
 
-def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
-    """The text of the page.
+def layout(spec_text: str, shape_text: str, mesh_text: str | None) -> Layout:
+    """Parses the arguments.
 
-    >>> print(page("P('x')", "4", "x=2").partition("Indices")[0].rstrip())
-    P('x') on a mesh of x=2
-    ShardingSpec((Chunked((2,)),), (ShardedAxis(0),))
-    <BLANKLINE>
-    (4,) on 2 devices, (2,) on each: dimension 0 across
-           0:2   2:4
-         +-----+-----+
-         |  0  |  1  |
-         +-----+-----+
+    Raises:
+      ValueError, TypeError: they cannot be read, or do not fit each other.
     """
-    asked = _Asked.read(spec_text, shape_text, mesh_text)
-    title = [repr(asked.spec)]
-    if asked.partitions is not None:
-        title.insert(0, f"{asked.partitions} on a mesh of {_mesh_text(asked.mesh)}")
-    return "\n".join(
-        [
-            *title,
-            "",
-            picture(asked.spec, asked.shape),
-            *_forms(asked.spec, asked.shape, asked.names),
-        ]
-    )
-
-
-def page_as_json(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
-    """The content of `page` without the picture, for all devices.
-
-    >>> found = json.loads(page_as_json("P('x')", "4", "x=2"))
-    >>> found["shard_shape"], found["indices"]
-    ([2], [[[0, 2]], [[2, 4]]])
-    """
-    asked = _Asked.read(spec_text, shape_text, mesh_text)
-    spec, shape = asked.spec, asked.shape
-    outside = spec.stacked()
-    return json.dumps(
-        {
-            "spec": repr(spec),
-            "partition_spec": asked.partitions,
-            "shape": shape,
-            "shard_shape": spec.shard_shape(shape),
-            "mesh_shape": spec.mesh_shape,
-            "mesh_axes": asked.names,
-            # Of each device, row-major over the mesh: a number, or start and stop.
-            "indices": [
-                [
-                    item if isinstance(item, int) else item.indices(size)[:2]
-                    for item, size in zip(index, shape, strict=True)
-                ]
-                for index in spec.indices(shape).flat
-            ],
-            "op_sharding": "\n".join(_proto_fields(outside)),
-            "hlo": str(outside.hlo_sharding()),
-            "sdy": outside.sdy(asked.names),
-        }
-    )
-
-
-class _Asked(NamedTuple):
-    """The parsed arguments.
-
-    Attributes:
-      spec: the layout.
-      shape: the shape of the array.
-      mesh: the sizes of mesh axes by name, if given.
-      partitions: the PartitionSpec as text, if given.
-    """
-
-    spec: ShardingSpec
-    shape: tuple[int, ...]
-    mesh: dict[str, int] | None
-    partitions: str | None
-
-    @property
-    def names(self) -> list[str] | None:
-        return list(self.mesh) if self.mesh else None
-
-    @classmethod
-    def read(cls, spec_text: str, shape_text: str, mesh_text: str | None) -> Self:
-        shape = read_shape(shape_text)
-        mesh = None if mesh_text is None else read_mesh(mesh_text)
-        _check_count(math.prod((mesh or {}).values()))
-        given = evaluate(spec_text, "SPEC", _NAMES)
-        partitions = None
-        if isinstance(given, PartitionSpec):
-            spec = _spec_of_partitions(given, len(shape), mesh)
-            partitions = _written(given)
-        elif isinstance(given, ShardingSpec):
-            spec = given
-            if mesh and tuple(mesh.values()) != spec.mesh_shape:
-                raise ValueError(
-                    f"--mesh {_mesh_text(mesh)} has the shape {tuple(mesh.values())}, "
-                    f"but the mesh of {spec!r} has {spec.mesh_shape}: give one "
-                    "name=size for each entry of mesh_mapping, or leave --mesh out"
-                )
-        else:
-            raise ValueError(
-                f"SPEC must be a ShardingSpec or a PartitionSpec, got {given!r}"
-            )
-        _check_count(spec.num_shards)
-        return cls(spec, shape, mesh, partitions)
-
-
-def _check_count(devices: int) -> None:
-    if devices > MOST_DEVICES:
+    shape = read_shape(shape_text)
+    mesh = None if mesh_text is None else read_mesh(mesh_text)
+    _check_count(math.prod((mesh or {}).values()))
+    spec = evaluate(spec_text, "SPEC", NAMES)
+    partitions = None
+    if isinstance(spec, PartitionSpec):
+        partitions = f"P({', '.join(map(repr, spec))})"
+        spec = _spec_of_partitions(spec, len(shape), mesh)
+    elif not isinstance(spec, ShardingSpec):
         raise ValueError(
-            f"the mesh has {devices:,} devices, and show draws at most {MOST_DEVICES:,}"
+            f"SPEC must be a ShardingSpec or a PartitionSpec, got {spec!r}"
         )
+    elif mesh and tuple(mesh.values()) != spec.mesh_shape:
+        raise ValueError(
+            f"--mesh {_mesh_text(mesh)} has the shape {tuple(mesh.values())}, but the "
+            f"mesh of {spec!r} has {spec.mesh_shape}: give one name=size for each "
+            "entry of mesh_mapping, or leave --mesh out"
+        )
+    _check_count(spec.num_shards)
+    return Layout(spec, shape, mesh, partitions)
 
 
 def read_shape(text: str) -> tuple[int, ...]:
@@ -211,19 +145,11 @@ def read_mesh(text: str) -> dict[str, int]:
     return mesh
 
 
-_NAMES = {
-    "jax": jax,
-    "sm": sm,
-    "shardmap": sm,
-    "P": PartitionSpec,
-    "PartitionSpec": PartitionSpec,
-    "ShardingSpec": ShardingSpec,
-    "Chunked": Chunked,
-    "Unstacked": Unstacked,
-    "NoSharding": NoSharding,
-    "ShardedAxis": ShardedAxis,
-    "Replicated": Replicated,
-}
+def _check_count(devices: int) -> None:
+    if devices > MOST_DEVICES:
+        raise ValueError(
+            f"the mesh has {devices:,} devices, and show draws at most {MOST_DEVICES:,}"
+        )
 
 
 def _spec_of_partitions(
@@ -234,9 +160,8 @@ def _spec_of_partitions(
             "a PartitionSpec names the axes of a mesh: give their sizes, such as "
             "--mesh data=4,model=2"
         )
-    abstract = AbstractMesh(
-        tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh)
-    )
+    auto = (AxisType.Auto,) * len(mesh)
+    abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=auto)
     try:
         sharding = NamedSharding(abstract, partitions)
     except Exception as error:  # JAX's own errors of a spec are of several types.
@@ -244,63 +169,87 @@ def _spec_of_partitions(
     return ShardingSpec.from_named_sharding(sharding, ndim)
 
 
-def _mesh_text(mesh: dict[str, int] | None) -> str:
-    return ", ".join(f"{name}={size}" for name, size in (mesh or {}).items())
+def _mesh_text(mesh: dict[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in mesh.items())
 
 
-def _written(partitions: PartitionSpec) -> str:
-    """As JAX prints it, without the comma of a tuple of one.
+def page(shown: Layout) -> str:
+    """The layout as text.
 
-    >>> _written(PartitionSpec("x"))
-    "P('x')"
+    >>> print(page(layout("P('x')", "4", "x=2")).partition("Indices")[0].rstrip())
+    P('x') on a mesh of x=2
+    ShardingSpec((Chunked((2,)),), (ShardedAxis(0),))
+    <BLANKLINE>
+    (4,) on 2 devices, (2,) on each: dimension 0 across
+           0:2   2:4
+         +-----+-----+
+         |  0  |  1  |
+         +-----+-----+
     """
-    return f"P({', '.join(map(repr, partitions))})"
-
-
-def _forms(
-    spec: ShardingSpec, shape: tuple[int, ...], names: Sequence[str] | None
-) -> Iterator[str]:
-    """The indices, the proto, the HLO text and the Shardy text, each with a heading."""
-    yield "\nIndices"
-    yield from _indices(spec, shape)
-    outside = spec.stacked()
-    if outside != spec:
-        yield (
+    spec, shape, mesh, partitions = shown
+    lines = [repr(spec), "", picture(spec, shape), "\nIndices", *_indices(spec, shape)]
+    if partitions is not None:
+        lines.insert(0, f"{partitions} on a mesh of {_mesh_text(mesh or {})}")
+    if spec.stacked() != spec:
+        lines.append(
             "\nThe forms below have no Unstacked: they are the array from outside the "
-            f"map,\n{outside!r}"
+            f"map,\n{spec.stacked()!r}"
         )
-    yield "\nOpSharding proto"
-    yield from _indented(_proto_fields(outside))
-    yield "\nHLO"
-    yield from _indented([str(outside.hlo_sharding())])
-    yield "\nShardy"
-    yield from _indented(outside.sdy(names).splitlines())
+    for title, text in _forms(shown).values():
+        lines += [f"\n{title}", *(f"  {line}" for line in text.splitlines())]
+    return "\n".join(lines)
 
 
-def _proto_fields(outside: ShardingSpec) -> list[str]:
-    """The proto's text, in the compact form."""
+def as_json(shown: Layout) -> str:
+    """The layout as JSON: the content of `page` for all devices, without the picture.
+
+    >>> found = json.loads(as_json(layout("P('x')", "4", "x=2")))
+    >>> found["shard_shape"], found["indices"]
+    ([2], [[[0, 2]], [[2, 4]]])
+    """
+    spec, shape, mesh, partitions = shown
+    content = {
+        "spec": repr(spec),
+        "partition_spec": partitions,
+        "shape": shape,
+        "shard_shape": spec.shard_shape(shape),
+        "mesh_shape": spec.mesh_shape,
+        "mesh_axes": list(mesh) if mesh else None,
+        # For each device, row-major over the mesh: numbers, or pairs of start and stop.
+        "indices": [
+            [
+                item if isinstance(item, int) else item.indices(size)[:2]
+                for item, size in zip(index, shape, strict=True)
+            ]
+            for index in spec.indices(shape).flat
+        ],
+    }
+    return json.dumps(content | {k: text for k, (_, text) in _forms(shown).items()})
+
+
+def _forms(shown: Layout) -> dict[str, tuple[str, str]]:
+    """The forms of a layout in compilers: a title and a text for each."""
+    outside = shown.spec.stacked()
+    hlo = outside.hlo_sharding()
     # Protobuf prints a note above the fields, and no field for the kind of number 0.
-    text = str(outside.hlo_sharding().to_proto())
-    fields = [line for line in text.split("\n") if ": " in line]
-    return fields or ["type: REPLICATED"]
+    fields = [line for line in str(hlo.to_proto()).splitlines() if ": " in line]
+    return {
+        "op_sharding": ("OpSharding proto", "\n".join(fields or ["type: REPLICATED"])),
+        "hlo": ("HLO", str(hlo)),
+        "sdy": ("Shardy", outside.sdy(list(shown.mesh) if shown.mesh else None)),
+    }
 
 
 def _indices(spec: ShardingSpec, shape: tuple[int, ...]) -> Iterator[str]:
+    """A line for each device, or for the first ones and the last."""
     indices = spec.indices(shape)
-    count = spec.num_shards
-    width = len(str(count - 1))
-    shown = (
-        range(count)
-        if count <= INDICES_SHOWN
-        else itertools.chain(range(INDICES_SHOWN - 2), [count - 1])
-    )
-    previous = -1
-    for device in shown:
-        if device != previous + 1:
+    last = spec.num_shards - 1
+    few = range(last if last < INDICES_SHOWN else INDICES_SHOWN - 2)
+    for device in itertools.chain(few, [last]):
+        if device > len(few):
             yield f"  {GAP}"
-        previous = device
         place = np.unravel_index(device, spec.mesh_shape)
-        yield f"  device {device:{width}}  {_index_text(indices[place])}"
+        yield f"  device {device:{len(str(last))}}  {_index_text(indices[place])}"
 
 
 def _index_text(index: tuple[int | slice, ...]) -> str:
@@ -318,7 +267,3 @@ def _index_text(index: tuple[int | slice, ...]) -> str:
         for item in index
     ]
     return f"[{', '.join(parts) or '()'}]"
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

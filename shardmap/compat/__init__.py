@@ -1,10 +1,10 @@
-"""The names that programs written for `jax.pmap` import, as they were before JAX 0.8.
+"""Names that JAX had before 0.8, for programs written for `jax.pmap`.
 
     from shardmap.compat import pmap, device_put_replicated
 
-Most are other names for functions of `shardmap`. Those of `host_callback`, `maps`,
-`pjit`, `pxla` and `util` have the parameters of these modules. `install` installs all
-of them in JAX. docs/migrating.md describes them.
+Most are aliases of functions of `shardmap`. `host_callback`, `maps`, `pjit`, `pxla` and
+`util` have the functions of JAX's old modules with the same parameters. `install`
+installs all of them in JAX. docs/migrating.md describes them.
 """
 
 from shardmap.api.sharded_jit import with_sharding_constraint

@@ -33,12 +33,12 @@ def pmap(
 ) -> Any:
     """`shardmap.spmap` with the parameters of `jax.pmap`.
 
-    If a result with ``out_axes=None`` differs between elements, that of element 0 is
-    returned, with a warning. `shardmap.spmap` raises an error.
+    If a result with ``out_axes=None`` differs between elements, `pmap` warns, and
+    returns that of element 0. `shardmap.spmap` raises an error.
 
     Args:
       fun: the function of one element.
-      axis_name: as for `shardmap.spmap`, like all parameters but the last.
+      axis_name: the name of the axis, as for `shardmap.spmap`.
       in_axes: the mapped axis of each argument.
       out_axes: the mapped axis of each result.
       static_broadcasted_argnums: positions of compile-time constants.
@@ -46,7 +46,7 @@ def pmap(
       backend: the platform whose devices to use.
       axis_size: the number of elements.
       donate_argnums: positions of arguments whose memory the results may reuse.
-      global_arg_shapes: only None.
+      global_arg_shapes: must be None.
 
     Raises:
       ValueError: ``global_arg_shapes`` is not None; or as `shardmap.spmap`.
@@ -78,7 +78,7 @@ def pmap(
 
 
 class PmappedFunction:
-    """A mapped function with results that have no mapped axis; what `pmap` returns."""
+    """What `pmap` returns if a result has ``out_axes=None``."""
 
     def __init__(
         self,
@@ -136,11 +136,11 @@ def sharded_jit(
       fun: the function of whole arrays.
       in_parts, out_parts, num_partitions, static_argnums: as for
         `shardmap.sharded_jit`.
-      local_in_parts, local_out_parts, local_num_partitions: the same as those of all
-        processes, or None: arguments and results are global arrays.
+      local_in_parts, local_out_parts, local_num_partitions: None, or equal to those of
+        all processes: arguments and results are global arrays.
 
     Raises:
-      ValueError: a process's partitions are others than those of all processes.
+      ValueError: the local partitions differ from those of all processes.
 
     Example:
       >>> import jax.numpy as jnp

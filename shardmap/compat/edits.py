@@ -61,7 +61,7 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
 
 
 def without_repetitions(found: Iterable[Use]) -> list[Use]:
-    """The uses in order, without those that another edit covers.
+    """Sorts the uses, and drops those that another edit covers.
 
     >>> use, inside = ("train.py", 1, "jax.api"), ("train.py", 2, "jax.api.jit")
     >>> used = Use(*use, "from"), Use(*inside, "name")
@@ -87,7 +87,7 @@ def without_repetitions(found: Iterable[Use]) -> list[Use]:
 
 
 def told(use: Use, file: str) -> str:
-    """One line for a use in a file of this name.
+    """One line that describes a use in a file.
 
     >>> told(Use("/home/train.py", 3, "jax.tree_map", "name"), "train.py")
     'train.py:3: jax.tree_map -> jax.tree.map'

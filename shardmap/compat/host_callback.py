@@ -2,8 +2,7 @@
 
     from shardmap.compat import host_callback as hcb
 
-The ``transforms`` of a host function are always ``()``. Otherwise these are
-`shardmap.tap`.
+They call `shardmap.tap`. The ``transforms`` of a host function are always ``()``.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ def _as_callback_exceptions() -> Iterator[None]:
 
 
 class CallbackFlavor(enum.Enum):
-    """The callbacks of JAX that could call the host; all are taps here."""
+    """The kinds of callback in JAX; all of them are taps here."""
 
     IO_CALLBACK = 1
     PURE = 2
@@ -68,8 +67,8 @@ def id_tap(
       arg: a pytree of arrays.
       result: the value to return instead of ``arg``.
       tap_with_device: whether to pass the device.
-      device_index: the device that calls with a value that several share. 0: as
-        `shardmap.tap`, for which all devices of a map call.
+      device_index: the device that calls if several hold the value. 0: as for
+        `shardmap.tap`, where all devices of a map call.
       callback_flavor: not used.
       **kwargs: more arguments of ``tap_func``.
 
@@ -80,7 +79,7 @@ def id_tap(
     3 ()
     3
     """
-    host = _HostTap(tap_func, tap_with_device, _fixed(kwargs))
+    host = _Tap(tap_func, tap_with_device, _fixed(kwargs))
     return _tap(host, arg, device_index, result=result)
 
 
@@ -105,14 +104,14 @@ def id_print(
       output_stream: where to write. Default: `sys.stdout` at the time of the call.
       threshold: the number of elements above which an array is shortened.
       callback_flavor: not used.
-      **kwargs: printed in the first line as ``name: value``.
+      **kwargs: values for the first line, printed as ``name: value``.
 
     >>> id_print((1, [2.5, 3]), what="these")
     what: these
     ( 1 [ 2.5 3 ] )
     (1, [2.5, 3])
     """
-    host = _Print(_fixed(kwargs), tap_with_device, output_stream, threshold)
+    host = _Print(id_print, tap_with_device, _fixed(kwargs), output_stream, threshold)
     return _tap(host, arg, device_index, result=result)
 
 
@@ -180,7 +179,7 @@ def barrier_wait(logging_name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def outfeed_receiver(*_: object, **__: object) -> Iterator[None]:
-    """A context that taps needed until 2020. Waits for them at its end."""
+    """A context that taps needed until 2020; waits for taps at its end."""
     yield
     barrier_wait()
 
@@ -191,6 +190,8 @@ def _fixed(kwargs: dict[str, object]) -> tuple[tuple[str, object], ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
+    """A host function with keyword arguments; equal ones share a program."""
+
     func: Callable[..., Any]
     with_device: bool
     kwargs: tuple[tuple[str, object], ...] = ()
@@ -199,24 +200,26 @@ class _Call:
     def __name__(self) -> str:
         return getattr(self.func, "__name__", repr(self.func))
 
-    def named(self, device: jax.Device) -> dict[str, Any]:
-        """The keyword arguments of the host function."""
-        return {**dict(self.kwargs), **({"device": device} if self.with_device else {})}
-
     def __call__(self, value: PyTree, device: jax.Device) -> PyTree:
-        return self.func(value, **self.named(device))
+        kwargs = dict(self.kwargs)
+        if self.with_device:
+            kwargs["device"] = device
+        return self.call(value, kwargs)
+
+    def call(self, value: PyTree, kwargs: dict[str, Any]) -> PyTree:
+        return self.func(value, **kwargs)
 
 
-class _HostTap(_Call):
-    def __call__(self, value: PyTree, device: jax.Device) -> None:
-        named = self.named(device)
-        # The oldest host functions take the transforms by name, or do not.
-        if _accepts(self.func, value, (), **named):
-            self.func(value, (), **named)
-        elif _accepts(self.func, value, transforms=(), **named):
-            self.func(value, transforms=(), **named)
-        else:
-            self.func(value, **named)
+class _Tap(_Call):
+    """A host function that perhaps takes ``transforms``."""
+
+    def call(self, value: PyTree, kwargs: dict[str, Any]) -> PyTree:
+        # The oldest host functions take the transforms by name, or not at all.
+        if _accepts(self.func, value, (), **kwargs):
+            return self.func(value, (), **kwargs)
+        if _accepts(self.func, value, transforms=(), **kwargs):
+            return self.func(value, transforms=(), **kwargs)
+        return self.func(value, **kwargs)
 
 
 def _accepts(func: Callable[..., Any], *args: object, **kwargs: object) -> bool:
@@ -228,24 +231,18 @@ def _accepts(func: Callable[..., Any], *args: object, **kwargs: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Print:
-    kwargs: tuple[tuple[str, object], ...]
-    with_device: bool
-    stream: TextIO | None
-    threshold: int | None
+class _Print(_Call):
+    stream: TextIO | None = None
+    threshold: int | None = None
 
-    __name__ = "id_print"
-
-    def __call__(self, value: PyTree, device: jax.Device) -> None:
-        named = dict(self.kwargs)
-        if self.with_device:
-            named["device"] = device
-        lines = [" ".join(f"{k}: {named[k]}" for k in sorted(named))] if named else []
+    def call(self, value: PyTree, kwargs: dict[str, Any]) -> None:
+        first = " ".join(f"{name}: {kwargs[name]}" for name in sorted(kwargs))
+        lines = [first] if kwargs else []
         with np.printoptions(threshold=self.threshold or 1024):
             lines += _lines(value)
-        # One call, so that what several devices print stays whole.
+        # One write, so that the output of devices is not interleaved.
         stream = self.stream or sys.stdout
-        if stream is not None:  # As for `print`, in a process without one.
+        if stream is not None:  # A process may have none.
             stream.write("\n".join(lines) + "\n")
 
 

@@ -1,8 +1,8 @@
 """Installs the old names in the modules of JAX, for this process.
 
 A module that still exists gets a ``__getattr__`` for its removed names. A removed
-module gets a stand-in in `sys.modules`. Both record who asks for a name, for the list
-of places to edit.
+module gets a stand-in in `sys.modules`. Both record the places that use a name, for
+the list of edits.
 """
 
 import functools
@@ -74,7 +74,7 @@ def install() -> None:
 def uninstall() -> None:
     """Removes everything that `install` has installed.
 
-    Names that a program has imported stay with it.
+    Names that a program has already imported still work.
     """
     while _undo:
         _undo.pop()()
@@ -83,9 +83,8 @@ def uninstall() -> None:
 def uses() -> list[Use]:
     """Lists the places where files have used old names since `install`, in order.
 
-    A name that a program has used stands for all its places in that file. If the source
-    cannot be read, or does not contain the name, the place is the line that asked for
-    it.
+    If a file has used a name, all places of the name in that file are listed; or the
+    line that used it, if the source cannot be read or does not contain the name.
 
     >>> import jax
     >>> install()
@@ -104,7 +103,7 @@ def uses() -> list[Use]:
         found += [
             Use(file, line, name, "name")
             for line, name in noted
-            # `from module import *` asks for all names of the module.
+            # `from module import *` gets all names of the module.
             if name not in known and (line, name.rpartition(".")[0]) not in stars
         ]
     return without_repetitions(found)
@@ -139,7 +138,7 @@ def _stand_in(name: str) -> None:
         _note(old)
         return value_of(new)
 
-    # Python looks there for what a module does not have.
+    # Python calls these for names that a module does not have.
     vars(module).update(__getattr__=attribute, __dir__=names)
     sys.modules[name] = module
     _undo.append(lambda: sys.modules.__delitem__(name))

@@ -18,7 +18,7 @@ __all__ = ["Mesh", "SerialLoop", "mesh", "serial_loop", "thread_resources", "xma
 
 
 class SerialLoop(NamedTuple):
-    """A resource of an axis: a loop over its elements, of this many steps."""
+    """A resource of an axis: a loop of this many steps over its elements."""
 
     length: int
 
@@ -48,7 +48,7 @@ def serial_loop(name: str, length: int) -> Iterator[None]:
 class _Environment:
     @property
     def physical_mesh(self) -> Mesh:
-        """The mesh of ``with Mesh(...):`` around here; perhaps an empty one."""
+        """The surrounding mesh of ``with Mesh(...):``; empty if there is none."""
         return current_mesh()
 
     @property
@@ -75,10 +75,10 @@ def xmap(
     donate_argnums: int | Sequence[int] = (),
     backend: str | None = None,
 ) -> Callable[..., Any]:
-    """Maps a function over named axes, which mesh axes, loops or vectorising compute.
+    """Maps a function over named axes.
 
-    Each name with a resource is one `shardmap.spmap`; each other name is one
-    `jax.vmap`. If two names have the same mesh axis, the first gets it.
+    Each name with a resource is a `shardmap.spmap`, over mesh axes or in a loop; each
+    other name is a `jax.vmap`. If two names have the same mesh axis, the first gets it.
 
     Args:
       fun: the function of one element of all the named axes.
@@ -138,7 +138,7 @@ class _Mapped:
         return self._program(args)(*args)
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
-        """The program for such arguments, as `jax.jit` gives it."""
+        """Lowers the function for these arguments, as `jax.jit` does."""
         lowered: jax.stages.Lowered = self._program(args).lower(*args)
         return lowered
 

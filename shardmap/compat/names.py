@@ -1,7 +1,7 @@
 """The removed names of JAX, and the new name of each.
 
-While `install` is in force, an old name gives the object of the new name, as the edit
-would. Modules of new names are imported lazily.
+After `install`, an old name gives the object of the new name. Modules of new names are
+imported lazily.
 """
 
 import functools
@@ -14,13 +14,7 @@ import numpy as np
 
 from shardmap.sharding.spec import spec_of, spec_to_indices
 
-PXLA = "jax.interpreters.pxla"
-SPECS = (
-    *("Chunked", "NoSharding", "Replicated", "ShardedAxis", "ShardingSpec"),
-    *("Unstacked", "spec_to_indices"),
-)
-
-# Modules that are gone: what each name in them is a name in.
+# Removed modules, and the modules that have their names now.
 MODULES = {
     "jax.api": "jax",
     "jax.experimental.host_callback": "shardmap.compat.host_callback",
@@ -32,7 +26,7 @@ MODULES = {
     "jax.util": "shardmap.compat.util",
 }
 
-# All modules that are gone; of the others only the names below are known.
+# All removed modules. For those not in MODULES, only the names below are known.
 GONE = {
     *MODULES,
     "jax.abstract_arrays",
@@ -41,58 +35,60 @@ GONE = {
     "jax.lib.xla_bridge",
 }
 
-# Names that are there, but not as old programs know them.
+# Names that still exist in JAX with another behavior.
 REPLACED = {
     "jax.pmap": "shardmap.compat.pmap",
     "jax.experimental.pjit.pjit": "shardmap.compat.pjit.pjit",
 }
 
+
+def _moved(old: str, new: str, *names: str) -> dict[str, str]:
+    """Old to new names that differ only in their beginnings."""
+    return {old + name: new + name for name in names}
+
+
 NAMES = {
     **REPLACED,
-    "jax.ad_checkpoint.checkpoint": "jax.checkpoint",
-    "jax.ad_checkpoint.remat": "jax.remat",
+    **_moved("jax.ad_checkpoint.", "jax.", "checkpoint", "remat"),
     "jax.soft_pmap": "shardmap.spmap",
-    "jax.device_put_replicated": "shardmap.device_put_replicated",
-    "jax.device_put_sharded": "shardmap.device_put_sharded",
+    **_moved("jax.", "shardmap.", "device_put_replicated", "device_put_sharded"),
     "jax.partial": "functools.partial",
     "jax.xla_computation": "shardmap.compat.ops.xla_computation",
     # Trees
-    "jax.tree_all": "jax.tree.all",
-    "jax.tree_flatten": "jax.tree.flatten",
-    "jax.tree_leaves": "jax.tree.leaves",
-    "jax.tree_map": "jax.tree.map",
+    **_moved("jax.tree_", "jax.tree.", "all", "flatten", "leaves", "map", "reduce"),
+    **_moved("jax.tree_", "jax.tree.", "structure", "transpose", "unflatten"),
     "jax.tree_multimap": "jax.tree.map",
-    "jax.tree_reduce": "jax.tree.reduce",
-    "jax.tree_structure": "jax.tree.structure",
-    "jax.tree_transpose": "jax.tree.transpose",
-    "jax.tree_unflatten": "jax.tree.unflatten",
-    "jax.treedef_children": "jax.tree_util.treedef_children",
-    "jax.treedef_is_leaf": "jax.tree_util.treedef_is_leaf",
-    "jax.treedef_tuple": "jax.tree_util.treedef_tuple",
+    **_moved("jax.treedef_", "jax.tree_util.treedef_", "children", "is_leaf", "tuple"),
     "jax.tree_util.tree_multimap": "jax.tree_util.tree_map",
     # Layouts
-    "jax.sharding.MeshPspecSharding": "jax.sharding.NamedSharding",
-    "jax.sharding.PmapSharding": "shardmap.compat.PmapSharding",
-    "jax.sharding.XLACompatibleSharding": "jax.sharding.Sharding",
-    "jax.experimental.sharding.MeshPspecSharding": "jax.sharding.NamedSharding",
-    "jax.experimental.sharding.PmapSharding": "shardmap.compat.PmapSharding",
-    "jax.experimental.sharding.XLACompatibleSharding": "jax.sharding.Sharding",
-    **{f"{PXLA}.{name}": f"shardmap.{name}" for name in SPECS},
-    f"{PXLA}.Mesh": "jax.sharding.Mesh",
-    f"{PXLA}.PartitionSpec": "jax.sharding.PartitionSpec",
-    f"{PXLA}.PmapSharding": "shardmap.compat.PmapSharding",
     **{
-        f"{PXLA}.{name}": f"shardmap.compat.pxla.{name}"
-        for name in (
-            *("AvalDimSharding", "MeshDimAssignment", "ShardedDeviceArray"),
-            *("_pmap_sharding_spec", "make_sharded_device_array"),
-            *("partitioned_sharding_spec", "replicate", "shard_arg_handlers"),
-            *("soft_pmap", "xla_pmap"),
+        f"{module}.{old}": new
+        for module in ("jax.sharding", "jax.experimental.sharding")
+        for old, new in (
+            ("MeshPspecSharding", "jax.sharding.NamedSharding"),
+            ("PmapSharding", "shardmap.compat.PmapSharding"),
+            ("XLACompatibleSharding", "jax.sharding.Sharding"),
         )
     },
-    f"{PXLA}.mesh_sharding_specs": "shardmap.mesh_sharding_spec",
-    f"{PXLA}.soft_pmap_p": "shardmap.spmap_p",
-    f"{PXLA}.xla_pmap_p": "shardmap.spmap_p",
+    **_moved(
+        "jax.interpreters.pxla.",
+        "shardmap.",
+        *("Chunked", "NoSharding", "Replicated", "ShardedAxis", "ShardingSpec"),
+        *("Unstacked", "spec_to_indices"),
+    ),
+    **_moved("jax.interpreters.pxla.", "jax.sharding.", "Mesh", "PartitionSpec"),
+    "jax.interpreters.pxla.PmapSharding": "shardmap.compat.PmapSharding",
+    **_moved(
+        "jax.interpreters.pxla.",
+        "shardmap.compat.pxla.",
+        *("AvalDimSharding", "MeshDimAssignment", "ShardedDeviceArray"),
+        *("_pmap_sharding_spec", "make_sharded_device_array"),
+        *("partitioned_sharding_spec", "replicate", "shard_arg_handlers"),
+        *("soft_pmap", "xla_pmap"),
+    ),
+    "jax.interpreters.pxla.mesh_sharding_specs": "shardmap.mesh_sharding_spec",
+    "jax.interpreters.pxla.soft_pmap_p": "shardmap.spmap_p",
+    "jax.interpreters.pxla.xla_pmap_p": "shardmap.spmap_p",
     "jax.interpreters.xla.DeviceArray": "jax.Array",
     "jax.interpreters.xla._DeviceArray": "jax.Array",
     # Partitions
@@ -101,48 +97,36 @@ NAMES = {
     "jax.experimental.with_sharding_constraint": "shardmap.with_sharding_constraint",
     "jax.experimental.maps.Mesh": "jax.sharding.Mesh",
     "jax.experimental.pjit.PartitionSpec": "jax.sharding.PartitionSpec",
-    "jax.experimental.pjit.with_sharding_constraint": (
-        "jax.lax.with_sharding_constraint"
-    ),
+    **_moved("jax.experimental.pjit.", "jax.lax.", "with_sharding_constraint"),
     "jax.interpreters.sharded_jit.PartitionSpec": "jax.sharding.PartitionSpec",
     "jax.interpreters.sharded_jit.sharded_jit": "shardmap.compat.sharded_jit",
-    "jax.interpreters.sharded_jit.with_sharding_constraint": (
-        "shardmap.with_sharding_constraint"
-    ),
-    # What programs are made of
+    **_moved("jax.interpreters.sharded_jit.", "shardmap.", "with_sharding_constraint"),
+    # Jaxprs and primitives
     "jax.abstract_arrays.ShapedArray": "jax.core.ShapedArray",
-    "jax.core.ClosedJaxpr": "jax.extend.core.ClosedJaxpr",
-    "jax.core.TypedJaxpr": "jax.extend.core.ClosedJaxpr",
-    "jax.core.Jaxpr": "jax.extend.core.Jaxpr",
-    "jax.core.JaxprEqn": "jax.extend.core.JaxprEqn",
-    "jax.core.Literal": "jax.extend.core.Literal",
     "jax.core.MapPrimitive": "shardmap.MapPrimitive",
-    "jax.core.Primitive": "jax.extend.core.Primitive",
-    "jax.core.Var": "jax.extend.core.Var",
+    "jax.core.TypedJaxpr": "jax.extend.core.ClosedJaxpr",
     "jax.core.get_aval": "jax.typeof",
-    "jax.core.jaxpr_as_fun": "jax.extend.core.jaxpr_as_fun",
-    "jax.core.mapped_aval": "jax.extend.core.mapped_aval",
-    "jax.core.subjaxprs": "jax.extend.core.subjaxprs",
-    "jax.core.unmapped_aval": "jax.extend.core.unmapped_aval",
-    "jax.core.unsafe_get_axis_names_DO_NOT_USE": (
-        "jax.extend.core.unsafe_get_axis_names_DO_NOT_USE"
+    **_moved(
+        "jax.core.",
+        "jax.extend.core.",
+        *("ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"),
+        *("jaxpr_as_fun", "mapped_aval", "subjaxprs", "unmapped_aval"),
+        "unsafe_get_axis_names_DO_NOT_USE",
     ),
     # Devices and settings
     "jax.config.config": "jax.config",
     "jax.experimental.enable_x64": "jax.enable_x64",
-    "jax.lib.xla_bridge.device_count": "jax.device_count",
-    "jax.lib.xla_bridge.devices": "jax.devices",
+    **_moved(
+        "jax.lib.xla_bridge.",
+        "jax.",
+        *("device_count", "devices", "local_device_count", "local_devices"),
+        *("process_count", "process_index"),
+    ),
     "jax.lib.xla_bridge.get_backend": "jax.extend.backend.get_backend",
     "jax.lib.xla_bridge.host_count": "jax.process_count",
     "jax.lib.xla_bridge.host_id": "jax.process_index",
-    "jax.lib.xla_bridge.local_device_count": "jax.local_device_count",
-    "jax.lib.xla_bridge.local_devices": "jax.local_devices",
-    "jax.lib.xla_bridge.process_count": "jax.process_count",
-    "jax.lib.xla_bridge.process_index": "jax.process_index",
     # Numbers
-    "jax.lax.pdot": "shardmap.compat.ops.pdot",
-    "jax.lax.tie_in": "shardmap.compat.ops.tie_in",
-    "jax.lax.xeinsum": "shardmap.compat.ops.xeinsum",
+    **_moved("jax.lax.", "shardmap.compat.ops.", "pdot", "tie_in", "xeinsum"),
     "jax.nn.normalize": "jax.nn.standardize",
     "jax.numpy.DeviceArray": "jax.Array",
     "jax.numpy.in1d": "jax.numpy.isin",
@@ -150,17 +134,17 @@ NAMES = {
     "jax.numpy.row_stack": "jax.numpy.vstack",
     "jax.numpy.trapz": "jax.numpy.trapezoid",
     "jax.ops.index": "jax.numpy.index_exp",
-    "jax.ops.index_add": "shardmap.compat.ops.index_add",
-    "jax.ops.index_max": "shardmap.compat.ops.index_max",
-    "jax.ops.index_min": "shardmap.compat.ops.index_min",
-    "jax.ops.index_mul": "shardmap.compat.ops.index_mul",
-    "jax.ops.index_update": "shardmap.compat.ops.index_update",
+    **_moved(
+        "jax.ops.",
+        "shardmap.compat.ops.",
+        *("index_add", "index_max", "index_min", "index_mul", "index_update"),
+    ),
     "jax.random.KeyArray": "jax.Array",
     "jax.random.PRNGKeyArray": "jax.Array",
     "jax.random.shuffle": "jax.random.permutation",
 }
 
-# Attributes that arrays had: the edit for an array x, and the value of x now.
+# Removed attributes of arrays: the edit for an array x, and the value.
 ATTRIBUTES: dict[str, tuple[str, Callable[[jax.Array], Any]]] = {
     "copy_to_device": (
         "x.copy_to_device(device) -> jax.device_put(x, device)",

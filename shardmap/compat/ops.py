@@ -68,7 +68,7 @@ def pdot(
       y: the second.
       axis_name: the name of a mapped axis, or several.
       pos_contract: the dimensions of ``x`` and of ``y`` to sum over.
-      pos_batch: the dimensions of both that stay as one.
+      pos_batch: the batch dimensions of both.
       precision: as in `jax.lax.dot_general`.
 
     >>> product = jax.vmap(lambda x, y: pdot(x, y, "i"), axis_name="i", out_axes=None)

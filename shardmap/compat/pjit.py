@@ -28,9 +28,9 @@ def pjit(
 
     Args:
       fun: the function.
-      in_axis_resources: a pytree prefix of the tuple of arguments, of partition specs;
-        None: replicated. Left out: those of the arguments.
-      out_axis_resources: the same for the result. Left out: XLA chooses.
+      in_axis_resources: a pytree prefix of the tuple of arguments, with partition specs
+        as leaves; None: replicated. Default: the shardings of the arguments.
+      out_axis_resources: the same for the result. Default: XLA chooses.
       *args: further parameters of `jax.jit`: ``static_argnums``, ``donate_argnums``.
       **kwargs: the same, by name; ``in_shardings``, ``out_shardings`` as in `jax.jit`.
 

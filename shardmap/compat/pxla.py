@@ -53,7 +53,7 @@ class PmapSharding:
 
     default = staticmethod(pmap_sharding)
 
-    # The old class was called to make one; JAX has only `NamedSharding` for it now.
+    # Calls of the old class made a sharding; JAX has only `NamedSharding` now.
     def __new__(  # type: ignore[misc]
         cls,
         devices: Sequence[jax.Device] | np.ndarray,
@@ -159,7 +159,7 @@ class _ShardArgHandlers(dict[type, OldHandler]):
                 "shard_arg_handlers takes a function of a value, devices and indices, "
                 f"but the one for {cls.__name__} takes {inspect.signature(handler)}. "
                 "Register a function of a value and a sharding by "
-                "shardmap.register_shard_handler."
+                "shardmap.extend.register_shard_handler."
             )
 
         def put(value: Value, sharding: Sharding) -> jax.Array:
@@ -177,7 +177,7 @@ class _ShardArgHandlers(dict[type, OldHandler]):
 
 
 def _old_index(cut: slice) -> int | slice:
-    """A mapped dimension was indexed by an int."""
+    """The old index: an int for a mapped dimension."""
     is_one = cut != slice(None) and cut.stop - cut.start == 1
     return int(cut.start) if is_one else cut
 
@@ -192,8 +192,8 @@ def partitioned_sharding_spec(
     """The spec of an array that `shardmap.sharded_jit` partitions.
 
     Args:
-      num_partitions: how many devices hold the array if it is not cut.
-      partitions: how many parts each dimension is cut into; None: it is not cut.
+      num_partitions: the number of devices that hold the array if it is not cut.
+      partitions: the number of parts of each dimension; None: it is not cut.
       aval: the array's shape and dtype.
 
     >>> aval = jax.ShapeDtypeStruct((4, 2), np.float32)
@@ -220,10 +220,10 @@ def _pmap_sharding_spec(
     Args:
       nrep: the number of devices of the map and those inside it.
       axis_size: the size of the mapped axis.
-      npart: into how many parts `shardmap.sharded_jit` cuts each element.
-      parts: how many parts along each dimension; None: it is not cut.
+      npart: the number of parts that `shardmap.sharded_jit` cuts each element into.
+      parts: the number of parts of each dimension; None: it is not cut.
       sharded_aval: one element's shape and dtype.
-      map_axis: where the mapped axis is; None: there is none.
+      map_axis: the position of the mapped axis; None: there is none.
 
     >>> aval = jax.ShapeDtypeStruct((3,), np.float32)
     >>> _pmap_sharding_spec(8, 4, 1, None, aval, 0)

@@ -35,7 +35,7 @@ class _Finder(ast.NodeVisitor):
         self.file = file
         self.uses: list[Use] = []
         self.others: set[tuple[int, str]] = set()
-        # What names of the file mean: dotted names in JAX.
+        # The names of the file, as dotted names in JAX.
         self.meanings: dict[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of odd strings.
@@ -87,7 +87,7 @@ class _Finder(ast.NodeVisitor):
         known = isinstance(_root(node), ast.Name) and first in self.meanings
         if known and self.look(node, ".".join([self.meanings[first], *rest]), "name"):
             return
-        # Slices have `indices` too: only a run tells which are an array's.
+        # Slices have `indices` too: only a run can tell them from arrays.
         if node.attr in ATTRIBUTES and not hasattr(slice, node.attr):
             name = f"jax.Array.{node.attr}"
             self.uses.append(Use(self.file, node.lineno, name, "name"))
@@ -102,7 +102,7 @@ def _root(node: ast.expr) -> ast.expr:
 
 
 def _is_in_jax(name: str) -> bool:
-    """Whether JAX has a dotted name, as far as its modules go.
+    """Whether JAX has a dotted name; only the part in modules is checked.
 
     >>> _is_in_jax("jax.numpy.sin.anything"), _is_in_jax("jax.mask")
     (True, False)

@@ -79,6 +79,11 @@ WRONG = {
     "Model().apply('x')": r"incompatible type \"str\"",
     "sm.spmap(scaled, lowering='gspmd')": r"No overload variant|incompatible type",
     "sm.mesh_map(scaled, in_axes={})": r"No overload variant|[Mm]issing",
+    "sm.spmap(scaled, in_axis=0)": r"No overload variant",
+    "sm.spmap(in_axis=0)": r"did you mean \"in_axes\"",
+    "sm.mesh_map(mesh=mesh, in_axes={}, out_axis={})": r"No overload variant",
+    "sm.sharded_jit(in_part=2, out_parts=None)": r"No overload variant",
+    "sm.chunked(memry=2)": r"did you mean \"memory\"",
     "sm.spmap(3)": r"No overload variant|incompatible type",
 }
 
