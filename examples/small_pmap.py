@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 
@@ -27,33 +28,27 @@ import shardmap as sm
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """How the leading dimension of an array is sharded.
+    """How an array is laid over the devices: cut along axis 0, or a copy on each."""
 
-    Attributes:
-      shards: the number of shards, one for each device. None: each device has a copy.
-      devices: the number of devices.
-    """
-
-    shards: int | None
+    is_cut: bool
     devices: int
 
     def indices(self, shape: Sequence[int]) -> list[slice]:
         """The rows on each device."""
-        if self.shards is None:
+        if not self.is_cut:
             return [slice(None)] * self.devices
-        rows = shape[0] // self.shards
-        return [slice(k * rows, (k + 1) * rows) for k in range(self.shards)]
+        rows = shape[0] // self.devices
+        return [slice(k * rows, (k + 1) * rows) for k in range(self.devices)]
 
     def named_sharding(self, mesh: Mesh) -> NamedSharding:
         """The equivalent JAX sharding."""
-        cut = () if self.shards is None else mesh.axis_names
-        return NamedSharding(mesh, PartitionSpec(*cut))
+        return NamedSharding(mesh, P(*mesh.axis_names) if self.is_cut else P())
 
     @staticmethod
     def of(array: jax.Array) -> "Spec":
         """The spec of an array on a mesh of one axis."""
-        count = array.sharding.num_devices
-        return Spec(None if array.sharding.is_fully_replicated else count, count)
+        sharding = array.sharding
+        return Spec(not sharding.is_fully_replicated, sharding.num_devices)
 
 
 # Shards on devices: shardmap/arrays
@@ -61,13 +56,10 @@ class Spec:
 
 def put(x: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
     """Puts each shard on its device and makes one array of them."""
-    shards = [
-        jax.device_put(x[rows], device)
-        for rows, device in zip(spec.indices(x.shape), mesh.devices.flat, strict=True)
-    ]
-    return jax.make_array_from_single_device_arrays(
-        x.shape, spec.named_sharding(mesh), shards
-    )
+    places = zip(spec.indices(x.shape), mesh.devices.flat, strict=True)
+    shards = [jax.device_put(x[rows], device) for rows, device in places]
+    sharding = spec.named_sharding(mesh)
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
 
 # The map's equation: shardmap/map/primitives
@@ -78,10 +70,9 @@ map_p.multiple_results = True
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Element:
-    """The function of one element, traced.
+    """The traced function of one element, hidden from the type checker of JAX.
 
-    JAX's type checker checks jaxprs in the parameters of an equation, where it does not
-    know the axis. It does not check those in a class.
+    The checker does not know the axis in a jaxpr that is a parameter of an equation.
     """
 
     jaxpr: Any
@@ -89,37 +80,22 @@ class Element:
     def __call__(self, *args: Any) -> list[Any]:
         return jex_core.jaxpr_as_fun(self.jaxpr)(*args)
 
-    @property
-    def structs(self) -> list[jax.ShapeDtypeStruct]:
-        """The shapes and dtypes of the arguments."""
-        return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals]
 
-
-def bind(
-    element: Callable[..., Sequence[Any]],
-    axis: tuple[str, int],
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None] | None,
-    args: Sequence[Any],
-) -> list[Any]:
+def bind(element, axis, in_axes, out_axes, args):
     """Traces the function of one element and binds the map of it.
 
-    Args:
-      element: a function of flat lists of arrays.
-      axis: the name and the size of the axis.
-      in_axes, out_axes: 0 or None for each argument and result. ``out_axes=None`` maps
-        all results.
-      args: the arguments.
+    ``axis`` is a name and a size. ``in_axes`` and ``out_axes`` have 0 or None for each
+    argument and result; ``out_axes=None`` maps all results.
     """
     one = [
-        jax.ShapeDtypeStruct(jnp.shape(x)[axis_ == 0 :], jnp.result_type(x))
-        for x, axis_ in zip(args, in_axes, strict=True)
+        jax.ShapeDtypeStruct(jnp.shape(x)[in_axis == 0 :], jnp.result_type(x))
+        for x, in_axis in zip(args, in_axes, strict=True)
     ]
-    traced = Element(jax.make_jaxpr(element, axis_env=[axis])(*one))
+    jaxpr = jax.make_jaxpr(element, axis_env=[axis])(*one)
     if out_axes is None:
-        out_axes = (0,) * len(traced.jaxpr.out_avals)
+        out_axes = (0,) * len(jaxpr.out_avals)
     axes = {"in_axes": tuple(in_axes), "out_axes": tuple(out_axes)}
-    return map_p.bind(*args, element=traced, axis=axis, **axes)
+    return map_p.bind(*args, element=Element(jaxpr), axis=axis, **axes)
 
 
 @map_p.def_abstract_eval
@@ -138,21 +114,17 @@ def mesh_of(axis: tuple[str, int]) -> Mesh:
     return Mesh(np.array(jax.devices()[: axis[1]]), axis[0])
 
 
-def shard_mapped(*args, element, axis, in_axes, out_axes):
+@functools.partial(jax.jit, static_argnames=("element", "axis", "in_axes", "out_axes"))
+def program(*args, element, axis, in_axes, out_axes):
     """The map, written for one device."""
 
     def block(*blocks):
-        elements = [
-            x[0] if in_axis == 0 else x
-            for x, in_axis in zip(blocks, in_axes, strict=True)
-        ]
-        results = element(*elements)
-        return [
-            y[None] if out_axis == 0 else y
-            for y, out_axis in zip(results, out_axes, strict=True)
-        ]
+        along = zip(blocks, in_axes, strict=True)
+        results = element(*(x[0] if in_axis == 0 else x for x, in_axis in along))
+        along = zip(results, out_axes, strict=True)
+        return [y[None] if out_axis == 0 else y for y, out_axis in along]
 
-    spec_of = {0: PartitionSpec(axis[0]), None: PartitionSpec()}
+    spec_of = {0: P(axis[0]), None: P()}
     return jax.shard_map(
         block,
         mesh=mesh_of(axis),
@@ -162,26 +134,22 @@ def shard_mapped(*args, element, axis, in_axes, out_axes):
     )(*args)
 
 
-mlir.register_lowering(map_p, mlir.lower_fun(shard_mapped, multiple_results=True))
-
-
-@map_p.def_impl
-def _impl(*args, **params):
-    return _program(**params)(*args)
-
-
-@functools.lru_cache
-def _program(**params):
-    mesh = mesh_of(params["axis"])
-    shardings = [
-        NamedSharding(mesh, PartitionSpec(*mesh.axis_names[: in_axis == 0]))
-        for in_axis in params["in_axes"]
-    ]
-    run = jax.jit(functools.partial(shard_mapped, **params))
-    return lambda *args: run(*jax.device_put(args, tuple(shardings)))
+map_p.def_impl(program)
+mlir.register_lowering(map_p, mlir.lower_fun(program, multiple_results=True))
 
 
 # The rules of transformations: shardmap/map/rules
+
+
+def select(values, which):
+    """The values for which ``which`` is true."""
+    return [value for value, chosen in zip(values, which, strict=True) if chosen]
+
+
+def merge(which, chosen, others):
+    """The list of which `select` made ``chosen`` and left ``others``."""
+    chosen, others = iter(chosen), iter(others)
+    return [next(chosen if is_chosen else others) for is_chosen in which]
 
 
 def _batch(args, dims, *, element, axis, in_axes, out_axes):
@@ -190,80 +158,66 @@ def _batch(args, dims, *, element, axis, in_axes, out_axes):
         x if dim is None else jnp.moveaxis(x, dim, 1 if in_axis == 0 else 0)
         for x, dim, in_axis in zip(args, dims, in_axes, strict=True)
     ]
-    of_element = [None if dim is None else 0 for dim in dims]
-    batched = jax.vmap(element, in_axes=of_element)
+    batched = jax.vmap(element, in_axes=[None if dim is None else 0 for dim in dims])
     results = bind(batched, axis, in_axes, out_axes, moved)
     return results, [1 if out_axis == 0 else 0 for out_axis in out_axes]
-
-
-batching.primitive_batchers[map_p] = _batch
 
 
 def _jvp(primals, tangents, *, element, axis, in_axes, out_axes):
     """Two maps: one of results and residuals, one that is linear in the tangents."""
     moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
-    trees = []
+    still = [not moved for moved in moves]
+    tree = None
 
     def forward(*xs):
-        def of_moving(*moving):
-            rest = iter(moving)
-            full = [next(rest) if m else x for m, x in zip(moves, xs, strict=True)]
-            return element(*full)
+        nonlocal tree
 
-        moving = [x for m, x in zip(moves, xs, strict=True) if m]
-        results, pushforward = jax.linearize(of_moving, *moving)
+        def of_moving(*moving):
+            return element(*merge(moves, moving, select(xs, still)))
+
+        results, pushforward = jax.linearize(of_moving, *select(xs, moves))
         residuals, tree = jax.tree.flatten(pushforward)
-        trees.append(tree)
         return [*results, *residuals]
 
     def linear(*xs):
-        pushforward = jax.tree.unflatten(trees[-1], xs[:count])
-        return pushforward(*xs[count:])
+        pushforward = jax.tree.unflatten(tree, xs[: len(residuals)])
+        return pushforward(*xs[len(residuals) :])
 
-    forward_jaxpr = jax.make_jaxpr(forward, axis_env=[axis])(*element.structs)
-    count = len(forward_jaxpr.out_avals) - len(out_axes)
-    both = bind(forward, axis, in_axes, (*out_axes, *(0,) * count), primals)
+    jaxpr = jax.make_jaxpr(forward, axis_env=[axis])(*element.jaxpr.in_avals)
+    mapped = (0,) * (len(jaxpr.out_avals) - len(out_axes))
+    both = bind(forward, axis, in_axes, (*out_axes, *mapped), primals)
     results, residuals = both[: len(out_axes)], both[len(out_axes) :]
-    moving = [t for m, t in zip(moves, tangents, strict=True) if m]
-    moving_axes = [in_axis for m, in_axis in zip(moves, in_axes, strict=True) if m]
-    out_tangents = bind(
-        linear, axis, (*(0,) * count, *moving_axes), out_axes, [*residuals, *moving]
-    )
-    return results, out_tangents
-
-
-ad.primitive_jvps[map_p] = _jvp
+    linear_axes = (*mapped, *select(in_axes, moves))
+    operands = [*residuals, *select(tangents, moves)]
+    return results, bind(linear, axis, linear_axes, out_axes, operands)
 
 
 def _transpose(cotangents, *args, element, axis, in_axes, out_axes):
     """The map of the transposed element; shared arguments get the sum over elements."""
     unknown = [ad.is_undefined_primal(x) for x in args]
-    known = [x for u, x in zip(unknown, args, strict=True) if not u]
-    known_axes = [a for u, a in zip(unknown, in_axes, strict=True) if not u]
-    linear_axes = [a for u, a in zip(unknown, in_axes, strict=True) if u]
-    cotangents = [
-        ad.instantiate_zeros(ct) if isinstance(ct, ad.Zero) else ct for ct in cotangents
-    ]
+    known = [not is_unknown for is_unknown in unknown]
+    known_axes, linear_axes = select(in_axes, known), select(in_axes, unknown)
+    structs = select(element.jaxpr.in_avals, unknown)
 
     def backward(*xs):
-        known, cts = xs[: len(known_axes)], xs[len(known_axes) :]
+        given, cts = xs[: len(known_axes)], xs[len(known_axes) :]
 
         def of_unknown(*linear):
-            rest, given = iter(linear), iter(known)
-            return element(*(next(rest if u else given) for u in unknown))
+            return element(*merge(unknown, linear, given))
 
-        structs = [s for u, s in zip(unknown, element.structs, strict=True) if u]
         found = jax.linear_transpose(of_unknown, *structs)(list(cts))
         return [
             ct if in_axis == 0 else lax.psum(ct, axis[0])
             for ct, in_axis in zip(found, linear_axes, strict=True)
         ]
 
-    axes = [*known_axes, *out_axes]
-    found = iter(bind(backward, axis, axes, linear_axes, [*known, *cotangents]))
-    return [next(found) if u else None for u in unknown]
+    operands = [*select(args, known), *map(ad.instantiate_zeros, cotangents)]
+    found = bind(backward, axis, [*known_axes, *out_axes], linear_axes, operands)
+    return merge(unknown, found, [None] * len(known_axes))
 
 
+batching.primitive_batchers[map_p] = _batch
+ad.primitive_jvps[map_p] = _jvp
 ad.primitive_transposes[map_p] = _transpose
 
 
@@ -276,28 +230,25 @@ def small_pmap(
     """Maps ``fun`` over leading axes, one element on each device."""
 
     def mapped(*args: Any) -> Any:
-        axes = [in_axes] * len(args) if isinstance(in_axes, int) else in_axes
-        leaves, tree = jax.tree.flatten(args)
+        axes = (in_axes,) * len(args) if isinstance(in_axes, int) else tuple(in_axes)
         leaf_axes = [
             a for a, arg in zip(axes, args, strict=True) for _ in jax.tree.leaves(arg)
         ]
-        mapped_leaves = [x for x, a in zip(leaves, leaf_axes, strict=True) if a == 0]
-        (size,) = {jnp.shape(x)[0] for x in mapped_leaves}
-        out_tree = None
+        leaves, tree = jax.tree.flatten(args)
+        (size,) = {len(x) for x in select(leaves, [a == 0 for a in leaf_axes])}
+        axis, out_tree = (axis_name, size), None
 
         def element(*xs: Any) -> list[Any]:
             nonlocal out_tree
             results, out_tree = jax.tree.flatten(fun(*jax.tree.unflatten(tree, xs)))
             return results
 
-        mesh = mesh_of((axis_name, size))
         # `jax.jit` finds its devices in constraints, and not in a primitive of ours.
-        specs = [Spec(size if a == 0 else None, size) for a in leaf_axes]
-        leaves = [
-            lax.with_sharding_constraint(jnp.asarray(x), spec.named_sharding(mesh))
-            for x, spec in zip(leaves, specs, strict=True)
+        shardings = [
+            Spec(a == 0, size).named_sharding(mesh_of(axis)) for a in leaf_axes
         ]
-        results = bind(element, (axis_name, size), leaf_axes, None, leaves)
+        placed = map(lax.with_sharding_constraint, map(jnp.asarray, leaves), shardings)
+        results = bind(element, axis, leaf_axes, None, list(placed))
         return jax.tree.unflatten(out_tree, results)
 
     return mapped
@@ -313,7 +264,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
     ours = small_pmap(fun, "i", (None, 0))
     theirs = sm.spmap(fun, "i", in_axes=(None, 0))
-    result = ours(weight, put(rows, Spec(8, 8), mesh_of(("i", 8))))
+    result = ours(weight, put(rows, Spec(True, 8), mesh_of(("i", 8))))
     print(jax.make_jaxpr(ours)(weight, rows).eqns[-1].primitive)
     print(Spec.of(result), sm.spec_of(theirs(weight, rows)))
 

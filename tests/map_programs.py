@@ -5,7 +5,9 @@ element, with ``map_`` for the maps inside it. So the same program runs on `spma
 on its oracle, `jax.vmap`.
 """
 
+import collections
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -362,3 +364,13 @@ def maps_in(fun, *args):
     jaxpr = jax.make_jaxpr(fun)(*args)
     outermost = equations(jaxpr, into=lambda e: e.primitive is not sm.spmap_p)
     return [equation for equation in outermost if equation.primitive is sm.spmap_p]
+
+
+KINDS = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+
+
+def collectives_of(fun, *args):
+    """The number of collectives of each kind in the compiled program of a function."""
+    lower = getattr(fun, "lower", None) or jax.jit(fun).lower
+    text = lower(*args).compile().as_text()
+    return dict(collections.Counter(re.findall(rf" ({KINDS})(?:-start)?\(", text)))

@@ -9,7 +9,7 @@ import math
 import jax
 import numpy as np
 
-from shardmap.sharding.spec import Chunked, ShardedAxis, Unstacked
+from shardmap import Chunked, ShardedAxis, Unstacked
 
 
 def loop_indices(shape, spec):

@@ -5,13 +5,7 @@ import math
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from shardmap.sharding.spec import (
-    Chunked,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-)
+from shardmap import Chunked, Replicated, ShardedAxis, ShardingSpec, Unstacked
 
 
 def examples(count: int) -> settings:

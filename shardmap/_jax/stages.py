@@ -10,16 +10,6 @@ import jax.api_util
 from jax._src import config
 from jax._src.api_util import InternalFloatingPointError
 
-
-def copy_stage(stage: jax.stages.Lowered, into: object) -> None:
-    """Copies the state of a stage to an object of a derived class.
-
-    The constructor is not public.
-    """
-    for slot in jax.stages.Lowered.__slots__:
-        setattr(into, slot, getattr(stage, slot))
-
-
 FoundNaN = InternalFloatingPointError
 """The error of a program under `jax.debug_nans`."""
 

@@ -61,7 +61,7 @@ class Mapped(Generic[P, R]):
         # Perhaps those of an equal function, which is kept alive here.
         self._fun = self._programs.fun()
         self._static = options.static_argnums
-        self._is_plain = not (options.static_argnums or options.donate_argnums)
+        self._donates = bool(options.donate_argnums)
         # The last program for each number of arguments is tried first. It raises an
         # error for arguments that it does not take.
         self._recent: dict[int, CompiledEntry] = {}
@@ -73,7 +73,7 @@ class Mapped(Generic[P, R]):
         if not kwargs:
             entry = self._recent.get(len(given))
             if entry is not None and (
-                self._is_plain or self._programs.may_run(entry, given)
+                not self._donates or self._programs.may_donate(entry, given)
             ):
                 try:
                     return entry.call(*given)

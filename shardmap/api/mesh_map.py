@@ -1,14 +1,11 @@
 """`mesh_map`: `jax.shard_map` with dicts of mesh axes in place of PartitionSpecs.
 
-A call is read by tracing the function of a block once, for the structure of its result
-and the mesh axes that it uses. Then the function is bound: to `jax.shard_map`, or with
-``lowering="spmd"`` to one `spmap` for each mesh axis, over arrays reshaped so that the
-mesh axes are dimensions of their own.
+The function of a block is traced once for the structure of its result and the mesh axes
+that it uses, and then bound to `jax.shard_map`. With ``lowering="spmd"`` it is bound to
+one `spmap` for each mesh axis, over arrays that have the mesh axes as dimensions.
 """
 
-import dataclasses
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax import context
 from shardmap._jax.context import NO_MESH, bound_axes, varying_axes
 from shardmap._jax.effects import axes_used
 from shardmap._jax.types import (
@@ -36,12 +32,7 @@ from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
 from shardmap.api.options import Lowering
-from shardmap.api.programs import (
-    Args,
-    Call,
-    Kwargs,
-    Programs,
-)
+from shardmap.api.programs import Args, Call, FlatFunction, Kwargs, Programs
 from shardmap.arrays import placement, trees
 from shardmap.map import contexts, tracing
 from shardmap.map.collectives.rewrites import in_mesh_order, tile_collectives
@@ -66,7 +57,7 @@ def _is_axes(value: object) -> bool:
     )
 
 
-def _check_names(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
+def _check_axes(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
     """Raises an error for leaves that are not axes of ``mesh``."""
     for leaf in jax.tree.leaves(axes, is_leaf=_is_axes):
         if not _is_axes(leaf):
@@ -99,17 +90,14 @@ def _partition_spec(axes: Axes) -> PartitionSpec:
     return cut_spec(_cuts(axes))
 
 
-def _rescaled(
-    mesh: AnyMesh, aval: Aval, axes: Axes, scale: Callable[[int, int], int]
-) -> Aval:
-    """The aval whose sizes are scaled by the number of blocks along each dimension."""
-    shape = list(aval.shape)
+def _scaled(
+    mesh: AnyMesh, scale: Callable[[int, int], int], shape: Sequence[int], axes: Axes
+) -> list[int]:
+    """The shape of a block, if ``scale`` divides; of all blocks, if it multiplies."""
+    scaled = list(shape)
     for name, dimension in axes.items():
-        shape[dimension] = scale(shape[dimension], mesh.shape[name])
-    return with_shape(aval, shape)
-
-
-# Calls
+        scaled[dimension] = scale(scaled[dimension], mesh.shape[name])
+    return scaled
 
 
 class MeshMapOptions(NamedTuple):
@@ -123,107 +111,91 @@ class MeshMapOptions(NamedTuple):
     lowering: Lowering
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Blocks:
-    """The function of a block, and how arrays are cut into blocks.
+# The two lowerings
+
+
+class _Blocks(NamedTuple):
+    """How arrays are cut into blocks.
 
     Attributes:
-      function: the function of the leaves' blocks, with flat results.
       mesh: the devices.
-      in_axes, out_axes: those of each leaf and of each result.
-      own_axes: the mesh axes that the map is over.
+      names: the mesh axes that the map is over.
+      in_axes, out_axes: of each leaf and of each result.
     """
 
-    function: Callable[..., tracing.Flattened]
     mesh: AnyMesh
+    names: Sequence[str]
     in_axes: Sequence[Axes]
     out_axes: Sequence[Axes]
-    own_axes: tuple[str, ...]
 
-    def shardings(
-        self, in_avals: Sequence[Aval], out_avals: Sequence[Aval]
-    ) -> MapShardings:
-        sharding = functools.partial(placement.array_sharding, self.mesh)
-        return MapShardings(
-            tuple(map(sharding, map(_partition_spec, self.in_axes), in_avals)),
-            tuple(map(sharding, map(_partition_spec, self.out_axes), out_avals)),
+    def shard_mapped(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`jax.shard_map` of a function of blocks."""
+        if not self.names:
+            return run
+        # A `jax.shard_map` around has set its mesh, which this one takes.
+        is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
+        return jax.shard_map(
+            run,
+            mesh=None if is_inside else self.mesh,
+            in_specs=tuple(map(_partition_spec, self.in_axes)),
+            out_specs=list(map(_partition_spec, self.out_axes)),
+            axis_names=set(self.names),
+            check_vma=False,
         )
 
-    def run(self, *blocks: Value) -> list[Any]:
-        """Evaluates the function of a block, with collectives as JAX takes them."""
-        closed = jax.make_jaxpr(self.function)(*blocks)
-        jaxpr = in_mesh_order(tile_collectives(closed.jaxpr), self.mesh)
-        return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks))
-
-    def shard_mapped(self, *leaves: Value) -> list[Any]:
-        """`jax.shard_map` of the function."""
-        if not self.own_axes:
-            return self.run(*leaves)
-        around = jax.sharding.get_abstract_mesh()
-        # An enclosing `jax.shard_map` has set its mesh.
-        with jax.sharding.use_abstract_mesh(around if around.manual_axes else NO_MESH):
-            return jax.shard_map(
-                self.run,
-                mesh=None if around.manual_axes else self.mesh,
-                in_specs=tuple(map(_partition_spec, self.in_axes)),
-                out_specs=list(map(_partition_spec, self.out_axes)),
-                axis_names=set(self.own_axes),
-                check_vma=False,
-            )(*leaves)
-
-    def vectorized(self, *leaves: Value) -> list[Any]:
-        """A `spmap` of the function for each mesh axis, for the partitioner to cut."""
+    def vectorized(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A `spmap` of a function of blocks along each mesh axis."""
         from shardmap.api.spmap import spmap  # Slow to import, and rarely needed.
 
         mesh: Any = self.mesh
-        run: Callable[..., Any] = self.run
-        for k, name in reversed(list(enumerate(self.own_axes))):
-            inner = self.own_axes[k:]
+        for name in reversed(self.names):
             run = spmap(
                 run,
                 name,
-                in_axes=tuple(_place(axes, inner) for axes in self.in_axes),
-                out_axes=[_place(axes, inner) for axes in self.out_axes],
+                in_axes=tuple(0 if name in axes else None for axes in self.in_axes),
+                out_axes=[0 if name in axes else None for axes in self.out_axes],
                 axis_size=mesh.shape[name],
                 mesh=mesh,
                 mesh_axes=name,
                 lowering="spmd",
             )
-        around = jax.sharding.get_abstract_mesh()
-        with jax.sharding.use_abstract_mesh(
-            around if around.manual_axes else mesh.abstract_mesh
-        ):
+
+        def vectorized(*leaves: Value) -> list[Any]:
             results = run(*map(self._tiled, leaves, self.in_axes))
-        return list(map(self._joined, results, self.out_axes))
+            return list(map(self._joined, results, self.out_axes))
+
+        return vectorized
 
     def _tiled(self, array: Value, axes: Axes) -> Value:
-        """Reshapes an array: mesh axes are dimensions, before those that they cut."""
-        cuts, shape = _cuts(axes), []
-        for dimension, size in enumerate(jnp.shape(array)):
-            counts = [self.mesh.shape[name] for name in cuts.get(dimension, ())]
-            shape += [*counts, size // math.prod(counts)]
-        return jnp.reshape(array, shape)
+        """Splits the dimensions that are cut: mesh axes first, and then the block's."""
+        in_place, first = self._dimensions(jnp.ndim(array), axes)
+        block = _scaled(self.mesh, operator.floordiv, jnp.shape(array), axes)
+        sizes = [
+            self.mesh.shape[each] if isinstance(each, str) else block[each]
+            for each in in_place
+        ]
+        return jnp.reshape(array, sizes).transpose(list(map(in_place.index, first)))
 
     def _joined(self, tiles: Value, axes: Axes) -> Value:
-        """Reshapes such an array back."""
-        cuts, sizes, shape = _cuts(axes), iter(tiles.shape), []
-        for dimension in range(tiles.ndim - len(axes)):
-            count = len(cuts.get(dimension, ())) + 1
-            shape.append(math.prod(itertools.islice(sizes, count)))
-        return jnp.reshape(tiles, shape)
+        """The reverse of `_tiled`."""
+        in_place, first = self._dimensions(tiles.ndim - len(axes), axes)
+        whole = _scaled(self.mesh, operator.mul, tiles.shape[len(axes) :], axes)
+        return jnp.reshape(tiles.transpose(list(map(first.index, in_place))), whole)
+
+    def _dimensions(self, ndim: int, axes: Axes) -> tuple[list[Any], list[Any]]:
+        """The mesh axes and dimensions of an array whose dimensions are split.
+
+        Returns:
+          them with each mesh axis before the dimension that it cuts; and with all mesh
+          axes first.
+        """
+        in_place: list[Any] = []
+        for dimension in range(ndim):
+            in_place += [*_cuts(axes).get(dimension, ()), dimension]
+        return in_place, [*(n for n in self.names if n in axes), *range(ndim)]
 
 
-def _place(axes: Axes, names: Sequence[str]) -> int | None:
-    """The dimension of the first of ``names`` in a tiled array without other names.
-
-    None: the array is not cut along that mesh axis.
-    """
-    name = names[0]
-    if name not in axes:
-        return None
-    order = sorted(axes, key=axes.__getitem__)
-    before = order[: order.index(name)]
-    return axes[name] + sum(each in names for each in before)
+# Calls
 
 
 class MeshPrograms(Programs):
@@ -234,39 +206,38 @@ class MeshPrograms(Programs):
     options: MeshMapOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> Call:
-        mesh = self.options.mesh
-        avals = self.leaf_avals(arguments)
-        if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
-            raise ValueError(
-                f"{self.full_name} has lowering='spmd' inside a jax.shard_map with "
-                "check_vma=True. Give that check_vma=False, or this "
-                "lowering='manual'."
-            )
+        mesh, avals = self.options.mesh, self.leaf_avals(arguments)
         in_axes = self.broadcast_in("in_axes", self.options.in_axes, arguments, {})
-        self._check_in_axes(in_axes, avals, arguments)
+        self._check_arguments(arguments, avals, in_axes)
         around = self._axes_around()
-        own = tuple(name for name in mesh.axis_names if name not in around)
-        block = self.flat_function(arguments)
-        rescaled = functools.partial(_rescaled, mesh)
+        names = [name for name in mesh.axis_names if name not in around]
+        function = self.flat_function(arguments)
         blocks = [
-            rescaled(aval, axes, operator.floordiv)
+            with_shape(aval, _scaled(mesh, operator.floordiv, aval.shape, axes))
             for aval, axes in zip(avals, in_axes, strict=True)
         ]
-        jaxpr, out_tree = self._traced(block, blocks, own)
-        if not around and not tracing.inside_map():
+        jaxpr, out_tree = self._traced(function, blocks, names)
+        if not around:
             self._check_vmaps(jaxpr)
         out_axes = self.broadcast_out("out_axes", self.options.out_axes, out_tree)
-        out_blocks = [without_sharding(aval_of(v)) for v in jaxpr.outvars]
-        _check_out_axes(out_axes, out_blocks, out_tree)
         # Inner maps may use mesh axes that no array is cut along here.
         inside = axes_used_inside(jaxpr) - self._named_axes
-        own = tuple(name for name in own if name not in inside)
-        self._check_results(jaxpr, in_axes, out_axes, out_tree, own)
+        names = [name for name in names if name not in inside]
+        out_blocks = [without_sharding(aval_of(var)) for var in jaxpr.outvars]
+        _check_ranks(out_axes, out_blocks, out_tree)
+        self._check_results(jaxpr, out_tree, in_axes, out_axes, names)
         out_avals = [
-            rescaled(block, axes, operator.mul)
-            for block, axes in zip(out_blocks, out_axes, strict=True)
+            with_shape(aval, _scaled(mesh, operator.mul, aval.shape, axes))
+            for aval, axes in zip(out_blocks, out_axes, strict=True)
         ]
-        cut = _Blocks(block, mesh, in_axes, out_axes, own)
+
+        def shardings() -> MapShardings:
+            sharding = functools.partial(placement.array_sharding, mesh)
+            return MapShardings(
+                tuple(map(sharding, map(_partition_spec, in_axes), avals)),
+                tuple(map(sharding, map(_partition_spec, out_axes), out_avals)),
+            )
+
         return Call(
             arguments,
             avals,
@@ -274,8 +245,8 @@ class MeshPrograms(Programs):
             out_avals,
             mesh,
             jaxpr,
-            functools.partial(self._bind, cut),
-            functools.partial(cut.shardings, avals, out_avals),
+            self._binder(function, _Blocks(mesh, names, in_axes, out_axes)),
+            shardings,
         )
 
     def _axes_around(self) -> set[str]:
@@ -306,19 +277,6 @@ class MeshPrograms(Programs):
             )
         return around
 
-    def _check_vmaps(self, jaxpr: Jaxpr) -> None:
-        """Checks that no `jax.vmap` around has the name of an axis that is used."""
-        if self.options.lowering == "spmd":
-            return
-        for name in axes_used(jaxpr.effects) & set(self.options.mesh.axis_names):
-            if tracing.is_bound(name):
-                raise ValueError(
-                    f"{self.full_name} has a mesh axis {name!r}, and is inside a "
-                    f"jax.vmap with axis_name={name!r}: JAX would compute collectives "
-                    "over the axis of the vmap. Give the vmap another axis_name, or "
-                    "use lowering='spmd'."
-                )
-
     @functools.cached_property
     def _named_axes(self) -> set[str]:
         given = self.options.in_axes, self.options.out_axes
@@ -327,104 +285,84 @@ class MeshPrograms(Programs):
         }
 
     def _traced(
-        self,
-        block: Callable[..., tracing.Flattened],
-        avals: Sequence[Aval],
-        own: Sequence[str],
+        self, function: FlatFunction, blocks: Sequence[Aval], names: Sequence[str]
     ) -> tuple[Jaxpr, TreeDef]:
-        """Traces the function of a block.
+        """Traces the function of a block, with these mesh axes bound.
 
         Returns:
           The jaxpr, whose first inputs are the constants that the function closes over;
           and the structure of the result.
         """
-        named = self._named_axes
-        bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in own}
+        bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in names}
+        there, named = jax.sharding.get_abstract_mesh(), self._named_axes
+        manual: Sequence[str] = ()
         if self.options.lowering == "spmd":
-            mesh = self._mesh_inside(())
             bound |= {tracing.MeshAxisMarker(name): 1 for name in named}
         else:
             # Inner maps may use the other mesh axes.
-            mesh = self._mesh_inside([name for name in own if name in named] or own)
+            manual = [name for name in names if name in named] or names
+        mesh: Any = there if there.manual_axes else self.options.mesh.abstract_mesh
+        mesh = with_manual_axes(mesh, {*manual, *there.manual_axes})
+        # With the types of `jax.shard_map`, which then finds this trace.
+        typed = [
+            without_sharding(aval).update(
+                sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
+            )
+            for aval in blocks
+        ]
         with (
             jax.sharding.use_abstract_mesh(mesh),
             bound_axes(bound),
-            tracing.explained_axis_names(*own),
+            tracing.explained_axis_names(*names),
         ):
-            # With the types of `jax.shard_map`, which then finds this trace.
-            structs = [
-                without_sharding(aval).update(
-                    sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
-                )
-                for aval in avals
-            ]
-            traced: Any = jax.make_jaxpr(block, return_shape=True)(*structs)
-            closed, out = traced
-            tracing.check_constants(closed.consts)
-            jaxpr = tracing.without_constants(closed) if closed.consts else closed.jaxpr
-            return jaxpr, out.tree
+            traced: Any = jax.make_jaxpr(function, return_shape=True)(*typed)
+        closed, out = traced
+        tracing.check_constants(closed.consts)
+        return tracing.without_constants(closed), out.tree
 
-    def _mesh_inside(self, axes: Sequence[str]) -> Any:
-        """The mesh that a block sees inside a `jax.shard_map` over these axes."""
-        there = jax.sharding.get_abstract_mesh()
-        mesh = there if there.manual_axes else self.options.mesh.abstract_mesh
-        return with_manual_axes(mesh, {*axes, *there.manual_axes})
+    def _binder(self, function: FlatFunction, blocks: _Blocks) -> Callable[..., Any]:
+        """A function of leaves that adds the map to what is being traced."""
 
-    def _check_results(
-        self,
-        jaxpr: Jaxpr,
-        in_axes: Sequence[Axes],
-        out_axes: Sequence[Axes],
-        out_tree: TreeDef,
-        own: Sequence[str],
-    ) -> None:
-        """Checks that results do not differ along mesh axes that they do not name."""
-        sizes = {name: self.options.mesh.shape[name] for name in own}
-        jaxpr = tile_collectives(jaxpr)
-        constants = (None,) * (len(jaxpr.invars) - len(in_axes))
-        for name, size in sizes.items():
-            if all(name in axes for axes in out_axes):
-                continue
-            dims = tuple(0 if name in axes else None for axes in in_axes)
-            with bound_axes(sizes):
-                differs = tracing.batched_results(
-                    jaxpr, tracing.Batch(name, size), constants + dims
-                )
-            bad = [
-                k for k, axes in enumerate(out_axes) if differs[k] and name not in axes
-            ]
-            if bad:
-                names = trees.result_names(out_tree)
-                listed = trees.bullets([f"{names[k]}: {out_axes[k]}" for k in bad])
-                raise ValueError(
-                    f"mesh_map out_axes do not name mesh axis {name!r}, along which "
-                    f"these results of {self.name} can differ:{listed}\nName it with "
-                    "the dimension that it cuts, or combine the blocks with a "
-                    f"collective over it, such as jax.lax.pmean(x, {name!r})."
-                )
+        def run(*leaves: Value) -> list[Any]:
+            closed = jax.make_jaxpr(function)(*leaves)
+            jaxpr = in_mesh_order(tile_collectives(closed.jaxpr), blocks.mesh)
+            return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves))
+
+        def bind(leaves: Sequence[Value]) -> Sequence[Value]:
+            there = jax.sharding.get_abstract_mesh()
+            operands = map(explicit_sharding.drop_sharding, leaves)
+            with jax.sharding.use_abstract_mesh(
+                there if there.manual_axes else NO_MESH
+            ):
+                if self.options.lowering == "manual":
+                    mapped = blocks.shard_mapped(run)
+                else:
+                    mapped = blocks.vectorized(run)
+                results: list[Any] = mapped(*operands)
+            if AxisType.Explicit in there.axis_types:
+                return list(map(explicit_sharding.drop_sharding_p.bind, results))
+            return results
+
+        return bind
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         return self.bind_jitted(tuple(args), kwargs)
 
-    def _bind(self, cut: _Blocks, leaves: Sequence[Value]) -> Sequence[Value]:
-        run = cut.shard_mapped if self.options.lowering == "manual" else cut.vectorized
-        operands = list(map(explicit_sharding.drop_sharding, leaves))
-        if context.config_value("jax_disable_jit"):
-            with jax.disable_jit(False):
-                results = jax.jit(run)(*operands)
-        else:
-            results = run(*operands)
-        if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-            return list(map(explicit_sharding.drop_sharding_p.bind, results))
-        return results
-
     def devices(self) -> list[jax.Device]:
         return mesh_devices(self.options.mesh) or contexts.current_mesh_devices()
 
-    def _check_in_axes(
-        self, in_axes: Sequence[Axes], avals: Sequence[Aval], arguments: Arguments
+    # Checks
+
+    def _check_arguments(
+        self, arguments: Arguments, avals: Sequence[Aval], in_axes: Sequence[Axes]
     ) -> None:
-        """Checks that each argument has the dimensions that are cut, which divide."""
+        """Checks that arguments have the dimensions that are cut, which divide."""
+        if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
+            raise ValueError(
+                f"{self.full_name} has lowering='spmd' inside a jax.shard_map with "
+                "check_vma=True. Give that check_vma=False, or this "
+                "lowering='manual'."
+            )
         mesh = self.options.mesh
         problems = []
         for k, (aval, axes) in enumerate(zip(avals, in_axes, strict=True)):
@@ -449,10 +387,56 @@ class MeshPrograms(Programs):
                 + arguments.advice_on_lists([k for k, _ in problems])
             )
 
+    def _check_vmaps(self, jaxpr: Jaxpr) -> None:
+        """Checks that no `jax.vmap` around has the name of an axis that is used."""
+        if self.options.lowering == "spmd" or tracing.inside_map():
+            return
+        for name in axes_used(jaxpr.effects) & set(self.options.mesh.axis_names):
+            if tracing.is_bound(name):
+                raise ValueError(
+                    f"{self.full_name} has a mesh axis {name!r}, and is inside a "
+                    f"jax.vmap with axis_name={name!r}: JAX would compute collectives "
+                    "over the axis of the vmap. Give the vmap another axis_name, or "
+                    "use lowering='spmd'."
+                )
 
-def _check_out_axes(
+    def _check_results(
+        self,
+        jaxpr: Jaxpr,
+        out_tree: TreeDef,
+        in_axes: Sequence[Axes],
+        out_axes: Sequence[Axes],
+        names: Sequence[str],
+    ) -> None:
+        """Checks that results do not differ along mesh axes that they do not name."""
+        sizes = {name: self.options.mesh.shape[name] for name in names}
+        jaxpr = tile_collectives(jaxpr)
+        constants = (None,) * (len(jaxpr.invars) - len(in_axes))
+        for name, size in sizes.items():
+            if all(name in axes for axes in out_axes):
+                continue
+            dims = tuple(0 if name in axes else None for axes in in_axes)
+            with bound_axes(sizes):
+                differs = tracing.batched_results(
+                    jaxpr, tracing.Batch(name, size), constants + dims
+                )
+            if bad := [
+                k for k, axes in enumerate(out_axes) if differs[k] and name not in axes
+            ]:
+                results = trees.result_names(out_tree)
+                listed = trees.bullets([f"{results[k]}: {out_axes[k]}" for k in bad])
+                raise ValueError(
+                    f"mesh_map out_axes do not name mesh axis {name!r}, along which "
+                    f"these results of {self.name} can differ:{listed}\nName it with "
+                    "the dimension that it cuts, or combine the blocks with a "
+                    f"collective over it, such as jax.lax.pmean(x, {name!r})."
+                )
+
+
+def _check_ranks(
     out_axes: Sequence[Axes], blocks: Sequence[Aval], out_tree: TreeDef
 ) -> None:
+    """Checks that each result has the dimensions that are cut."""
     for k, (axes, aval) in enumerate(zip(out_axes, blocks, strict=True)):
         if max(axes.values(), default=-1) >= aval.ndim:
             raise ValueError(
@@ -491,7 +475,16 @@ def mesh_map(
 
 
 @overload
-def mesh_map(fun: None = None, **options: Any) -> Decorator: ...
+def mesh_map(
+    fun: None = None,
+    *,
+    mesh: Mesh,
+    in_axes: PyTree,
+    out_axes: PyTree,
+    lowering: Lowering = "manual",
+    donate_argnums: int | Iterable[int] = (),
+    static_argnums: int | Iterable[int] = (),
+) -> Decorator: ...
 
 
 @decorator_with_options
@@ -560,8 +553,8 @@ def mesh_map(
             "shardmap.make_mesh makes a mesh; axes of {} cut nothing."
         )
     options.check_mesh(mesh, "mesh_map")
-    _check_names("in_axes", in_axes, mesh)
-    _check_names("out_axes", out_axes, mesh)
+    _check_axes("in_axes", in_axes, mesh)
+    _check_axes("out_axes", out_axes, mesh)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     given_static = "static_argnums", static_argnums

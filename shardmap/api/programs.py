@@ -8,7 +8,7 @@ import abc
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -117,13 +117,11 @@ class CompiledEntry(NamedTuple):
         `Static`; raises TypeError or ValueError, before it runs, for others.
       shardings: of the leaves; None if it lays them out itself.
       donated: which leaves are donated.
-      statics: the static arguments, by position.
     """
 
     call: Callable[..., Any]
     shardings: Sequence[Sharding] | None
     donated: Sequence[bool]
-    statics: Mapping[int, Static]
 
 
 class Programs(abc.ABC):
@@ -248,16 +246,11 @@ class Programs(abc.ABC):
             return self.bind(args, kwargs), None
         return results, None if moved or entry.shardings is None else entry
 
-    def may_run(self, entry: CompiledEntry, args: Args) -> bool:
+    def may_donate(self, entry: CompiledEntry, args: Args) -> bool:
         """Whether a program may be tried with these arguments.
 
-        They have its static arguments and its number of leaves, and donated arrays are
-        committed: `run` moves others, and frees them.
+        It may if the donated arrays are committed: `run` moves others, and frees them.
         """
-        if any(args[k] != static for k, static in entry.statics.items()):
-            return False
-        if not any(entry.donated):
-            return True
         arguments = Arguments.of(args, {})
         if len(arguments.leaves) != len(entry.donated):
             return False
@@ -420,7 +413,7 @@ class Programs(abc.ABC):
         shardings = call.shardings and call.shardings.operands
         if call.process_local is not None or processes.several(call.devices):
             program, shardings = _across_processes(program, call, donated), None
-        return CompiledEntry(program, shardings, donated, arguments.statics)
+        return CompiledEntry(program, shardings, donated)
 
     def check_devices(self, call: Call) -> None:
         """Refuses to lower a call over an abstract mesh."""
@@ -469,24 +462,20 @@ class Programs(abc.ABC):
         run.__name__ = run.__qualname__ = self.name
         # Over an abstract mesh a call is only traced.
         if call.shardings is not None and call.devices:
-            _log_compilation(self.name, call)
+            noted = config_value("jax_log_compiles")
+            logging.log(
+                logging.WARNING if noted else logging.DEBUG,
+                "shardmap: compiling %s: mesh %s, devices %s, arguments (%s)",
+                self.name,
+                dict(call.mesh.shape) if call.mesh else {},
+                [device.id for device in call.devices],
+                ", ".join([aval.str_short() for aval in call.in_avals]),
+            )
             options["out_shardings"] = trees.with_leaves(
                 out_tree, call.shardings.results
             )
             options["compiler_options"] = running.compiler_options(call.devices)
         return jax.jit(run, **options)
-
-
-def _log_compilation(name: str, call: Call) -> None:
-    level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
-    logging.log(
-        level,
-        "shardmap: compiling %s: mesh %s, devices %s, arguments (%s)",
-        name,
-        dict(call.mesh.shape) if call.mesh else {},
-        [device.id for device in call.devices],
-        ", ".join(aval.str_short() for aval in call.in_avals),
-    )
 
 
 def _by_leaves(

@@ -282,7 +282,15 @@ def sharded_jit(
 
 
 @overload
-def sharded_jit(fun: None = None, **options: Any) -> Decorator: ...
+def sharded_jit(
+    fun: None = None,
+    *,
+    in_parts: PyTree,
+    out_parts: PyTree,
+    num_partitions: int | None = None,
+    static_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Decorator: ...
 
 
 @decorator_with_options

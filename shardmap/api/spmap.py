@@ -1,7 +1,7 @@
 """`spmap`: what users call."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import jax
 import numpy as np
@@ -53,30 +53,33 @@ class Decorator(Protocol):
     def __call__(self, fun: Callable[P, R], /) -> MappedFunction[P, R]: ...
 
 
+class Keywords(TypedDict, total=False):
+    """The keyword arguments of `spmap`."""
+
+    in_axes: PyTree
+    out_axes: PyTree
+    static_broadcasted_argnums: int | Iterable[int]
+    devices: Sequence[jax.Device] | None
+    backend: str | None
+    axis_size: int | None
+    donate_argnums: int | Iterable[int]
+    mesh: Mesh | None
+    mesh_axes: str | Sequence[str] | None
+    batch_size: int | Auto | None
+    memory: int | str | None
+    lowering: Lowering
+    check_replicas: bool
+
+
 @overload
 def spmap(
-    fun: Callable[P, R],
-    axis_name: Hashable = None,
-    *,
-    in_axes: PyTree = 0,
-    out_axes: PyTree = 0,
-    static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
-    backend: str | None = None,
-    axis_size: int | None = None,
-    donate_argnums: int | Iterable[int] = (),
-    mesh: Mesh | None = None,
-    mesh_axes: str | Sequence[str] | None = None,
-    batch_size: int | Auto | None = None,
-    memory: int | str | None = None,
-    lowering: Lowering = "manual",
-    check_replicas: bool = False,
+    fun: Callable[P, R], axis_name: Hashable = None, **keywords: Unpack[Keywords]
 ) -> MappedFunction[P, R]: ...
 
 
 @overload
 def spmap(
-    fun: None = None, axis_name: Hashable = None, **options: Any
+    fun: None = None, axis_name: Hashable = None, **keywords: Unpack[Keywords]
 ) -> Decorator: ...
 
 

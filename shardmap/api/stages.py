@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.stages import copy_stage
 from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
 from shardmap.api.programs import Args, Call, Kwargs, Programs
@@ -12,7 +11,38 @@ from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
 
 
-class Lowered(jax.stages.Lowered):
+class _Named:
+    """A stage of JAX that knows its map.
+
+    The constructors of stages are not public, so `of` changes the class of an object.
+    """
+
+    __slots__ = ()
+    _name: str
+
+    @classmethod
+    def of(cls, stage: Any, name: str) -> Any:
+        stage.__class__ = cls
+        stage._name = name
+        return stage
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}>"
+
+
+class Traced(_Named, jax.stages.Traced):
+    """A traced map."""
+
+    __slots__ = ()
+
+
+class Compiled(_Named, jax.stages.Compiled):
+    """A compiled map."""
+
+    __slots__ = ()
+
+
+class Lowered(_Named, jax.stages.Lowered):
     """A lowered map: all of `jax.stages.Lowered`, and the specs of its arrays.
 
     Over several processes, what it compiles takes and returns global arrays.
@@ -32,20 +62,14 @@ class Lowered(jax.stages.Lowered):
       (8, 3)
     """
 
-    __slots__ = ("_name", "in_specs", "out_specs")
+    __slots__ = ()
+    in_specs: tuple[Any, ...]
+    out_specs: PyTree
 
-    def __init__(
-        self,
-        name: str,
-        lowered: jax.stages.Lowered,
-        in_specs: tuple[Any, ...],
-        out_specs: PyTree,
-    ) -> None:
-        """Adds the specs to what JAX has lowered."""
-        copy_stage(lowered, self)
-        self._name = name
-        self.in_specs = in_specs
-        self.out_specs = out_specs
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Compiles the program, as `jax.stages.Lowered.compile` does."""
+        compiled: Compiled = Compiled.of(super().compile(*args, **kwargs), self._name)
+        return compiled
 
     def __repr__(self) -> str:
         return (
@@ -69,7 +93,8 @@ def lower(programs: Programs, args: Args, kwargs: Kwargs) -> Lowered:
     programs.check_devices(call)
     # One process alone may ask for it.
     with agreement.unchecked():
-        lowered = trace(programs, call).lower()
+        stage = trace(programs, call).lower()
+    lowered: Lowered = Lowered.of(stage, programs.full_name)
     in_specs, out_specs = (
         [
             ShardingSpec.from_named_sharding(sharding, aval.ndim)
@@ -81,18 +106,16 @@ def lower(programs: Programs, args: Args, kwargs: Kwargs) -> Lowered:
     )
     args_specs, kwargs_specs = call.arguments.with_leaves(in_specs)
     by_position = [None if type(arg) is Static else arg for arg in args_specs]
-    return Lowered(
-        programs.full_name,
-        lowered,
-        (*by_position, *([kwargs_specs] if kwargs_specs else [])),
-        jax.tree.unflatten(call.out_tree, out_specs),
-    )
+    lowered.in_specs = (*by_position, *([kwargs_specs] if kwargs_specs else []))
+    lowered.out_specs = jax.tree.unflatten(call.out_tree, out_specs)
+    return lowered
 
 
-def trace(programs: Programs, call: Call) -> jax.stages.Traced:
+def trace(programs: Programs, call: Call) -> Traced:
     """The program, whose static arguments compiled functions do not take."""
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
     args, kwargs = call.arguments.with_leaves(leaves)
     program = programs.jitted(call, call.arguments.statics.keys())
-    return program.trace(*args, **kwargs)
+    traced: Traced = Traced.of(program.trace(*args, **kwargs), programs.full_name)
+    return traced

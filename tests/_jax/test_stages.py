@@ -1,4 +1,4 @@
-"""Stages of JAX as a class of ours, calls of compiled programs, and names in errors."""
+"""Calls of compiled programs, and names in errors."""
 
 import jax
 import numpy as np
@@ -6,27 +6,12 @@ import pytest
 
 from shardmap._jax.stages import (
     Mismatch,
-    copy_stage,
     dispatcher,
     is_lost_connection,
     trace_as,
 )
 
 X = np.ones(3, np.float32)
-
-
-class OurLowered(jax.stages.Lowered):
-    def __init__(self, lowered):
-        copy_stage(lowered, self)
-
-
-def test_a_copied_stage_is_the_same_stage():
-    lowered = jax.jit(lambda x: {"twice": 2 * x}).lower(X)
-    ours = OurLowered(lowered)
-    assert ours.as_text() == lowered.as_text()
-    assert ours.in_tree == lowered.in_tree
-    assert ours.out_info == lowered.out_info
-    np.testing.assert_array_equal(ours.compile()(X)["twice"], 2 * X)
 
 
 @pytest.mark.parametrize(

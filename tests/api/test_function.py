@@ -362,28 +362,6 @@ def test_lowering_inside_another_map_is_refused_or_done(kind):
         outer(np.ones((2, 8), np.float32))
 
 
-@pytest.mark.few(1)
-@every_kind
-def test_the_program_tried_first_is_not_that_under_a_mesh(kind):
-    f = mapped(kind, lambda x: x + 1)
-    x = jax.device_put(X, SHARDED)
-    kinds = (jax.sharding.AxisType.Auto,) * 2
-    for mesh in (
-        jax.make_mesh((2, 4), ("a", "b")),
-        jax.make_mesh((2, 4), ("a", "b"), kinds),
-    ):
-        for _ in range(2):
-            f(x)
-            with jax.set_mesh(mesh):
-                result = f(x)
-                if mesh.axis_types == kinds:
-                    f.lower(X).compile()
-            np.testing.assert_array_equal(result, X + 1)
-            if mesh.axis_types != kinds:
-                assert result.sharding.mesh == mesh
-            assert f(x).sharding.is_equivalent_to(SHARDED, 1)
-
-
 FAILS = """
 import os, traceback
 import jax, numpy as np, shardmap as sm

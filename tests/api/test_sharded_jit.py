@@ -12,13 +12,14 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
-from shardmap.sharding.spec import (
+from shardmap import (
     Chunked,
     Replicated,
     ShardedAxis,
     ShardingSpec,
+    sharded_jit,
     spec_of,
+    with_sharding_constraint,
 )
 from tests.api.partition_checks import assert_close, buffers, spread
 

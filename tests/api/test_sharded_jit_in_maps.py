@@ -14,16 +14,17 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardmap.api.mesh_map import mesh_map
-from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
-from shardmap.api.spmap import spmap
-from shardmap.sharding.mesh import make_mesh
-from shardmap.sharding.spec import (
+from shardmap import (
     Chunked,
     Replicated,
     ShardedAxis,
     ShardingSpec,
+    make_mesh,
+    mesh_map,
+    sharded_jit,
     spec_of,
+    spmap,
+    with_sharding_constraint,
 )
 from tests.api.partition_checks import assert_close, buffers, spread
 from tests.map_programs import float_index
@@ -282,14 +283,6 @@ def test_the_same_function_alone_and_in_a_map():
         for _ in range(2):
             assert_close(jax.jit(transform)(FOUR[0][0]), jnp.sin(FOUR[0][0]))
             assert_close(spmap(transform)(FOUR[0]), jnp.sin(FOUR[0]))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("option", [jax.disable_jit, jax.debug_nans])
-def test_debugging_options(option):
-    with option(True):
-        assert_close(SHARDED(*FOUR[0]), plain(*FOUR[0]))
-        assert_close(spmap(SHARDED)(*FOUR), jnp.asarray(np.sin(FOUR[0]) @ FOUR[1]))
 
 
 # What is wrong

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
+from shardmap import sharded_jit, with_sharding_constraint
 from tests.api.partition_checks import spread
 
 X = spread(8, 8)

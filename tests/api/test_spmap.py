@@ -32,21 +32,6 @@ def sharded(x, devices=None, spec=("anything",)):
 # Forms
 
 
-@both_lowerings
-def test_called_directly_and_as_a_decorator(spmap):
-    @spmap
-    def bare(x):
-        return x * 2
-
-    @spmap(axis_name="i")
-    def with_options(x):
-        return lax.psum(x, "i")
-
-    np.testing.assert_array_equal(spmap(double)(EIGHT), EIGHT * 2)
-    np.testing.assert_array_equal(bare(EIGHT), EIGHT * 2)
-    np.testing.assert_array_equal(with_options(EIGHT), np.full(8, 28.0))
-
-
 def test_takes_the_parameters_of_pmap_under_their_names():
     wanted = inspect.signature(jax.pmap).parameters
     assert set(wanted) <= set(inspect.signature(sm.spmap).parameters)
@@ -265,18 +250,6 @@ def test_disable_jit_gives_results_on_the_same_devices(call):
     with jax.disable_jit():
         result = call()
     assert result.sharding == expected.sharding
-
-
-@pytest.mark.few(1)
-@both_lowerings
-def test_debug_nans_names_the_operation(spmap):
-    mapped = spmap(lambda x: jnp.log(x - 1))
-    with jax.debug_nans(True):
-        with pytest.raises(FloatingPointError, match=r"nan.*encountered in log"):
-            mapped(EIGHT)
-        with pytest.raises(FloatingPointError, match=r"nan.*encountered in log"):
-            jax.jit(mapped)(EIGHT)
-        np.testing.assert_allclose(mapped(EIGHT + 2), np.log(EIGHT + 1), rtol=1e-6)
 
 
 def test_a_donating_map_takes_another_structure_after_the_first():

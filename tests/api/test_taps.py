@@ -3,8 +3,8 @@
 The cases with numbers from the old `host_callback` tests are in the first part.
 """
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +187,6 @@ def test_large_values_on_all_devices_do_not_hang(recorder):
 
 def test_threads(recorder):
     """Each thread's own barrier waits for its own programs."""
-    finished = []
 
     def work(k):
         mine = Recorder()
@@ -195,14 +194,9 @@ def test_threads(recorder):
         for _ in range(5):
             f(np.full(k + 1, k))
             assert mine.wait() == {device: [k] for device in range(k + 1)}
-        finished.append(k)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(finished) == [*range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     calls = recorder.wait()
     assert {device: sorted(values) for device, values in calls.items()} == {
         device: [k for k in range(device, 8) for _ in range(5)] for device in range(8)

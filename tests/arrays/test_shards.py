@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from shardmap.arrays.shards import shard_of, unreplicate, unstack
+from shardmap import shard_of, unreplicate, unstack
 
 HOST = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.arrays.shards import shard_of, unreplicate, unstack
+from shardmap import shard_of, unreplicate, unstack
 from tests.strategies import specs
 
 GRID = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)

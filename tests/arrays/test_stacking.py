@@ -10,9 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap import device_put_replicated, device_put_sharded, unstack
 from shardmap.arrays.placement import place
-from shardmap.arrays.shards import unstack
-from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 
 
 def check(array, value, devices):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
+from shardmap import device_put_replicated, device_put_sharded
 
 VALUE = np.arange(6, dtype=np.float32).reshape(2, 3)
 DTYPES = [np.bool_, np.float32, jnp.bfloat16]

@@ -79,13 +79,6 @@ def check_process_local_after_global_arrays():
     equal(mapped(jnp.asarray(whole)), whole - whole.mean(0))
 
 
-def check_jit_around_the_map():
-    whole, _ = numbers(LOCAL, 3)
-    mapped = sm.spmap(centered, "i")
-    y = jax.jit(lambda x: mapped(x) * 2)(on_all_devices(whole))
-    equal_global(y, (whole - whole.mean(0)) * 2)
-
-
 def check_what_runs_step_by_step():
     whole, mine = numbers(LOCAL, 3)
     mapped = sm.spmap(centered, "i")
@@ -100,17 +93,6 @@ def check_what_runs_step_by_step():
 
 def loss(w, x):
     return jnp.sum(jnp.tanh(x @ w)) + jnp.sum(lax.pmean(x, "i") * w[0])
-
-
-def check_grad_inside():
-    whole, mine = numbers(LOCAL, 3)
-    w = np.ones((3, 3), np.float32)
-
-    def body(w, x):
-        return lax.pmean(jax.grad(loss)(w, x), "i")
-
-    expected = jax.vmap(body, (None, 0), axis_name="i")(w, whole)
-    equal(sm.spmap(body, "i", in_axes=(None, 0))(w, mine), own(np.asarray(expected)))
 
 
 def check_grad_outside():
@@ -191,15 +173,6 @@ def check_mesh_map():
     )
     equal_global(product(sharded, w), x @ w)
     equal_global(jax.jit(product)(sharded, w), x @ w)
-
-
-def check_local_mesh_and_submesh():
-    mesh = global_mesh()
-    local = sm.local_mesh(mesh)
-    assert dict(local.shape) == {"data": 1, "model": LOCAL}
-    assert list(local.devices.flat) == jax.local_devices()
-    part = sm.submesh(mesh, ("data",))
-    assert [d.process_index for d in part.devices] == list(range(PROCESSES))
 
 
 # Placement
@@ -287,15 +260,6 @@ def check_many_queued_calls():
     total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
     results = [total(mine) for _ in range(200)]
     equal(results[-1][0], whole.sum(0))
-
-
-def check_calls_of_two_functions_in_turn():
-    whole, mine = numbers(LOCAL, 5)
-    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
-    largest = sm.spmap(lambda x: lax.pmax(x, "i"), "i")
-    for _ in range(5):
-        equal(total(mine)[0], whole.sum(0))
-        equal(largest(mine)[0], whole.max(0))
 
 
 def check_other_functions_are_told_apart():

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 import shardmap as sm
-from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
+from shardmap import Mesh, local_mesh, make_mesh, submesh
 from tests.command_line import python
 
 DEVICES = jax.devices()

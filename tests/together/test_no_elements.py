@@ -72,17 +72,6 @@ def test_results_without_the_axis(spmap):
     np.testing.assert_array_equal(grads, [2, 2, 2])
 
 
-@both_lowerings
-@pytest.mark.parametrize(("in_axis", "out_axis"), [(0, 1), (1, 0), (-1, None)])
-def test_axes(spmap, in_axis, out_axis):
-    def total(x):
-        return lax.psum(x, "i")
-
-    options = {"in_axes": in_axis, "out_axes": out_axis, "axis_name": "i"}
-    x = np.moveaxis(X, 0, in_axis)
-    assert_same_as(spmap(total, **options)(x), jax.vmap(total, **options)(x))
-
-
 @pytest.mark.few(1)
 @both_lowerings
 def test_gradients(spmap):
@@ -121,14 +110,6 @@ def test_nested(spmap, shape):
     mesh = sm.make_mesh({"a": 4, "b": 2})
     inner = spmap(body, "j", mesh=mesh, mesh_axes="b")
     assert_same_as(spmap(inner, "i", mesh=mesh, mesh_axes="a")(x), expected)
-
-
-def test_no_element_calls_the_host():
-    seen = []
-    f = sm.spmap(lambda x: sm.tap(seen.append, x))
-    assert f(X).shape == (0, 3)
-    sm.taps_barrier()
-    assert seen == []
 
 
 def test_no_element_calls_the_host_for_what_all_have():

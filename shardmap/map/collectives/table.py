@@ -120,7 +120,7 @@ def register_collective(primitive: Primitive, combiner: str | None = None) -> No
       >>> from jax.extend.core import Primitive
       >>> pprod_p = Primitive("pprod")
       >>> _ = pprod_p.def_abstract_eval(lambda x, axes: x)
-      >>> sm.register_collective(pprod_p, "mul")
+      >>> sm.extend.register_collective(pprod_p, "mul")
       >>> mapped = sm.spmap(lambda x: pprod_p.bind(x, axes=("i",)), "i")
       >>> print(mapped(jnp.full(16, 2.0))[0])
       65536.0

@@ -75,7 +75,7 @@ class MapPrimitive(jex_core.Primitive):
 
     Example:
       >>> import jax, shardmap as sm
-      >>> batch_p = sm.MapPrimitive("batch")
+      >>> batch_p = sm.extend.MapPrimitive("batch")
       >>> @batch_p.def_impl
       ... def run(*args, axis_name, in_axes, out_axes, call_jaxpr, **params):
       ...     element = lambda *args: jax.core.eval_jaxpr(call_jaxpr, (), *args)
@@ -183,7 +183,7 @@ class _SpmapPrimitive(MapPrimitive):
     Example:
       >>> import jax, shardmap as sm
       >>> jaxpr = jax.make_jaxpr(sm.spmap(lambda x: x + 1.0))(jax.numpy.ones(8))
-      >>> [equation.primitive is sm.spmap_p for equation in jaxpr.eqns]
+      >>> [equation.primitive is sm.extend.spmap_p for equation in jaxpr.eqns]
       [True]
     """
 

@@ -11,7 +11,7 @@ from jax import lax
 import shardmap as sm
 from tests.map.collectives.bodies import BODIES, both, ring
 from tests.map.map_checks import array, assert_close
-from tests.map_programs import assert_same, both_lowerings, float_index
+from tests.map_programs import assert_same, both_lowerings
 
 SIZES = [1, 3, 8, 12, 16, 17]
 
@@ -215,103 +215,7 @@ def test_bfloat16_in_maps_inside_maps(spmap, shape):
 # Groups, which vmap does not have
 
 
-def loop_groups(x, groups, combine):
-    """For each element, ``combine`` of its group's elements and its place in it."""
-    out = [None] * len(x)
-    for group in groups:
-        for place, k in enumerate(group):
-            out[k] = combine([x[member] for member in group], place)
-    return np.stack(out)
-
-
-GROUPED = {
-    "psum": (
-        lambda x, g: lax.psum(x, "i", axis_index_groups=g),
-        lambda members, place: sum(members),
-    ),
-    "pmax": (
-        lambda x, g: lax.pmax(x, "i", axis_index_groups=g),
-        lambda members, place: np.max(members, 0),
-    ),
-    "pmin": (
-        lambda x, g: lax.pmin(x, "i", axis_index_groups=g),
-        lambda members, place: np.min(members, 0),
-    ),
-    "all_gather": (
-        lambda x, g: lax.all_gather(x, "i", axis_index_groups=g),
-        lambda members, place: np.stack(members),
-    ),
-    "all_gather tiled": (
-        lambda x, g: lax.all_gather(x, "i", axis_index_groups=g, tiled=True),
-        lambda members, place: np.concatenate(members),
-    ),
-    "all_to_all": (
-        lambda x, g: lax.all_to_all(x, "i", 0, 0, axis_index_groups=g, tiled=True),
-        lambda members, place: np.concatenate(
-            [np.split(m, len(members))[place] for m in members]
-        ),
-    ),
-    "psum_scatter": (
-        lambda x, g: lax.psum_scatter(x, "i", axis_index_groups=g, tiled=True),
-        lambda members, place: np.split(sum(members), len(members))[place],
-    ),
-}
-
-
-@pytest.mark.few(2)
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "groups",
-    [
-        pytest.param([[0, 1, 2, 3], [4, 5, 6, 7]], id="8 in halves"),
-        pytest.param([[0, 4], [1, 5], [2, 6], [3, 7]], id="8 in pairs"),
-        pytest.param([[5, 0, 3], [1, 2, 4]], id="6 in another order"),
-        pytest.param([list(range(0, 12, 2)), list(range(1, 12, 2))], id="12"),
-        pytest.param([[k, 17 - k] for k in range(9)], id="18"),
-    ],
-)
-@pytest.mark.parametrize("lowering", ["manual", "spmd"])
-def test_groups(groups, lowering):
-    size = sum(map(len, groups))
-    x = array(size, 6 * len(groups[0]))
-    results = sm.spmap(
-        lambda x: {name: each(x, groups) for name, (each, _) in GROUPED.items()},
-        "i",
-        lowering=lowering,
-    )(x)
-    for name, (_, combine) in GROUPED.items():
-        expected = loop_groups(x, groups, combine)
-        np.testing.assert_allclose(results[name], expected, rtol=1e-6, err_msg=name)
-
-
 # Nested axes, either of them long
-
-
-NESTED = {
-    "inner": lambda x: lax.psum(x, "j") + float_index("j"),
-    "outer": lambda x: lax.psum(x, "i") + float_index("i"),
-    "both": lambda x: lax.psum(x, ("i", "j")) + lax.pmax(x, ("j", "i")),
-    "index of both": lambda x: x * float_index(("i", "j")),
-    "mixed": lambda x: lax.all_gather(lax.psum(x, "i"), "j") * lax.pmean(x, "j")[None],
-}
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("shape", "lowering"),
-    [(shape, "manual") for shape in [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2), (10, 10)]]
-    + [((2, 4), "spmd"), ((3, 5), "spmd")],
-)
-def test_nested(shape, lowering):
-    def body(x):
-        return {name: each(x) for name, each in NESTED.items()}
-
-    x = array(*shape, 2)
-    expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
-    mapped = sm.spmap(sm.spmap(body, "j", lowering=lowering), "i", lowering=lowering)
-    results = mapped(x)
-    for name in NESTED:
-        assert_close(results[name], expected[name], name)
 
 
 @given(

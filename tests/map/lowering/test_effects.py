@@ -1,6 +1,7 @@
 """Effects in maps whose axis is longer than the devices: once for each element."""
 
 import collections
+import time
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +176,30 @@ def test_ordered_debug_callbacks_are_for_one_device():
     np.testing.assert_array_equal(sm.spmap(f, **first, batch_size=1)(x), [2, 2, 2, 3])
     jax.effects_barrier()
     assert seen == [0, 1, 2, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_ready_calls_keep_the_order_of_ordered_callbacks(count):
+    """Also beside another map whose callbacks have the same effect."""
+    seen = []
+
+    def call(name, x):
+        def host(x):
+            time.sleep(0.001 if name == "a" else 0)
+            seen.append((name, int(x)))
+
+        io_callback(host, None, x, ordered=True)
+
+    first = sm.spmap(lambda x: (call("a", x), call("b", x), x)[2])
+    second = sm.spmap(lambda x: (call("c", x), x)[1])
+    places = np.arange(count)
+    for k in range(4):
+        first(10 * k + places)
+        second(10 * k + places)
+    jax.effects_barrier()
+    for place in places:
+        here = [(name, x // 10) for name, x in seen if x % 10 == place]
+        assert here == [(name, k) for k in range(4) for name in "abc"]
 
 
 def test_io_callbacks_in_loops_of_several_elements_are_refused():

@@ -9,14 +9,7 @@ import pytest
 
 import shardmap as sm
 from tests.map.collectives.test_rules import array, both
-
-
-def between_devices(mapped, *args):
-    """How many collectives the compiled program has, by kind."""
-    text = mapped.lower(*args).compile().as_text()
-    kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
-    found = re.findall(rf" ({kinds})\(", text)
-    return {kind: found.count(kind) for kind in set(found)}
+from tests.map_programs import collectives_of
 
 
 @pytest.mark.few(3)
@@ -34,7 +27,7 @@ def between_devices(mapped, *args):
 )
 def test_one_collective_between_devices(name, expected):
     mapped, _ = both(name, 32)
-    assert between_devices(mapped, array(32, 3)) == expected
+    assert collectives_of(mapped, array(32, 3)) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,7 +35,7 @@ def test_one_collective_between_devices(name, expected):
 )
 def test_the_partitioner_puts_collectives_in(name, expected):
     mapped, _ = both(name, 32, lowering="spmd")
-    assert between_devices(mapped, array(32, 3)) == expected
+    assert collectives_of(mapped, array(32, 3)) == expected
     assert mapped(array(32, 3)).sharding.spec[0] == "i"
 
 
@@ -67,7 +60,7 @@ def test_a_branch_has_only_its_own_collectives(size):
     x = np.outer([1, -1, 1], np.arange(1, size + 1)).astype(np.float32)
     mapped = sm.spmap(fun, "i")
     # On CPU all devices have to take part in one, also those in another branch.
-    assert "collective-permute" not in between_devices(mapped, x)
+    assert "collective-permute" not in collectives_of(mapped, x)
     turned, sine = np.roll(4 * x[0], 1), np.sin(2 * x[1])
     expected = np.stack([turned, sine, turned])
     np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
@@ -112,5 +105,5 @@ def test_beside_a_branch_something_may_refuse_vmap():
 def test_a_branch_that_all_elements_take_gathers_nothing(fun):
     x = array(2, 4)
     mapped = jax.jit(sm.spmap(fun, "i", in_axes=(0, None)))
-    assert "all-gather" not in between_devices(mapped, x, 2)
+    assert "all-gather" not in collectives_of(mapped, x, 2)
     np.testing.assert_allclose(mapped(x, 2), np.sin(np.sin(x)), rtol=1e-6)

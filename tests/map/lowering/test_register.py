@@ -1,7 +1,5 @@
 """Maps as programs for many devices: nesting, names, meshes around, shared jaxprs."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,20 +13,11 @@ from tests.map.map_checks import mesh_of, nest, step
 from tests.map_programs import (
     assert_same,
     both_lowerings,
+    collectives_of,
     float_index,
     same_under_vmap,
     spread,
 )
-
-COLLECTIVES = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
-
-
-def collectives(fun, *args):
-    """How many of each collective the compiled program has."""
-    text = jax.jit(fun).lower(*args).compile().as_text()
-    found = re.findall(rf"= \S+ ({COLLECTIVES})(?:-start)?\(", text)
-    return {kind: found.count(kind) for kind in sorted(set(found))}
-
 
 # Nesting
 
@@ -56,7 +45,7 @@ def test_perfect_nests_have_the_collectives_of_one_map_over_a_grid(transform):
     lying = jax.device_put((x, w), (NamedSharding(mesh, P("i", "j")), None))
     ours, theirs = transform(nest(sm.spmap, step)), transform(grid)
     assert_same(jax.jit(ours)(x, w), jax.jit(theirs)(x, w))
-    counts = collectives(ours, *lying), collectives(theirs, *lying)
+    counts = [collectives_of(jax.jit(fun), *lying) for fun in (ours, theirs)]
     assert sum(counts[0].values()) <= sum(counts[1].values())
     assert set(counts[0]) <= set(counts[1])
 

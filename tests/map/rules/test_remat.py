@@ -117,24 +117,6 @@ def test_gradients(spmap, policy, elements):
     assert_trees_close(jitted(x, W), expected)
 
 
-@pytest.mark.deep
-def test_axes_of_results_and_residuals():
-    def fun(x, y):
-        z = jnp.sin(x) * jnp.cos(y)
-        return z, jnp.sin(z), jnp.cos(y), lax.psum(z, "i")
-
-    def with_axes(mapping):
-        return mapping(
-            fun, axis_name="i", in_axes=(1, None), out_axes=(1, 0, None, None)
-        )
-
-    x, y = X.T, X[0]
-    expected = gradients(with_axes(jax.vmap), x, y)
-    mapped = jax.checkpoint(with_axes(sm.spmap), policy=POLICIES["name"])
-    assert_trees_close(mapped(x, y), with_axes(jax.vmap)(x, y))
-    assert_trees_close(gradients(mapped, x, y), expected)
-
-
 @pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
@@ -156,38 +138,6 @@ def test_nested_maps(spmap, policy):
     for name in ("sin", "cos"):
         counts = [computed_backward(remat(f), x, W)[name] for f in (mapped, expected)]
         assert counts[0] == counts[1]
-
-
-@pytest.mark.deep
-def test_around_it():
-    """Under vmap, in scan, of mesh_map, in a map, and differentiated twice."""
-    remat = functools.partial(jax.checkpoint, policy=POLICIES["name"])
-    mapped, expected = (
-        mapping(layer, in_axes=(0, None)) for mapping in (sm.spmap, jax.vmap)
-    )
-    batch = np.stack([X, X + 1])
-
-    def repeated(f):
-        return lambda x, w: lax.scan(lambda c, _: (f(c, w), ()), x, None, length=2)[0]
-
-    for around in (lambda f: jax.vmap(f, (0, None)), lambda f: f):
-        x = batch if around(len) is not len else X
-        got = gradients(around(remat(mapped)), x, W)
-        assert_trees_close(got, gradients(around(expected), x, W))
-    got = gradients(repeated(remat(mapped)), X, W)
-    assert_trees_close(got, gradients(repeated(expected), X, W))
-    inside = sm.spmap(remat(mapped), in_axes=(0, None))
-    want = jax.vmap(expected, in_axes=(0, None))
-    assert_trees_close(gradients(inside, batch, W), gradients(want, batch, W))
-
-    mesh = sm.make_mesh({"a": 4})
-    blocks = sm.mesh_map(layer, mesh, ({"a": 0}, {}), {"a": 0})
-    assert_trees_close(gradients(remat(blocks), X, W), gradients(layer, X, W))
-
-    def twice(f):
-        return jax.grad(lambda x: (gradients(f, x, W)[0] ** 2).sum())(X)
-
-    assert_trees_close(twice(remat(mapped)), twice(expected))
 
 
 def test_saved_arrays_are_mapped():

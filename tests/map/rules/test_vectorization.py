@@ -32,20 +32,6 @@ def test_axes_against_a_loop(spmap, in_axis, out_axis):
     assert_same(mapped(x, X[0, 0]), jnp.asarray(expected))
 
 
-@both_lowerings
-def test_axes_as_prefixes_against_a_loop(spmap):
-    def fun(params, x, y):
-        return {"sum": x + params["b"], "rest": (y * params["w"], params["w"])}
-
-    params = {"w": spread((2,)), "b": spread((4,), 1.0)}
-    axes = {"w": None, "b": 0}, 1, -1
-    out_axes = {"sum": -1, "rest": (0, None)}
-    args = params, spread((3, 4)), spread((2, 4))
-    mapped = spmap(fun, in_axes=axes, out_axes=out_axes)
-    expected = loop_map(fun, 4, axes, out_axes)(*args)
-    assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
-
-
 @pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("in_axis", [0, 1, 2])
