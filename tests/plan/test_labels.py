@@ -162,6 +162,16 @@ def test_a_plan_holds_labels_but_no_data(ds):
     xr.testing.assert_identical(made.run(ds.t, ds.mask), ds.t * ds.mask)
 
 
+def test_a_report_names_the_line_of_the_function(ds):
+    def fun(ds):
+        return ds.t.groupby("time.month").mean()
+
+    report = str(plan(fun, ds, in_slices={"time": 6}))
+    line = fun.__code__.co_firstlineno + 1
+    assert f"of shape (12, 3) ({__file__}:{line}:" in report
+    assert "nputils" not in report
+
+
 def test_memory_chooses_axes_as_of_the_arrays(ds):
     bare = plan(lambda t: t - t.mean(0)[None], ds.t.values, memory=200)
     made = plan(lambda t: t - t.mean("time", skipna=False), ds.t, memory=200)
