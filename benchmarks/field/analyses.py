@@ -17,6 +17,7 @@ from benchmarks.field.tasks import (
     CENTERS,
     COLUMNS,
     DASK,
+    JIT,
     NUMPY,
     OURS,
     Contender,
@@ -333,6 +334,15 @@ def _drawn(fun: Callable[..., Any]) -> Task:
         )
         return Ready(lambda: np.asarray(made.run(key, x)), made)
 
+    def whole(folder: pathlib.Path, out: pathlib.Path) -> Ready:
+        import jax
+        import jax.numpy as jnp
+
+        x, shape = opened(folder)
+        key = jax.random.key(0)
+        compiled = jax.jit(lambda key, x: fun(jnp, jax.random.uniform(key, shape), x))
+        return Ready(lambda: np.asarray(compiled(key, x)))
+
     def by_numpy(folder: pathlib.Path, out: pathlib.Path) -> Ready:
         x, shape = opened(folder)
         rng = np.random.default_rng(0)
@@ -346,7 +356,8 @@ def _drawn(fun: Callable[..., Any]) -> Task:
         uniform = rng.random(shape, dtype=np.float32, chunks=chunks)
         return Ready(lambda: np.asarray(fun(da, uniform, x)))
 
-    return Task(create, {OURS: planned, NUMPY: by_numpy, DASK: by_dask})
+    contenders = {OURS: planned, JIT: whole, NUMPY: by_numpy, DASK: by_dask}
+    return Task(create, contenders)
 
 
 TASKS: Mapping[str, Task] = {
