@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import jax
 import jax.extend.core
 
+from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap._lazy import ask
@@ -72,6 +73,7 @@ class ChunkedFunction(Generic[P, R]):
         name = getattr(self._fun, "__name__", type(self._fun).__name__)
         return f"<chunked {name}>"
 
+    @api_boundary
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """For each axis: into how many pieces, and what they reach; or why it is whole.
 
@@ -87,6 +89,7 @@ class ChunkedFunction(Generic[P, R]):
         text = report.explain(cut_program)
         return ask("explanation_of")(repr(self), text, report.stage_costs(cut_program))
 
+    @api_boundary
     def stage_costs(
         self, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[report.StageCost, ...]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
 from shardmap._lazy import ask
@@ -40,6 +41,7 @@ from shardmap.plan.run.traffic import Traffic, traffic
 from shardmap.units import bytes_of, check_bool, integer_of, shown
 
 
+@api_boundary
 def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
@@ -129,13 +131,13 @@ def plan(
         warnings.warn(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
             "True), or give 32-bit arrays.",
-            stacklevel=2,
+            stacklevel=3,  # The caller of `api_boundary`.
         )
     if report.runs_whole(made):
         warnings.warn(
             "plan: the function runs as a whole: none of the cuts reaches its end. "
             "explain() of the plan says why.",
-            stacklevel=2,
+            stacklevel=3,  # The caller of `api_boundary`.
         )
     return ShardPlan(made, labels, room, given)
 
