@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import desc_addname, pending_xref
@@ -184,6 +185,24 @@ def table(text: str) -> str:
     return TABLE.format("\n   ".join(names))
 
 
+def break_names(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Lets names in tables break after dots and underscores, as on a phone.
+
+    In the page, not in its nodes: the search finds whole names.
+    """
+    context["body"] = re.sub(
+        r"(?s)<table.*?</table>",
+        lambda table: re.sub(
+            r'(?<=<span class="pre">)[^<]+',
+            lambda name: re.sub(r"([._])(?=\w)", r"\1<wbr>", name[0]),
+            table[0],
+        ),
+        context.get("body", ""),
+    )
+
+
 class English(SearchEnglish):
     """Finds `donate_argnums` when asked for "donate"."""
 
@@ -200,3 +219,4 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_tables)
     app.connect("doctree-read", shorten_names)
     app.connect("doctree-read", link_names)
+    app.connect("html-page-context", break_names)

@@ -501,21 +501,20 @@ def mesh_map(
     """Maps a function over blocks of arrays, one block for each device of a mesh.
 
     Each leaf of ``in_axes`` and ``out_axes`` is a dict from mesh axis names to array
-    dimensions. A dimension that a mesh axis names is cut among the devices along it;
-    the function gets the block, with all its dimensions. Several mesh axes on one
-    dimension cut it major to minor, in the order of the dict. Along mesh axes that are
-    not named, all devices have the same block. Collectives go over mesh axis names.
+    dimensions. Each mesh axis cuts its dimension into one block for each device. A
+    block has all dimensions of the array. Several mesh axes can cut one dimension,
+    major to minor in the order of the dict. Along other mesh axes, all devices have the
+    same block. Collectives use the mesh axis names.
 
-    It is `jax.shard_map` with dicts in place of PartitionSpecs. The dicts, and blocks
-    that keep their dimensions, are those of xmap.
+    This is `jax.shard_map` with the dicts of xmap in place of PartitionSpecs.
 
     Args:
       fun: the function of one block. Arguments and results are pytrees of blocks. If
         omitted, ``mesh_map(...)`` is a decorator.
       mesh: the devices.
       in_axes: a pytree prefix of the tuple of arguments with dicts as leaves, such as
-        ``({"data": 0}, {})``. ``{}``: every device gets the whole argument. Keyword
-        arguments are whole too. Static arguments may have an entry or none.
+        ``({"data": 0}, {})``. With ``{}``, every device gets the whole argument.
+        Keyword arguments are whole too. An entry for a static argument is optional.
       out_axes: the same for the result.
       lowering: as for `spmap`. Default ``"manual"``.
       donate_argnums: as for `spmap`.
@@ -529,9 +528,9 @@ def mesh_map(
     Raises:
       TypeError: ``fun`` is not callable, a mesh or axes are missing, or axes are not
         dicts of names and dimensions. When called: JAX does not accept an argument.
-      ValueError: ``mesh`` does not have a mesh axis. When called: an array does not
-        have a dimension, a dimension does not divide, or a result differs along a mesh
-        axis that its out axes do not name.
+      ValueError: ``mesh`` does not have one of the axes. When called: an array does
+        not have one of the dimensions, a dimension does not divide, or a result differs
+        along a mesh axis that its out axes do not name.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

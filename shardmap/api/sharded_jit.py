@@ -121,10 +121,9 @@ def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
 
     Args:
       x: a pytree of arrays.
-      parts: a tuple with a count for each dimension, such as ``(2, 1)``; None for a
-        value that every device has whole; or a pytree prefix of ``x`` with these as
-        leaves. A tuple of ints is always a leaf. A `jax.sharding.PartitionSpec` of
-        counts, ``P(2, 1)``, is accepted too.
+      parts: the partitions, as a pytree prefix of ``x``. A leaf is a tuple with a count
+        for each dimension, such as ``(2, 1)``; a `jax.sharding.PartitionSpec` of
+        counts, ``P(2, 1)``; or None: every device has the whole value.
 
     Returns:
       ``x``, partitioned.
@@ -314,14 +313,14 @@ def sharded_jit(
 
     Args:
       fun: a function of whole arrays. If omitted, ``sharded_jit(...)`` is a decorator.
-      in_parts: the partitions of positional arguments: a tuple with a count for each
-        dimension, such as ``(2, 1)``; None for an argument that every device has whole;
-        or a pytree prefix of the tuple of arguments with these as leaves. A tuple of
-        ints is always a leaf. A `jax.sharding.PartitionSpec` of counts, ``P(2, 1)``, is
-        accepted too. Static arguments may have an entry or none. Keyword arguments are
-        whole.
+      in_parts: the partitions of positional arguments, as a pytree prefix. A leaf is a
+        tuple with a count for each dimension, such as ``(2, 1)``; a
+        `jax.sharding.PartitionSpec` of counts, ``P(2, 1)``; or None: every device has
+        the whole argument. Keyword arguments are whole too. An entry for a static
+        argument is optional.
       out_parts: the same for the result.
-      num_partitions: the total over all processes, if no parts give it.
+      num_partitions: the number of partitions over all processes. Default: that of
+        the parts, or 1.
       static_argnums: positions of arguments that are compile-time constants; negative
         ones count from the last argument.
       donate_argnums: as for `spmap`.

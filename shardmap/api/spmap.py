@@ -116,39 +116,38 @@ def spmap(
       fun: the function of one element. Arguments and results are pytrees of arrays. If
         omitted, ``spmap(...)`` is a decorator.
       axis_name: the name of the axis in collectives, any hashable. Default: no name.
-      in_axes: the mapped axis of each positional argument: an int, negative from the
-        end; None for an argument that every element gets whole; or a pytree prefix of
-        the arguments with these as leaves. Keyword arguments are mapped along axis 0.
-        Default: 0.
+      in_axes: the mapped axis of each positional argument, as a pytree prefix. A leaf
+        is an int, which may be negative, or None: every element gets the whole
+        argument. Keyword arguments are mapped along axis 0. Default: 0.
       out_axes: the mapped axis of each result, as a pytree prefix. None: all elements
         have the same result, which is returned once. Default: 0.
       static_broadcasted_argnums: positions of arguments that are compile-time
         constants. They must be hashable. Default: none.
-      devices: the devices to use, in this order. Default: the first ones. If some
-        belong to other processes, each process passes and gets the elements of its own
-        devices, or passes and gets global arrays.
+      devices: the devices to use, in this order. Default: the first ones. With devices
+        of several processes, each process passes and gets the elements of its own
+        devices, or global arrays.
       backend: the platform whose devices to use, such as ``"cpu"``. Default: JAX's.
       axis_size: the number of elements, over all processes. Required if no argument is
         mapped.
-      donate_argnums: positions of arguments whose memory the results may reuse, also if
-        they are passed by keyword. An array is deleted if its memory was reused, as
-        with `jax.jit`, or if it was moved to other devices. Default: none.
+      donate_argnums: positions of arguments whose memory the results may reuse. They
+        can be passed by keyword. An array is deleted if its memory was reused, as with
+        `jax.jit`, or if it was moved to other devices. Default: none.
       mesh: a mesh to place the axis on, instead of ``devices`` or ``backend``. Nested
         maps on different axes of one mesh are one program.
       mesh_axes: the mesh axes for the elements, a name or several, major to minor. With
         ``()``, every device computes all elements. Without ``mesh``, they are axes of
         the mesh of ``with mesh:`` or `jax.set_mesh`.
-      batch_size: how many elements a device vectorises at once. It loops over the
-        others, as `jax.lax.map` does. `AUTO`: as many as fit into ``memory``. Default:
-        all.
+      batch_size: the number of elements that a device vectorises at once. It loops
+        over such batches, as `jax.lax.map` does. `AUTO`: as many as fit into
+        ``memory``. Default: all.
       memory: with ``batch_size=AUTO``, the bytes that a device may use besides
         arguments and results: an int, or a text such as ``"2 GB"``.
       lowering: ``"manual"``: a program per device, with explicit collectives.
         ``"spmd"``: one vectorised program, which XLA's partitioner splits. The results
         are the same. Default: ``"manual"``.
-      check_replicas: whether to compare the devices' copies of results with
-        ``out_axes=None`` after each call outside of `jax.jit`. A RuntimeError names
-        those that differ. Default: False.
+      check_replicas: whether to compare the copies of results with ``out_axes=None``
+        after each call outside of `jax.jit`. A RuntimeError names copies that differ.
+        Default: False.
 
     Returns:
       The mapped function. It has ``lower`` and ``trace``, like a `jax.jit` function,

@@ -49,8 +49,8 @@ class Lowered(_Named, jax.stages.Lowered):
 
     Attributes:
       in_specs: a `ShardingSpec` per array, in the structure of the positional
-        arguments; behind them, if there are any, a dict of the keyword arguments.
-        None stands where an argument is static.
+        arguments. A dict for the keyword arguments follows, if there are any. A static
+        argument has None.
       out_specs: the same in the structure of the result.
 
     Example:

@@ -25,16 +25,18 @@ def tap(
 ) -> Any:
     """Calls a host function with a value of a running program.
 
-    Inside a map, ``func`` is called for each element, on the element's device; in a
-    plain `jax.jit`, once with the whole value; outside of both, immediately. The calls
-    of one device are in program order, also if nothing else uses the value. Calls of
-    different devices have no order, and come from several threads.
+    Inside a map, ``func`` is called for each element, with the value on the element's
+    device. In a plain `jax.jit`, it is called once with the whole value. Outside of
+    both, it is called immediately. The calls of one device are in program order, also
+    if nothing else uses the value. Calls of different devices have no order, and come
+    from several threads.
 
     * Inside `jax.vmap`, one call gets all elements: leaves that differ have a new
       leading axis.
-    * If vectorised elements take different branches of a `jax.lax.cond`, all call in
-      each branch. In the body of a `jax.lax.while_loop`, all call until the last one
-      has left. A tap in the condition of such a loop raises an error.
+    * If vectorised elements take different branches of a `jax.lax.cond`, all elements
+      call in each branch. In the body of a `jax.lax.while_loop`, all elements call
+      until the last one has left. A tap in the condition of such a loop raises an
+      error.
     * In nested maps, a tap of the outer function is called on each device of its
       element.
     * Differentiation calls the tap with the primal values once, and not with
@@ -53,9 +55,9 @@ def tap(
         or zero. It has no derivative.
       with_device: whether to call ``func(value, device)``, with the `jax.Device` of the
         value.
-      device_index: call for this device only, counted in the order of the program's
-        devices. Outside a map, this device calls with the whole value, instead of the
-        first. Ignored outside of a program.
+      device_index: call only for this device, an index into the program's devices.
+        Outside a map, this device instead of the first one calls with the whole value.
+        Ignored outside of a program.
 
     Returns:
       ``x`` or ``result``, unchanged; with ``result_shape``, what ``func`` returned.

@@ -9,6 +9,7 @@ import jax
 from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
+from shardmap._jax import api_boundary
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explain.explanation import Explanation
@@ -112,6 +113,7 @@ def explain(
     fun, wires = _as_function(fun), interconnect_of(interconnect)
 
     @functools.wraps(fun)
+    @api_boundary
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         return _explain(fun, wires, args, kwargs)
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import jax
 import jax.extend.core
 
+from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap._lazy import ask
@@ -45,7 +46,7 @@ class _Read(NamedTuple):
 
 
 class ChunkedFunction(Generic[P, R]):
-    """What `chunked` gives: a function that works in pieces."""
+    """A function that runs in pieces; the result of `chunked`."""
 
     def __init__(
         self,
@@ -72,8 +73,9 @@ class ChunkedFunction(Generic[P, R]):
         name = getattr(self._fun, "__name__", type(self._fun).__name__)
         return f"<chunked {name}>"
 
+    @api_boundary
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """For each axis: into how many pieces, and what they reach; or why it is whole.
+        """Explains the pieces of each axis and what they reach, or why it is whole.
 
         Args:
           *args: the arguments of a call, arrays or `jax.ShapeDtypeStruct`.
@@ -87,6 +89,7 @@ class ChunkedFunction(Generic[P, R]):
         text = report.explain(cut_program)
         return ask("explanation_of")(repr(self), text, report.stage_costs(cut_program))
 
+    @api_boundary
     def stage_costs(
         self, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[report.StageCost, ...]:
@@ -205,8 +208,8 @@ def chunked(
     piece of the arguments contributes: partial sums are combined, and borders that
     neighbours need are read twice. The pieces run in one loop of one program. The
     result is a JAX function, for `jax.jit`, `jax.grad`, `jax.jvp`, `jax.vmap`, loops,
-    `spmap`, `plan` and `chunked`. (`Chunked` is something else: an entry of a
-    `ShardingSpec`.)
+    `spmap`, `plan` and `chunked`. `Chunked`, an entry of a `ShardingSpec`, is
+    unrelated.
 
     Args:
       fun: a function of arrays that JAX can trace.

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
 from shardmap._lazy import ask
@@ -40,6 +41,7 @@ from shardmap.plan.run.traffic import Traffic, traffic
 from shardmap.units import bytes_of, check_bool, integer_of, shown
 
 
+@api_boundary
 def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
@@ -56,48 +58,46 @@ def plan(
 
     Args:
       fun: a function of arrays that JAX can trace.
-      *args: its arguments, or values with their shapes and dtypes: arrays,
-        `jax.ShapeDtypeStruct`, `numpy.memmap`, h5py datasets, zarr arrays, values of
-        types with a handler (`extend.register_shard_handler`), xarray arrays and
-        datasets, which the function gets with their labels, and pytrees of all these.
-        They are not read.
+      *args: its arguments, pytrees of arrays. Their values are not read. Leaves may
+        also be `jax.ShapeDtypeStruct`, `numpy.memmap`, h5py datasets, zarr arrays, and
+        types with a handler (`extend.register_shard_handler`). The function gets xarray
+        arrays and datasets with their labels.
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of pieces of
         nearly equal length, at most the length of the axis; a tuple of lengths; a list
         of (start, stop) pairs or slices; `Pieces` of a length; `AS_CHUNKED`; `EACH`; or
-        `AUTO`, as few pieces as fit into ``memory``. A number of pieces of a chunked
-        array begin at its chunks, if it has as many. An axis of an xarray array is the
-        name of its dimension. Default: with ``memory``, the axes that save the most;
-        otherwise nothing is cut.
+        `AUTO`, as few pieces as fit into ``memory``. Pieces begin at chunks if an array
+        has enough of them. For xarray, an axis is the name of a dimension. Default:
+        with ``memory``, the axes that save the most; otherwise nothing is cut.
       out_slices: how the results are cut, in the same form, a pytree prefix of the
-        results. This is for results that depend on no argument that is cut, such as
-        random numbers.
+        results. Use it for results that do not depend on an argument that is cut, such
+        as random numbers.
       partial: whether to cut axes that the function reduces. Shards then return partial
         results.
-      memory: the bytes that a shard may use, with what is kept for later stages: an
-        int, or a text such as ``"2 GB"``. It is at least `ShardPlan.peak_bytes`, also
-        with cuts of your own. To stay below it, values are computed again instead of
-        kept. In this process two shards run at once if both fit; other processes, and
-        threads of an executor, use as much each.
+      memory: a bound for `ShardPlan.peak_bytes`, the bytes that a shard uses with the
+        values kept for later stages: an int, or a text such as ``"2 GB"``. Values that
+        do not fit are computed again instead. Cuts of your own have to fit too. In this
+        process, two shards run at once if both fit. Other processes, and threads of an
+        executor, use as much each.
       scratch: where runs store values of more than 1 MiB for later stages: a folder, or
         a zarr group. Default: in memory.
       static_argnums: the positions of arguments that are not arrays, as for `jax.jit`.
         In ``in_slices`` they are None; `ShardPlan.run` takes them again.
       static_argnames: the names of such arguments.
-      **kwargs: keyword arguments of the function, which stay whole. Bind those with the
-        name of a parameter of ``plan`` or of `ShardPlan.run` with `functools.partial`.
+      **kwargs: keyword arguments of the function. They are not cut. If one has the name
+        of a parameter of ``plan`` or `ShardPlan.run`, bind it with `functools.partial`.
 
     Returns:
       The plan. Nothing runs yet.
 
     Warns:
       UserWarning: arguments have 64 bits, which JAX reduces to 32 without
-        ``jax_enable_x64``; or no cut reaches the end of the function, which runs whole.
+        ``jax_enable_x64``; or no cut has an effect.
 
     Raises:
       TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit; ``memory`` is
         not a size, or too little for these cuts or for any; ``scratch`` is not a place;
-        or the function has an effect or a collective, so that no shard can run alone.
+        or the function has an effect or a collective, so its shards cannot run alone.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -129,13 +129,13 @@ def plan(
         warnings.warn(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
             "True), or give 32-bit arrays.",
-            stacklevel=2,
+            stacklevel=3,  # The caller of `api_boundary`.
         )
     if report.runs_whole(made):
         warnings.warn(
             "plan: the function runs as a whole: none of the cuts reaches its end. "
             "explain() of the plan says why.",
-            stacklevel=2,
+            stacklevel=3,  # The caller of `api_boundary`.
         )
     return ShardPlan(made, labels, room, given)
 
@@ -299,11 +299,11 @@ class ShardPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that one shard uses, with what is kept at the same time.
+        """An upper bound for the bytes that one shard uses.
 
-        It is an upper bound for what the shard reads, computes and returns, and for
-        what later stages need. It does not count arguments, results, values in
-        ``scratch``, and free memory that the allocator keeps.
+        It counts what the shard reads, computes and returns, and the values that are
+        kept for later stages at that time. It does not count arguments, results, values
+        in ``scratch``, and free memory that the allocator keeps.
         """
         return plan_peak(self._cut_program).bytes
 
@@ -342,8 +342,8 @@ class ShardPlan:
     def traffic(
         self, *args: PyTree, out: PyTree = None, scratch: Any = None, **kwargs: PyTree
     ) -> Traffic:
-        """Tells what a run in other processes would move, and how much through this
-        process.
+        """Returns what a run in other processes would move, and how much of it through
+        this process.
 
         Args:
           *args: as for `run`. Default: those of `plan`, if they still exist.
@@ -411,32 +411,32 @@ class ShardPlan:
 
         Args:
           *args: the arguments of the function: arrays, or values with ``shape``,
-            ``dtype`` and ``__getitem__``, of which each shard reads only its own
-            slices.
+            ``dtype`` and ``__getitem__``. Each shard reads only its own slices.
           out: where to write the result: array-likes with ``__getitem__`` and
             ``__setitem__`` in the structure of the result. None: new NumPy arrays.
-          executor: None for this process, which reads, computes and writes at the same
-            time; a number of processes, each with its share of the cores; a
-            `concurrent.futures.Executor` of threads, or of processes that "spawn", loky
-            or mpi4py start; or a `distributed.Client`, whose workers also combine
-            partial results. Other processes open files and stores themselves; `traffic`
-            tells what goes through this one.
+          executor: where shards run. None: this process, which reads, computes and
+            writes at the same time. An int: that many processes, each with its share of
+            the cores. A `concurrent.futures.Executor`: its threads, or its processes if
+            "spawn", loky or mpi4py starts them. A `distributed.Client`: its workers,
+            which also combine partial results. The module ``ray``: its tasks. Other
+            processes open files and stores themselves; `traffic` tells what goes
+            through this one.
           max_in_flight: the number of shards that are read or computed at once. In this
             process, as many threads read, which hides the latency of remote stores.
-            Default: one thread reads up to two shards ahead, or one if it is larger
-            than 32 MiB or ``memory`` has no room for two.
+            Default: one thread reads two shards ahead, or one if it is larger than
+            32 MiB or ``memory`` has no room for two.
           progress: whether to show a bar of tqdm, or lines of text without tqdm.
           retries: how often to retry a shard that fails.
           checkpoint: a folder for the results of shards. A run that was stopped
             continues with those that are missing. The arguments must have the same
             values; this is checked for arrays in memory up to 1 MiB.
           scratch: where to store values for later stages, as for `plan`. Default: that
-            of `plan`. A run makes a place with a random name in it, and removes it at
-            the end. Other processes open it themselves.
-          task: (index, count) in each process of an array job, which all run the same
-            program with the same ``checkpoint``. Each runs its part of the shards of
-            every stage, and waits for the others. Restart a task that was killed. Large
-            values for later stages are read from the folder.
+            of `plan`. A run creates a folder or group with a random name there, and
+            removes it at the end. Other processes open it themselves.
+          task: (index, count) of this process in an array job. All its processes run
+            the same program with the same ``checkpoint``. Each runs its part of the
+            shards of every stage, and waits for the others. Restart a task that was
+            killed. Large values for later stages are read from the folder.
           **kwargs: the keyword arguments of `plan`.
 
         Returns:

@@ -376,6 +376,12 @@ for f in (
     sm.spmap(element).lower,
     sm.mesh_map(element, mesh, {"i": 0}, {"i": 0}),
     sm.sharded_jit(element, (2,), (2,)),
+    sm.spmap(element).explain,
+    sm.explain(element),
+    lambda x: sm.plan(element, x, in_slices={0: 2}),
+    sm.chunked(element, {0: 2}),
+    sm.chunked(element, {0: 2}).explain,
+    sm.chunked(element, {0: 2}).stage_costs,
 ):
     try:
         f(np.ones(2))
@@ -392,7 +398,7 @@ def test_an_error_of_the_user_has_at_most_one_frame_of_ours():
     )
     assert result.returncode == 0, result.stderr
     lines = [eval(line) for line in result.stdout.splitlines()]
-    assert len(lines) == 5
+    assert len(lines) == 11
     assert all(sum(ours) <= 1 and not ours[-1] for ours in lines)
 
 

@@ -96,14 +96,14 @@ STAGES: dict[Any, Stages] = {
 TABLE = RuleTable(otherwise=special.collective)
 
 KINDS: dict[str, dict[Any, RuleMaker]] = {
-    "each element from those at its place": pointwise.RULES,
-    "moved, shifted, repeated": shape.RULES | barrier.RULES,
-    "merged and split axes": reshape.RULES,
+    "elementwise": pointwise.RULES,
+    "shape": shape.RULES | barrier.RULES,
+    "reshape": reshape.RULES,
     "reductions and contractions": reduce.RULES | counting.RULES,
-    "running reductions": prefix.RULES,
+    "cumulative reductions": prefix.RULES,
     "sliding windows": window.RULES,
-    "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
-    "batch axes before core axes": batched.RULES | blocks.RULES,
+    "indexing": gather.RULES | scatter.RULES | dynamic.RULES,
+    "batched": batched.RULES | blocks.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops and branches": {

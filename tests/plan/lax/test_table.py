@@ -13,8 +13,8 @@ RULES = {
     for kind, rules in {
         **KINDS,
         "whole or refused": {*KINDS["whole or refused"], *COLLECTIVES},
-        "looked through": CALLS.jaxprs,
-        "written as others": CALLS.rewrites,
+        "calls": CALLS.jaxprs,
+        "decomposed": CALLS.rewrites,
     }.items()
 }
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan.md"
