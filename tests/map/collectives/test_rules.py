@@ -32,6 +32,26 @@ def test_each_collective(size, lowering):
         assert_close(results[name], expected[name], name)
 
 
+@pytest.mark.parametrize("size", [8, 16])
+def test_spmd_computes_both_branches_and_all_steps(size):
+    def branch(x):
+        def other(x):
+            return lax.all_gather(x, "i").sum() + lax.psum(x, "i")
+
+        return lax.cond(lax.axis_index("i") % 2 == 0, lax.neg, other, x)
+
+    def loop(x):
+        def step(carry):
+            return carry[0] + 1, carry[1] + lax.ppermute(carry[1], "i", ring(size))
+
+        return lax.while_loop(lambda carry: carry[0] < x, step, (0.0, x))[1]
+
+    x = np.arange(size, dtype=np.float32)
+    for body in (branch, loop):
+        results = sm.spmap(body, "i", lowering="spmd")(x)
+        assert_close(results, jax.vmap(body, axis_name="i")(x), body.__name__)
+
+
 # JAX has no derivative of pmax and pmin, of loops of unknown length in reverse, and a
 # wrong one of all_to_all from one axis to another.
 WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
