@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from shardmap.plan.engine.keys import box_bytes, nbytes
+from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.recipe import Recipe, StaticRecipe
 from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.engine.stages import Stage
@@ -133,11 +134,18 @@ def temporaries(cut_program: CutProgram, stage: Stage) -> int:
 
 def _stage_peak(cut_program: CutProgram, place: int, in_loops: bool) -> Peak:
     """The most that one shard of a stage holds, and what is kept meanwhile."""
-    shard = shard_peak(cut_program, cut_program.stages[place], in_loops)
-    if not in_loops:
-        return shard.plus(kept_bytes(cut_program, place))
-    found = shard.plus(_kept(cut_program, place, in_scratch=False))
-    return found.plus(found.bytes // COPIED)
+    found = shard_peak(cut_program, cut_program.stages[place], in_loops)
+    kept = _kept(cut_program, place, in_scratch=False)
+    if in_loops:
+        found = found.plus(sum(map(nbytes, kept)))
+        found = found.plus(found.bytes // COPIED)
+    else:
+        found = found.plus(kept_bytes(cut_program, place))
+    largest = max(kept, key=nbytes, default=None)
+    if largest is None or nbytes(largest) < found.largest:
+        return found
+    source = largest.producer.source if largest.producer else ""
+    return Peak(found.bytes, nbytes(largest), largest.aval.str_short(), source)
 
 
 def plan_peak(cut_program: CutProgram, in_loops: bool = False) -> Peak:
@@ -173,18 +181,18 @@ def kept_bytes(cut_program: CutProgram, place: int) -> int:
     """The bytes of what is held in memory besides arguments and results."""
     made = [result.value for result in cut_program.stages[place].results]
     folds = sum(depth(cut_program.parts[v]) * nbytes(v) for v in made)
-    return _kept(cut_program, place, in_scratch=False) + folds
+    return sum(map(nbytes, _kept(cut_program, place, in_scratch=False))) + folds
 
 
 def scratch_bytes(cut_program: CutProgram, place: int) -> int:
     """The bytes of what is kept in ``scratch`` while a stage runs."""
-    return _kept(cut_program, place, in_scratch=True)
+    return sum(map(nbytes, _kept(cut_program, place, in_scratch=True)))
 
 
-def _kept(cut_program: CutProgram, place: int, in_scratch: bool) -> int:
+def _kept(cut_program: CutProgram, place: int, in_scratch: bool) -> list[Value]:
     has_scratch = cut_program.scratch is not None
-    return sum(
-        nbytes(v)
+    return [
+        v
         for v in cut_program.kept[place]
         if (has_scratch and cut_program.is_large(v)) == in_scratch
-    )
+    ]
