@@ -102,12 +102,20 @@ def test_a_refusal_names_the_least_that_it_can_do_with():
         return jnp.linalg.inv(x @ x.T)
 
     x = jax.ShapeDtypeStruct((512, 4), np.float32)
+    with pytest.raises(ValueError, match=r"in 512 pieces .* still holds 2\.1 MiB"):
+        sm.plan(fun, x, memory="300 KB")
+
+
+def test_a_refusal_names_what_is_kept_if_that_is_the_largest_value():
+    def fun(x):
+        return (x @ x.T) @ (x @ x.T) @ x
+
     message = (
-        r"in 512 pieces .* still holds 2\.1 MiB at once, of it 1\.0 MiB in "
-        r"float32\[512,512\] made at .*test_fit.py:\d+:\d+ "
+        r"in 96 pieces .* holds 38\.\d KiB at once, of it 36\.0 KiB in "
+        r"float32\[96,96\] made at .*test_fit.py:\d+:\d+ "
     )
     with pytest.raises(ValueError, match=message):
-        sm.plan(fun, x, memory="300 KB")
+        sm.chunked(fun, memory="30 kB")(np.ones((96, 16), np.float32))
 
 
 def test_a_refusal_names_the_largest_value_and_not_the_key():
