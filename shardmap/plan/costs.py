@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.recipe import Step
-from shardmap.plan.engine.rules import Rule
+from shardmap.plan.engine.recompute import share
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.engine.work import Choice
+from shardmap.plan.engine.work import Choice, operations
 from shardmap.plan.memory.plan_peak import sample
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import count, size
@@ -51,31 +50,17 @@ def repeated(cut_program: CutProgram, place: int) -> int:
         node.number for each in cut_program.stages[:place] for node in each.backwards
     }
     once = sum(
-        _operations(rules[node.number])
+        operations(rules[node.number])
         for node in stage.backwards
         if node.number not in earlier
     )
     numbers = stage.spread()
     done = sum(
-        _of_step(rules[step.node], step)
+        operations(rules[step.node]) * share(rules[step.node], step)
         for number in numbers
         for step in stage.recipe(number)[1].static.steps
     )
-    return max(done * stage.num_shards // max(len(numbers), 1) - once, 0)
-
-
-def _operations(rule: Rule) -> int:
-    return 0 if rule.cheap else rule.elements() * rule.each
-
-
-def _of_step(rule: Rule, step: Step) -> int:
-    """The operations of an equation in one shard."""
-    whole = _operations(rule)
-    if not whole:
-        return 0
-    shapes = [None if ref is None else ref.shape for ref in step.ins]
-    own, every = rule.fraction(step.static, shapes)
-    return whole * own // every if every else whole
+    return max(round(done * stage.num_shards / max(len(numbers), 1)) - once, 0)
 
 
 def choices(cut_program: CutProgram, stage: Stage) -> Iterator[tuple[Value, Choice]]:

@@ -10,7 +10,7 @@ in a later one.
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
@@ -23,7 +23,10 @@ from shardmap.plan.engine.rules import (
     Reason,
     Rule,
 )
-from shardmap.plan.engine.work import AxisKey, Unions, Work
+from shardmap.plan.engine.work import AxisKey, Choice, Unions, Work
+
+if TYPE_CHECKING:
+    from shardmap.plan.engine.stages import Stage
 
 SMALL = 2**20
 """The most bytes of a value that is kept although it is cheap to compute."""
@@ -88,6 +91,8 @@ class Analysis:
       input_cuts: of the inputs, per axis.
       partial: whether to cut what is summed over.
       keeps: whether what could be computed again may be kept instead.
+      once: node number -> operands that are kept, as each piece of the node would
+        compute them again, and why.
       may_recompute: whether later stages and other shards may compute values again.
       classes: which axes are one loop, if that is known.
       carried: (output, input) of the body of a loop, where one becomes the other.
@@ -103,6 +108,7 @@ class Analysis:
       work: what it takes to compute values again from what is kept.
       reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
+      stages: what `stages_of` made of it.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class Analysis:
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
         keeps: bool = True,
+        once: Mapping[int, Mapping[int, Choice]] = MappingProxyType({}),
         may_recompute: bool = True,
         classes: Unions | None = None,
         carried: Sequence[tuple[int, int]] = (),
@@ -125,9 +132,11 @@ class Analysis:
         self.pending: dict[Value, Pending] = {}
         self.level: dict[Value, int] = {}
         self.kept: dict[Value, None] = {}
-        self.work = Work(self.classes, keeps)
+        self.work = Work(keeps)
+        self._once = once
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
+        self.stages: list[Stage] = []
         for value, cuts in zip(graph.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
             self.level[value] = 0
@@ -148,8 +157,6 @@ class Analysis:
             self._link_views()
         for node in graph.nodes:
             self._visit(node, may_recompute)
-        if may_recompute:
-            self._keep_costly()
 
     def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
         """Axes of an output, and of the input that it becomes, are one loop."""
@@ -204,12 +211,7 @@ class Analysis:
                 reason = Reason("it is summed over", "partial=True would cut it")
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
-        repeated: set[int] = set()
-        if may_recompute:
-            repeated = self.work.repeated(
-                node, rule, forward.outs, self.kept, self.pending
-            )
-        level, pending = self._combine(node, rule, contracted, repeated)
+        level, pending = self._combine(node, rule, contracted)
         for out, out_cuts, lacks in zip(node.outs, forward.outs, pending, strict=True):
             self.cuts[out] = out_cuts
             self.level[out] = level
@@ -237,7 +239,6 @@ class Analysis:
         node: Node,
         rule: Rule,
         contracted: Sequence[Contraction],
-        repeated: set[int],
     ) -> tuple[int, list[Pending | None]]:
         """The stage that a node's results belong to, and what each lacks there."""
         operands = [v for v in node.ins if isinstance(v, Value)]
@@ -255,7 +256,11 @@ class Analysis:
             and v.producer
             and self.rules[v.producer.number].once
         }
-        for number in rule.complete | repeated | once:
+        for number, choice in self._once.get(node.number, {}).items():
+            if isinstance(value := node.ins[number], Value):
+                self.work.choices[value] = choice
+                once.add(number)
+        for number in rule.complete | once:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
                 self.kept[value] = None
@@ -365,20 +370,25 @@ class Analysis:
             value = partial[0]
         self.kept[value] = None
 
-    def _keep_costly(self) -> None:
-        """Keeps values that several stages take and that cost much to compute again."""
+    def keep_costly(self, times: Callable[[Node], int]) -> None:
+        """Keeps values that several stages take and that cost much to compute again.
+
+        Args:
+          times: how often the shards of all stages run a node more than once.
+        """
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
         for node in reversed(self.graph.nodes):
             cheap = self.rules[node.number].cheap
-            keep = self._is_long if cheap else self.work.worth_keeping
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
                 if len(stages) > 1 and out not in self.kept:
-                    if keep(out, len(stages) - 1):
+                    again = len(stages) - 1 if cheap else times(node)
+                    keep = self._is_long if cheap else self.work.worth_keeping
+                    if again and keep(out, again):
                         self.kept[out] = None
                 levels |= {self.level[out]} if out in self.kept else stages
             shared_out = self.rules[node.number].shared_out

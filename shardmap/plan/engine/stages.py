@@ -352,7 +352,9 @@ class Stage:
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:
-    """The stages that make a graph's outputs, in order."""
+    """The stages that make a graph's outputs, in order; they are made once."""
+    if analysis.stages:
+        return analysis.stages
     graph = analysis.graph
     outputs = [v for v in graph.outputs if isinstance(v, Value)] + graph.effects
     inputs = {v for v in outputs if v.producer is None}
@@ -361,9 +363,9 @@ def stages_of(analysis: Analysis) -> list[Stage]:
         made.setdefault(analysis.level[value], {})[value] = None
     last = max([analysis.level[v] for v in outputs], default=0)
     stops = {*graph.inputs, *graph.constants}
-    found = []
     for level in sorted(made):
         if level <= last:
-            found.append(Stage(level, analysis, list(made[level]), stops))
+            stage = Stage(level, analysis, list(made[level]), stops)
+            analysis.stages.append(stage)
         stops.update(v for v in made[level] if v in analysis.kept and v not in inputs)
-    return found
+    return analysis.stages

@@ -5,6 +5,7 @@ by others that can be cut: running sums, quantiles or a loop become stages. The 
 pass rewrites reductions so that data that two stages would read is read once.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, flatten
 from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.recompute import measured
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.plan.lax import batched, reduce
 from shardmap.plan.lax.control import written_out
@@ -63,10 +65,11 @@ def analysed(
         if partial:
             graph.rewrite(groups.Grouping(graph).written)
             graph.rewrite(_Follow(graph, cuts, rules, opened))
-        found = Analysis(graph, rules.rule, cuts, partial, keeps)
+        make = functools.partial(Analysis, graph, rules.rule, cuts, partial, keeps)
+        found = measured(make)
         if partial and (writers := one_pass.writers(found)):
             graph.rewrite(lambda node: writers[node]() if node in writers else None)
-            found = Analysis(graph, rules.rule, cuts, partial, keeps)
+            found = measured(make)
         return found
 
     found = analysis(None)

@@ -1,0 +1,113 @@
+"""Whether to keep a value or to recompute it, by the recipes of some shards.
+
+A shard computes what it needs. Of pairwise distances, cut along both axes, each shard
+computes the norms of its rows, which others compute too. The recipes of sample shards
+tell how often the shards of a stage take a value, and how often they run the equation
+that takes it. Where the first is at least twice the second, the value may be kept.
+"""
+
+import functools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.recipe import Step
+from shardmap.plan.engine.rules import Rule
+from shardmap.plan.engine.stages import Stage, stages_of
+from shardmap.plan.engine.work import Choice, operations
+
+WORTH_KEEPING = 2**24
+"""A value may be kept if shards would do at least so many operations again."""
+
+Once: TypeAlias = Mapping[int, Mapping[int, Choice]]
+"""Node number -> operands that are kept for it -> what that costs, and saves."""
+
+
+def measured(make: Callable[[Once], Analysis]) -> Analysis:
+    """The analysis in which values are kept where that costs less than to repeat them.
+
+    Args:
+      make: the analysis with these operands kept.
+    """
+    once: dict[int, dict[int, Choice]] = {}
+    while found := _repeated(analysis := make(once)):
+        for (node, operand), choice in found.items():
+            once.setdefault(node, {})[operand] = choice
+    stages = stages_of(analysis)
+
+    @functools.cache
+    def runs() -> dict[int, float]:
+        total: dict[int, float] = defaultdict(float)
+        for stage in stages:
+            for number, own in _counted(stage)[0].items():
+                total[number] += own
+        return total
+
+    known = len(analysis.kept)
+    analysis.keep_costly(lambda node: round(runs()[node.number]) - 1)
+    if len(analysis.kept) > known:
+        analysis.stages = []
+    return analysis
+
+
+def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
+    """The operands to keep that shards compute again and again, by node number."""
+    nodes = {node.number: node for node in analysis.graph.nodes}
+    whole = sum(map(operations, analysis.rules.values()))
+    found = {}
+    for stage in stages_of(analysis):
+        if whole * stage.num_shards < WORTH_KEEPING:
+            continue
+        runs, takes = _counted(stage)
+        for (number, operand), taken in takes.items():
+            value = nodes[number].ins[operand]
+            assert isinstance(value, Value)
+            times = round(taken / runs[number]) - 1
+            if (
+                times < 1
+                or value in analysis.pending
+                or operand in analysis.rules[number].shared_out
+            ):
+                continue
+            choice = analysis.work.choice(value, times)
+            if times * choice.operations >= WORTH_KEEPING:
+                if analysis.work.worth_keeping(value, times):
+                    found[number, operand] = choice
+    return found
+
+
+def _counted(
+    stage: Stage,
+) -> tuple[dict[int, float], dict[tuple[int, int], float]]:
+    """How often the shards of a stage run each node, and take what is computed for it.
+
+    A half counts for a half: if nothing is repeated, they run each node once in all.
+    """
+    nodes = {node.number: node for node in stage.backwards}
+    rules = stage.analysis.rules
+    runs: dict[int, float] = defaultdict(float)
+    takes: dict[tuple[int, int], float] = defaultdict(float)
+    numbers = stage.spread()
+    alike = Counter(stage.recipe(number)[1].static for number in numbers)
+    for static, samples in alike.items():
+        count = samples * stage.num_shards / len(numbers)
+        for step in static.steps:
+            part = share(rules[step.node], step)
+            runs[step.node] += count * part
+            operands = zip(nodes[step.node].ins, step.ins, strict=True)
+            for k, (value, ref) in enumerate(operands):
+                if part and ref and isinstance(value, Value):
+                    if value not in stage.reads:
+                        taken = math.prod(ref.shape) / value.size
+                        takes[step.node, k] += count * taken
+    return runs, takes
+
+
+def share(rule: Rule, step: Step) -> float:
+    """How much of an equation a step does: 1 is all of it."""
+    shapes = [None if ref is None else ref.shape for ref in step.ins]
+    own, every = rule.fraction(step.static, shapes)
+    return own / every if every else 1.0
