@@ -443,6 +443,10 @@ class ShardPlan:
           NumPy arrays, or ``out``, in the structure of the function's result. In an
           array job, the last task returns this at the end, and the others return None.
 
+        Warns:
+          UserWarning: ``out`` has chunks that two shards share, which are read and
+            written again: cut along its chunks.
+
         Raises:
           OSError: ``scratch`` or ``checkpoint`` cannot store a value.
           ShardError: a shard failed, or the executor broke down.

@@ -152,14 +152,26 @@ def test_several_arguments_and_plain_ones(ds):
     np.testing.assert_allclose(cut.run(*args)["y"], got["y"], rtol=1e-6)
 
 
-def test_a_plan_holds_labels_but_no_data(ds):
-    array, by = ds.t.copy(), ds.mask.copy()
-    refs = [weakref.ref(array.data), weakref.ref(by.data)]
-    made = plan(lambda a, by: a * by, array, by, in_slices={"time": 4})
-    del array, by
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda ds: (ds.t * ds.mask).drop_vars(["area", "name"]),
+        lambda ds: ds * 2,
+        lambda ds: ds.assign(t=ds.t * 2).drop_vars("area"),
+        lambda ds: ds.t.sum(),
+    ],
+)
+def test_a_plan_holds_labels_but_no_data(fun, ds):
+    """Of coordinates those that its result has, of the arguments nothing else."""
+    ds = ds.assign_coords(area=(("time", "x"), np.ones((24, 3), "f4")))
+    want, given = fun(ds), ds.copy(deep=True)
+    names = {*given.variables} - {"time", "x", *want.coords}
+    refs = [weakref.ref(given), *(weakref.ref(given[k].data) for k in names)]
+    made = plan(fun, given, in_slices={"time": 4})
+    del given
     gc.collect()
     assert all(ref() is None for ref in refs)
-    xr.testing.assert_identical(made.run(ds.t, ds.mask), ds.t * ds.mask)
+    xr.testing.assert_allclose(made.run(ds), want)
 
 
 def test_a_report_names_the_line_of_the_function(ds):

@@ -9,7 +9,7 @@ operation each.
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
@@ -250,7 +250,7 @@ LINES, SUMMED = 4096, 1024
 
 
 def _product(equation: Equation) -> float:
-    """Blocks of the operands are laid out anew.
+    """Blocks of the operands are laid out anew, some operands as a whole before.
 
     With a vector it is a reduction, whose result is laid out anew.
     """
@@ -261,10 +261,30 @@ def _product(equation: Equation) -> float:
     rows, columns = (
         math.prod(aval.shape) // max(summed * many, 1) for aval in (left, right)
     )
+    whole = sum(map(nbytes, _transposed(equation)))
     if min(rows, columns) == 1:
-        return _results(1)(equation)
+        return whole + _results(1)(equation)
     lines = min(rows, LINES) + min(columns, LINES)
-    return 0.6 * lines * min(summed, SUMMED) * itemsize(left)
+    return whole + 0.6 * lines * min(summed, SUMMED) * itemsize(left)
+
+
+def _transposed(equation: Equation) -> Iterator[Atom]:
+    """The operands of a product that XLA transposes before it.
+
+    It takes batches of matrices, which may lie either way, and makes matrices of all
+    others: it puts the axes that are summed last on the left, and first on the right.
+    """
+    summed, batch = equation.params["dimension_numbers"]
+    is_mixed = any(list(axes) != sorted(axes) for axes in batch)
+    for side, operand in enumerate(equation.invars):
+        inner, outer = list(summed[side]), list(batch[side])
+        axes = range(len(aval_of(operand).shape))
+        others = [axis for axis in axes if axis not in inner + outer]
+        order = outer + (inner + others if side else others + inner)
+        is_batch = sorted(outer) == list(axes[: len(outer)])
+        is_matrix = is_batch and max(len(inner), len(others)) < 2
+        if is_mixed or not (is_matrix or order == list(axes)):
+            yield operand
 
 
 _RUNNING = (p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p)

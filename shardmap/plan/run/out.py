@@ -118,6 +118,25 @@ def reserve_files(arrays: Iterable[Any]) -> None:
             ) from error
 
 
+def shared_chunks(
+    cut_program: CutProgram, places: Sequence[OutputPlace]
+) -> Iterator[str]:
+    """Tells of chunks that several shards have parts of, and so write again."""
+    given = {value: (k, array) for k, (value, array) in enumerate(places) if value}
+    for stage in cut_program.stages:
+        for result in stage.results:
+            number, array = given.get(result.value, (0, None))
+            place = away(array)
+            cells = (place and place.grain) or ()
+            for axis, (k, cell) in enumerate(zip(result.axes, cells, strict=False)):
+                pieces = () if k is None else stage.loops[k].pieces
+                if any(start % cell for start, _ in pieces):
+                    yield (
+                        f"shards share chunks of output {number} along axis {axis}, "
+                        f"which are read and written again: cut at multiples of {cell}"
+                    )
+
+
 def _overlaps(
     cut_program: CutProgram, places: Sequence[OutputPlace], leaves: Sequence[Any]
 ) -> Iterator[str]:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
@@ -24,7 +25,7 @@ from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.dask import DaskWorkers, is_client
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.scratch import checked, scratch_arrays
-from shardmap.plan.run.out import outputs, reserve_files
+from shardmap.plan.run.out import outputs, reserve_files, shared_chunks
 from shardmap.plan.run.own_processes import own_processes
 from shardmap.plan.run.processes import ProcessWorkers, RayExecutor, is_ray
 from shardmap.plan.run.shards import Accumulator, Shard
@@ -71,6 +72,8 @@ def run(
                 "sm.chunked, which takes the same in_slices"
             )
         places = outputs(cut_program, out, leaves)
+        for told in shared_chunks(cut_program, places):
+            warnings.warn(f"plan.run: {told}", stacklevel=3)
         reserve_files(array for _, array in places)
         given = {value: array for value, array in places if value}
         leaves = list(map(sliceable, leaves))

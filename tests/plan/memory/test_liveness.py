@@ -11,6 +11,7 @@ from jax import lax
 import shardmap as sm
 from shardmap.plan.inside.primitive import Options, cut
 from shardmap.plan.inside.stage_loops import run_in_loops
+from shardmap.plan.memory.liveness import peak
 from shardmap.plan.memory.plan_peak import plan_peak
 from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
 
@@ -98,6 +99,29 @@ def test_the_compiler_counts_at_most_what_the_model_says(name):
         compiled = lowered.compile(compiler_options=options)
         # What is not counted are numbers such as the loops' counters.
         assert compiled.memory_analysis().temp_size_in_bytes <= said + 1024
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *("ijk,kjl->il", "jki,jkl->il", "ijk,ljk->il", "jik,jkl->il", "jki,k->ji"),
+        *("bihk,blhk->bhil", "hbik,bhlk->bhil", "bhik,hblk->bhil", "hikb,bhkl->bhil"),
+    ],
+)
+def test_operands_of_products_are_transposed_before(axes):
+    sizes = dict(zip("ijklbh", (256, 4, 1024, 256, 2, 2), strict=True))
+    left, right, _ = axes.replace("->", ",").split(",")
+    args = [
+        jax.ShapeDtypeStruct([sizes[axis] for axis in each], np.float32)
+        for each in (left, right)
+    ]
+
+    def fun(x, y):
+        return jnp.einsum(axes, x, y)
+
+    counted = jax.jit(fun).lower(*args).compile().memory_analysis()
+    said = peak(jax.make_jaxpr(fun)(*args).jaxpr).bytes
+    assert 2**20 <= counted.temp_size_in_bytes <= said
 
 
 @pytest.mark.skipif(

@@ -69,6 +69,17 @@ PROGRAMS = {
 }
 
 
+MEMORY = 2**24
+PRODUCTS = {
+    "matmul": (jnp.matmul, ((2**13, 2**10), (2**10, 2**12))),
+    "tensordot": (
+        lambda x, y: jnp.tensordot(x, y, ((1, 2), (1, 0))),
+        ((256, 64, 1024), (1024, 64, 256)),
+    ),
+}
+"""Functions of two arrays, with shapes of which plans stay below `MEMORY`."""
+
+
 def in_a_fresh_process(module, *arguments):
     """What such a module prints last, which is JSON."""
     done = subprocess.run(
@@ -91,12 +102,16 @@ def status(key):
     raise OSError(f"this system does not tell {key}")
 
 
-def measured(fun, folder, rows=ROWS):
+def measured(fun, shapes, folder, max_in_flight=None, **cuts):
     """The bytes that the plan says, and those that its run took."""
-    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, COLUMNS))
-    x[:] = np.random.default_rng(0).standard_normal((1, COLUMNS), np.float32)
-    made = sm.plan(fun, x, in_slices=({0: 8},))
-    shapes, structure = jax.tree.flatten(jax.eval_shape(fun, x))
+    args = [
+        np.lib.format.open_memmap(folder / f"x{k}.npy", "w+", np.float32, shape)
+        for k, shape in enumerate(shapes)
+    ]
+    for x in args:
+        x[:] = np.random.default_rng(0).standard_normal(x.shape[-1], np.float32)
+    made = sm.plan(fun, *args, **cuts)
+    shapes, structure = jax.tree.flatten(jax.eval_shape(fun, *args))
     outs = [
         np.lib.format.open_memmap(folder / f"y{k}.npy", "w+", y.dtype, y.shape or (1,))
         for k, y in enumerate(shapes)
@@ -113,7 +128,7 @@ def measured(fun, folder, rows=ROWS):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    made.run(x, out=out, max_in_flight=1)
+    made.run(*args, out=out, max_in_flight=max_in_flight)
     done.set()
     watcher.join()
     return {"said": said, "took": most[0] - before}
@@ -121,11 +136,14 @@ def measured(fun, folder, rows=ROWS):
 
 def main():
     name, folder = sys.argv[1:]
-    fun = PROGRAMS[name]
     path = pathlib.Path(folder)
+    if name in PRODUCTS:
+        print(json.dumps(measured(*PRODUCTS[name], path, memory=MEMORY)))
+        return
+    fun, cuts = PROGRAMS[name], {"in_slices": ({0: 8},), "max_in_flight": 1}
     # What the interpreter, the compiler and their threads take for any program.
-    own = measured(fun, path, SMALL)["took"]
-    print(json.dumps({**measured(fun, path), "own": own}))
+    own = measured(fun, [(SMALL, COLUMNS)], path, **cuts)["took"]
+    print(json.dumps({**measured(fun, [(ROWS, COLUMNS)], path, **cuts), "own": own}))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.arrays.array_likes import register_shard_handler
-from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
@@ -85,26 +83,8 @@ def test_a_task_that_failed_is_started_again(made, tmp_path, capfd):
     assert told.count("task 0 of 2 waits for task 1") <= 2  # Once in each stage.
 
 
-def shorten(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def exchange(path):
-    """By a file of the other kind: the result of a shard."""
-    path.write_bytes((path.parent / "0-3.bin").read_bytes())
-
-
 def total(x, w):
     return x.sum(0), (x @ w).max(0)
-
-
-@pytest.mark.parametrize("harm", [flip, shorten, exchange, pathlib.Path.unlink])
-def test_a_damaged_fold_is_made_again(harm, made, tmp_path):
-    want = made.run(X, W)
-    assert_bytes(run_tasks(made, X, W, count=2, checkpoint=tmp_path), want)
-    harm(sorted(tmp_path.glob("*-0.fold"))[0])
-    assert_bytes(run_tasks(made, X, W, count=2, checkpoint=tmp_path), want)
-    assert_bytes(made.run(X, W, checkpoint=tmp_path), want)
 
 
 def test_the_last_task_alone_makes_damaged_files_of_others_again(tmp_path):
@@ -118,34 +98,6 @@ def test_the_last_task_alone_makes_damaged_files_of_others_again(tmp_path):
             path.unlink()
     flip(tmp_path / "0-3.bin")
     assert_bytes(made.run(X, W, checkpoint=tmp_path, task=(2, 3)), got)
-
-
-def test_outputs_that_were_lost_are_written_again(made, tmp_path):
-    out = tmp_path / "out.npy"
-    for _ in range(2):
-        y = np.lib.format.open_memmap(out, "w+", np.float32, (64, 4))
-        got = run_tasks(made, X, W, checkpoint=tmp_path / "job", out=(None, y))
-        assert got[1] is y
-        assert_bytes([np.load(out)], made.run(X, W)[1:])
-        out.unlink()
-
-
-class Store:
-    shape, dtype = X.shape, X.dtype
-
-    def __getitem__(self, index):
-        return X[index]
-
-
-def test_no_option_of_a_store_is_written(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
-    register_shard_handler(
-        Store,
-        describe=lambda store: {"place": "s3", "options": {"token": "sesame"}},
-        reopen=lambda said, writable: Store(),
-    )
-    run_tasks(made, Store(), W, checkpoint=tmp_path)
-    assert not [p for p in tmp_path.iterdir() if b"sesame" in p.read_bytes()]
 
 
 @pytest.mark.parametrize(

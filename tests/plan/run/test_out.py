@@ -1,7 +1,9 @@
 """What users give for the results, checked before anything runs."""
 
+import collections
 import errno
 import os
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -97,3 +99,27 @@ def test_a_plan_does_not_run_on_tracers():
     for run, x in ((jax.jit(made.run), X), (jax.vmap(made.run), X[None])):
         with pytest.raises(TypeError, match=r"cannot run inside.*use sm.chunked"):
             run(x)
+
+
+@pytest.mark.parametrize("pieces", [8, 4, 16, 5, (16, 40, 8)])
+def test_a_chunk_is_written_once_or_the_run_warns(pieces, tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr", reason="writes the store")
+    out = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
+    made = plan(jnp.cosh, X, in_slices={0: pieces})
+    written, store = collections.Counter(), type(out.store)
+    keep = store.set
+
+    async def counted(self, key, value):
+        written[key] += 1
+        await keep(self, key, value)
+
+    monkeypatch.setattr(store, "set", counted)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.run(X, out=out)
+    assert len(written) == 8
+    told = [
+        "plan.run: shards share chunks of output 0 along axis 0, which are read and "
+        "written again: cut at multiples of 8"
+    ]
+    assert [str(each.message) for each in caught] == told * (max(written.values()) > 1)

@@ -75,6 +75,7 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
 
 
 @pytest.mark.few(1)
+@pytest.mark.filterwarnings("ignore:plan.run. shards share chunks of output 0")
 @pytest.mark.parametrize(("pieces", "there"), [(4, True), (16, False), (5, False)])
 def test_no_two_shards_write_one_chunk(pieces, there, mapped, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")

@@ -51,7 +51,9 @@ def test_arrays_of_other_libraries(made, want, library, tmp_path):
     module = pytest.importorskip(library)
     if library == "zarr":
         x = module.create_array(tmp_path / "x", shape=X.shape, dtype=X.dtype)
-        out = module.create_array(tmp_path / "out", shape=(64, 4), dtype=X.dtype)
+        out = module.create_array(
+            tmp_path / "out", shape=(64, 4), chunks=(8, 4), dtype=X.dtype
+        )
         x[...] = X
     else:
         file = module.File(tmp_path / "x.h5", "w")

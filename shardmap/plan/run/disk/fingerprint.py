@@ -2,13 +2,14 @@
 
 A digest is the same in every process: it has no addresses and no order of a set in it.
 Functions that shards call back count by their code, what they close over, and the
-functions, numbers and arrays of their module that they use.
+functions, numbers and arrays of their module that they or functions inside them use.
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ COMPARED = 2**20
 
 CALLED = "callback"
 """The parameter of an equation that is a function which shards call."""
+
+VALUES = np.ndarray, np.generic, jax.Array, int, float, complex, str
+"""The types of variables of a module that count where a function uses them."""
 
 
 def fingerprint(cut_program: CutProgram) -> str:
@@ -99,7 +103,7 @@ class Digest:
 
     def _say(self, *words: object) -> None:
         # Functions print their addresses, which differ.
-        text = re.sub(r"0x[0-9a-f]+", "", repr(words))
+        text = re.sub(r"0x[0-9a-fA-F]+", "", repr(words))
         self._hash.update(text.encode())
 
     def _add_called(self, thing: Any, inside: frozenset[int] = frozenset()) -> None:
@@ -129,14 +133,19 @@ class Digest:
         elif isinstance(thing, type | types.ModuleType | np.ndarray | jax.Array):
             self.add(thing)
         elif dataclasses.is_dataclass(thing):
-            fields = dataclasses.fields(thing)
-            parts = tuple(getattr(thing, field.name) for field in fields)
+            values = (getattr(thing, f.name) for f in dataclasses.fields(thing))
+            parts = *_what_calls(thing), *values
         elif hasattr(thing, "__dict__"):
-            parts = type(thing), *vars(thing).values()
+            parts = *_what_calls(thing), *vars(thing).values()
         else:
             self.add(thing)
         for part in parts:
             self._add_called(part, inside | {id(thing)})
+
+
+def _what_calls(thing: object) -> tuple[Any, ...]:
+    """The type of an object, and what a call of the object calls."""
+    return type(thing), inspect.getattr_static(thing, "__call__", None)
 
 
 def _variables(function: types.FunctionType) -> Iterator[Any]:
@@ -147,7 +156,7 @@ def _variables(function: types.FunctionType) -> Iterator[Any]:
     for name in _names(function.__code__):
         held = function.__globals__.get(name)
         own = getattr(held, "__module__", None) == function.__module__
-        if own or isinstance(held, np.ndarray | jax.Array | int | float | str):
+        if own or isinstance(held, VALUES):
             yield held
 
 

@@ -17,7 +17,7 @@ from shardmap.plan.plan import plan
 from shardmap.plan.run.disk.folder import Folder
 from shardmap.plan.run.workers import ShardError
 from tests import command_line
-from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, flip, zero
+from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns
 
 
 def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
@@ -66,40 +66,6 @@ def test_a_damaged_folder_is_told(made, tmp_path):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=r"plan.json is damaged.*an empty folder"):
             made.run(X, W, checkpoint=tmp_path)
-
-
-def shorten(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def exchange(path):
-    path.write_bytes((path.parent / "1-4.bin").read_bytes())
-
-
-@pytest.mark.parametrize("harm", [flip, zero, shorten, exchange])
-def test_a_damaged_shard_is_computed_again(harm, made, tmp_path):
-    want = made.run(X, W, checkpoint=tmp_path)
-    harm(tmp_path / "1-3.bin")
-    x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
-    assert [index[0].start for index in x.reads] == [24]
-    assert_bytes(got, want)
-
-
-def test_two_runs_share_a_folder(made, tmp_path):
-    want = made.run(X, W)
-
-    class Nested(Recorded):
-        """Runs all of it again when the third shard is read."""
-
-        def __getitem__(self, index):
-            if len(self.reads) == 2:
-                self.reads.append(None)
-                made.run(X, W, checkpoint=tmp_path)
-            return super().__getitem__(index)
-
-    got = made.run(Nested(X), W, checkpoint=tmp_path)
-    assert_bytes(got, want)
 
 
 def test_two_runs_of_other_values_begin_at_once(made, tmp_path, monkeypatch):

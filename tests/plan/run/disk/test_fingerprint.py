@@ -1,6 +1,8 @@
 """Digests of plans and arguments: all that counts is in them, and nothing else."""
 
 import functools
+import sys
+import types
 
 import jax
 import numpy as np
@@ -59,39 +61,79 @@ def _partial(seed):
     return _called(functools.partial(np.add, np.float32(seed)))
 
 
-MODULE = """
-def _helper(x):
-    return x + {number}
+def _generator(seed):
+    """A generator of NumPy prints its address in capital letters."""
+    held = seed, np.random.default_rng(0)
+    return _called(lambda x: held and x)
+
+
+IN_A_MODULE = {
+    "a number and a helper": "host = lambda x: helper(x) * SCALE",
+    "a lambda inside": "host = lambda x: (lambda: x * SCALE)()",
+    "a function in one inside": """
+def host(x):
+    def outer():
+        def inner():
+            return x * SCALE
+        return inner()
+    return outer()
+""",
+    "an inner function of a helper": """
+def scaled(x):
+    return [(lambda: x * SCALE)() for _ in range(1)][0]
 
 def host(x):
-    return _helper(x) * SCALE
+    return scaled(x)
+""",
+    "a number of NumPy": "host = lambda x: x * TYPED",
+    "a complex number": "host = lambda x: x * COMPLEX.real.astype(x.dtype)",
+    "a call of an instance": """
+class Host:
+    def __call__(self, x):
+        return x * SCALE
 
-def host_with_lambda(x):
-    return (lambda: x * SCALE)()
+host = Host()
+""",
+    "a call of a dataclass": """
+@dataclass(frozen=True)
+class Host:
+    by: float = 1.0
+    def __call__(self, x):
+        return x * SCALE
+
+host = Host()
+""",
+}
+MODULE = """
+from dataclasses import dataclass
+import numpy as np
 
 SCALE = {number}
+TYPED = np.float32(SCALE)
+COMPLEX = np.complex64(SCALE)
+
+def helper(x):
+    return x + {number}
 """
 
 
-def _of_module(seed, name):
-    module = {"__name__": "helpers"}
-    exec(MODULE.format(number=float(seed)), module)
-    return _called(module[name])
-
-
-def _helper_and_number_of_its_module(seed):
-    return _of_module(seed, "host")
-
-
-def _number_in_a_lambda_inside(seed):
-    return _of_module(seed, "host_with_lambda")
+def _of_module(program, seed):
+    module = types.ModuleType("helpers")
+    with pytest.MonkeyPatch.context() as patch:  # A dataclass looks for its module.
+        patch.setitem(sys.modules, "helpers", module)
+        exec(MODULE.format(number=float(seed)) + program, vars(module))
+    return _called(module.host)
 
 
 @pytest.mark.parametrize(
     "make",
     [
         *(_typed_key, _inside_a_loop, _callback, _callable, _method, _partial),
-        *(_helper_and_number_of_its_module, _number_in_a_lambda_inside),
+        _generator,
+        *(
+            pytest.param(functools.partial(_of_module, program), id=name)
+            for name, program in IN_A_MODULE.items()
+        ),
     ],
 )
 def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
