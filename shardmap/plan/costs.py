@@ -1,7 +1,7 @@
 """The values that a plan keeps, and those that it computes again.
 
 A value that several stages need, or every shard of another loop, is kept where that
-costs less than to compute it again: see `Work.worth_keeping`.
+costs less than to compute it again: see `engine.recompute`.
 """
 
 import math
