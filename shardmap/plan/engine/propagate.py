@@ -23,13 +23,44 @@ from shardmap.plan.engine.rules import (
     Reason,
     Rule,
 )
-from shardmap.plan.engine.work import AxisKey, Choice, Unions, Work
+from shardmap.plan.engine.work import Choice, Work
 
 if TYPE_CHECKING:
     from shardmap.plan.engine.stages import Stage
 
 SMALL = 2**20
 """The most bytes of a value that is kept although it is cheap to compute."""
+
+
+AxisKey = tuple[int, int]
+"""An axis of a value: the value's number, and the axis."""
+
+
+class Unions:
+    """Which axes are one and the same loop.
+
+    Attributes:
+      united: how often two that were not have become one.
+    """
+
+    def __init__(self) -> None:
+        self._parent: dict[AxisKey, AxisKey] = {}
+        self.united = 0
+
+    def find(self, key: AxisKey) -> AxisKey:
+        root = key
+        while (parent := self._parent.get(root, root)) != root:
+            root = parent
+        while key != root:
+            self._parent[key], key = root, self._parent.get(key, key)
+        return root
+
+    def unite(self, a: AxisKey, b: AxisKey) -> None:
+        # The smaller one becomes the root, so that two runs name loops alike.
+        a, b = sorted((self.find(a), self.find(b)))
+        if a != b:
+            self._parent[b] = a
+            self.united += 1
 
 
 class ReducedLoop(NamedTuple):

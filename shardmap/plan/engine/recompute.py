@@ -73,9 +73,10 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
             ):
                 continue
             choice = analysis.work.choice(value, times)
-            if times * choice.operations >= WORTH_KEEPING:
-                if analysis.work.worth_keeping(value, times):
-                    found[number, operand] = choice
+            if times * choice.operations < WORTH_KEEPING:
+                continue
+            if value in analysis.kept or analysis.work.worth_keeping(value, times):
+                found[number, operand] = choice._replace(kept=True)
     return found
 
 

@@ -11,11 +11,10 @@ import numpy as np
 
 from shardmap.plan.engine.classes import Alike, Classes
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.propagate import Analysis, AxisKey
 from shardmap.plan.engine.recipe import Recipe, needed, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
-from shardmap.plan.engine.work import AxisKey
 
 SPREAD = 64
 """How many shards of a stage, about, tell what all of them do."""

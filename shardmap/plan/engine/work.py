@@ -38,37 +38,6 @@ def _numbers(bits: int) -> Iterator[int]:
         place = text.find("1", place + 1)
 
 
-AxisKey = tuple[int, int]
-"""An axis of a value: the value's number, and the axis."""
-
-
-class Unions:
-    """Which axes are one and the same loop.
-
-    Attributes:
-      united: how often two that were not have become one.
-    """
-
-    def __init__(self) -> None:
-        self._parent: dict[AxisKey, AxisKey] = {}
-        self.united = 0
-
-    def find(self, key: AxisKey) -> AxisKey:
-        root = key
-        while (parent := self._parent.get(root, root)) != root:
-            root = parent
-        while key != root:
-            self._parent[key], key = root, self._parent.get(key, key)
-        return root
-
-    def unite(self, a: AxisKey, b: AxisKey) -> None:
-        # The smaller one becomes the root, so that two runs name loops alike.
-        a, b = sorted((self.find(a), self.find(b)))
-        if a != b:
-            self._parent[b] = a
-            self.united += 1
-
-
 def operations(rule: Rule) -> int:
     """The operations of a whole equation; 0 where it is cheap."""
     return 0 if rule.cheap else rule.elements() * rule.each

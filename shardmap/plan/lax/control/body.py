@@ -19,7 +19,13 @@ from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Graph, Node, Operand, Value, flatten
-from shardmap.plan.engine.propagate import Analysis, Partial, ReducedLoop
+from shardmap.plan.engine.propagate import (
+    Analysis,
+    AxisKey,
+    Partial,
+    ReducedLoop,
+    Unions,
+)
 from shardmap.plan.engine.recipe import (
     Intervals,
     Recipe,
@@ -41,7 +47,6 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
-from shardmap.plan.engine.work import AxisKey, Unions
 
 Boxes: TypeAlias = Sequence[Box | None]
 NO_INTERVALS: Intervals = {}
