@@ -127,6 +127,18 @@ def test_a_product_is_kept_where_that_costs_less(columns, features, kept):
         assert ("operations repeated" in told) != kept
 
 
+def test_what_stages_take_different_parts_of_is_not_kept():
+    def halves(x, w):
+        y = x @ w
+        return y[48:] - y[:48].mean(0)
+
+    x, w = reals(96, 256), reals(256, 4)
+    made = plan(halves, x, w, in_slices=({0: 8}, None))
+    assert [cost.repeated for cost in made.stage_costs] == [0, 0]
+    assert chosen(made) == {}
+    assert_same(made.run(x, w), jax.jit(halves)(x, w), 1e-4)
+
+
 def test_what_other_shards_would_repeat_is_kept_where_that_costs_less(monkeypatch):
     monkeypatch.setattr(recompute, "WORTH_KEEPING", 2**6)
 
