@@ -5,11 +5,12 @@ costs less than to compute it again: see `engine.recompute`.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.recompute import share
+from shardmap.plan.engine.recompute import counted
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice, operations
 from shardmap.plan.memory.plan_peak import sample
@@ -42,25 +43,22 @@ def functions(stage: Stage) -> Compiled:
     return Compiled(max(len(found), lengths), lengths, exact)
 
 
-def repeated(cut_program: CutProgram, place: int) -> int:
-    """About how many operations the shards of a stage repeat."""
-    stage = cut_program.stages[place]
+def repeated(cut_program: CutProgram) -> list[int]:
+    """About how many operations the shards of each stage repeat.
+
+    These are what the stage, or one before it, has done already.
+    """
     rules = cut_program.analysis.rules
-    earlier = {
-        node.number for each in cut_program.stages[:place] for node in each.backwards
-    }
-    once = sum(
-        operations(rules[node.number])
-        for node in stage.backwards
-        if node.number not in earlier
-    )
-    numbers = stage.spread()
-    done = sum(
-        operations(rules[step.node]) * share(rules[step.node], step)
-        for number in numbers
-        for step in stage.recipe(number)[1].static.steps
-    )
-    return max(round(done * stage.num_shards / max(len(numbers), 1)) - once, 0)
+    before: dict[int, float] = defaultdict(float)
+    found = []
+    for stage in cut_program.stages:
+        more = 0.0
+        for number, often in counted(stage)[0].items():
+            again = min(often, max(before[number] + often - 1, 0))
+            more += again * operations(rules[number])
+            before[number] += often
+        found.append(round(more))
+    return found
 
 
 def choices(cut_program: CutProgram, stage: Stage) -> Iterator[tuple[Value, Choice]]:

@@ -65,10 +65,12 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             shard_peak(cut_program, stage).bytes,
             kept_bytes(cut_program, place),
             scratch_bytes(cut_program, place),
-            repeated(cut_program, place),
+            again,
             functions(stage).number,
         )
-        for place, stage in enumerate(cut_program.stages)
+        for place, (stage, again) in enumerate(
+            zip(cut_program.stages, repeated(cut_program), strict=True)
+        )
     )
 
 

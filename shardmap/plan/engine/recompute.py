@@ -42,15 +42,20 @@ def measured(make: Callable[[Once], Analysis]) -> Analysis:
     def runs() -> dict[int, float]:
         total: dict[int, float] = defaultdict(float)
         for stage in stages:
-            for number, own in _counted(stage)[0].items():
+            for number, own in counted(stage)[0].items():
                 total[number] += own
         return total
 
     known = len(analysis.kept)
-    analysis.keep_costly(lambda node: round(runs()[node.number]) - 1)
+    analysis.keep_costly(lambda node: _again(runs()[node.number]))
     if len(analysis.kept) > known:
         analysis.stages = []
     return analysis
+
+
+def _again(often: float) -> int:
+    """How often more than once, of a number that samples give."""
+    return math.floor(often + 0.25) - 1
 
 
 def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
@@ -61,11 +66,11 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
     for stage in stages_of(analysis):
         if whole * stage.num_shards < WORTH_KEEPING:
             continue
-        runs, takes = _counted(stage)
+        runs, takes = counted(stage)
         for (number, operand), taken in takes.items():
             value = nodes[number].ins[operand]
             assert isinstance(value, Value)
-            times = round(taken / runs[number]) - 1
+            times = _again(taken / runs[number])
             if (
                 times < 1
                 or value in analysis.pending
@@ -80,7 +85,7 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
     return found
 
 
-def _counted(
+def counted(
     stage: Stage,
 ) -> tuple[dict[int, float], dict[tuple[int, int], float]]:
     """How often the shards of a stage run each node, and take what is computed for it.
@@ -96,7 +101,7 @@ def _counted(
     for static, samples in alike.items():
         count = samples * stage.num_shards / len(numbers)
         for step in static.steps:
-            part = share(rules[step.node], step)
+            part = _share(rules[step.node], step)
             runs[step.node] += count * part
             operands = zip(nodes[step.node].ins, step.ins, strict=True)
             for k, (value, ref) in enumerate(operands):
@@ -107,7 +112,7 @@ def _counted(
     return runs, takes
 
 
-def share(rule: Rule, step: Step) -> float:
+def _share(rule: Rule, step: Step) -> float:
     """How much of an equation a step does: 1 is all of it."""
     shapes = [None if ref is None else ref.shape for ref in step.ins]
     own, every = rule.fraction(step.static, shapes)

@@ -130,7 +130,7 @@ def test_a_product_is_kept_where_that_costs_less(columns, features, kept):
 def test_what_stages_take_different_parts_of_is_not_kept():
     def halves(x, w):
         y = x @ w
-        return y[48:] - y[:48].mean(0)
+        return y[48:] - y[:48].mean(0, keepdims=True)
 
     x, w = reals(96, 256), reals(256, 4)
     made = plan(halves, x, w, in_slices=({0: 8}, None))
