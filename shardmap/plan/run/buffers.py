@@ -124,6 +124,11 @@ def depth(count: int) -> int:
 
 
 def start_dtype(starts: Sequence[int]) -> Any:
+    """The dtype in which a shard gets its starts.
+
+    Raises:
+      ValueError: they need 64 bits, which JAX does not use.
+    """
     if all(abs(start) < 2**31 for start in starts):
         return np.int32
     if not config_value("jax_enable_x64"):

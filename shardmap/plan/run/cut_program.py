@@ -176,7 +176,7 @@ class CutProgram:
     ) -> Any:
         """A box of an argument, a constant, or a value that was kept."""
         name = "a value that was kept"
-        # An argument that is returned as it is is kept too, but not made by then.
+        # The buffer of an argument that is also a result may not be written yet.
         if value in kept and value.producer is not None:
             array = kept[value]
         elif value in self.graph.constants:

@@ -68,8 +68,7 @@ class DaskTasks(ProcessWorkers):
         if task.needs:
             results = [self.results[need.name, k] for need, k in task.needs]
             places = [place for _, place in task.needs]
-            told = task.combiner, task.start, places, results
-            made = self.call(fold_there, *told)
+            made = self.call(fold_there, task.combiner, task.start, places, results)
         else:
             made = super().submit(task)
         for place, (_, combiner, _) in enumerate(task.writes):

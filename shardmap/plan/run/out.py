@@ -16,7 +16,11 @@ from shardmap.plan.run.disk.scratch import reserve
 from shardmap.units import size
 
 OutputPlace = tuple[Value | None, Any]
-"""An output's value, and the array-like to put it in. Both may be None."""
+"""A value to write while shards run, and the array-like to put an output in.
+
+There is no value if nothing was given, or if the output is a constant or in an array of
+an earlier output already.
+"""
 
 MOST_WORK = 10_000
 """The limit of work for `numpy.shares_memory`."""
@@ -25,7 +29,7 @@ MOST_WORK = 10_000
 def outputs(
     cut_program: CutProgram, out: PyTree, leaves: Sequence[Any] = ()
 ) -> list[OutputPlace]:
-    """Per output, its value and the array-like to put it in, if there is one.
+    """What was given for each output.
 
     Args:
       cut_program: the plan, or what is behind it.
@@ -45,14 +49,13 @@ def outputs(
             )
     problems = misfits(cut_program.graph.outputs, given)
     found: list[OutputPlace] = []
-    taken = set()
+    taken: set[Value | None] = set()
     for operand, array in zip(cut_program.graph.outputs, given, strict=True):
-        first = isinstance(operand, Value) and operand not in taken
-        if isinstance(operand, Value) and array is not None and first:
-            taken.add(operand)
-            found.append((operand, array))
-        else:
-            found.append((None, array))
+        value = operand if isinstance(operand, Value) else None
+        if array is None or value in taken:
+            value = None
+        taken.add(value)
+        found.append((value, array))
     if not problems:
         problems = list(_overlaps(cut_program, found, leaves))
     if problems:
@@ -101,9 +104,7 @@ def reserve_files(arrays: Iterable[Any]) -> None:
       OSError: the disk is full.
     """
     for array in arrays:
-        path = (
-            getattr(array, "filename", None) if isinstance(array, np.memmap) else None
-        )
+        path = array.filename if isinstance(array, np.memmap) else None
         if path is None or array.mode == "c" or not os.path.exists(path):
             continue
         nbytes = os.path.getsize(path)

@@ -298,7 +298,9 @@ class Accumulator:
         return self.kept[value]
 
     def put(self, writes: Iterable[Target], result: Sequence[Any]) -> None:
-        """Puts the results of a task into their buffers; None is there already."""
+        """Puts the results of a task into their buffers, without those that are None,
+        which are there already.
+        """
         for (box, combiner, value), part in zip(writes, result, strict=True):
             buffer = self.buffer(value)
             if part is None:

@@ -1,5 +1,6 @@
 """The bytes that a run by other processes moves."""
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 from shardmap._jax.types import PyTree
@@ -45,16 +46,9 @@ def traffic(
     access.sinks.update(scratch_sinks(cut_program, scratch))
     inputs = zip(cut_program.graph.inputs, cut_program.names, strict=True)
     names = {**cut_program.output_names, **dict(inputs)}
-    read: dict[tuple[str, str], float] = {}
-    written: dict[tuple[str, str], float] = {}
-    moved = {True: 0.0, False: 0.0}
-
-    def note(
-        rows: dict[Any, float], name: str, how: str, there: bool, nbytes: float
-    ) -> None:
-        rows[name, how] = rows.get((name, how), 0) + nbytes
-        moved[there] += nbytes
-
+    # By argument, or result, and by how it travels.
+    read: defaultdict[tuple[str, str, bool], float] = defaultdict(float)
+    written: defaultdict[tuple[str, str, bool], float] = defaultdict(float)
     for stage in cut_program.stages:
         numbers = stage.spread()
         weight = stage.num_shards / max(len(numbers), 1)
@@ -64,7 +58,7 @@ def traffic(
                 name = names.get(value, "what earlier stages made")
                 there = access.read(value, box) is not None
                 how = _read(access.source(value), there)
-                note(read, name, how, there, weight * box_bytes(value, box))
+                read[name, how, there] += weight * box_bytes(value, box)
             for box, combiner, value in shard.writes:
                 name = names.get(value, "what later stages need")
                 there = access.write(box, combiner, value) is not None
@@ -73,10 +67,12 @@ def traffic(
                     how += f", or a part where workers combine them: {ARITY} into one"
                 elif not there and value in access.sinks:
                     how += ", as shards share cells of it: cut along its chunks"
-                note(written, name, how, there, weight * box_bytes(value, box))
+                written[name, how, there] += weight * box_bytes(value, box)
     rows = [*read.items(), *written.items()]
-    lines = (f"{name}: {size(round(count))} {how}" for (name, how), count in rows)
-    return Traffic(round(moved[True]), round(moved[False]), tuple(lines))
+    lines = [f"{name}: {size(round(count))} {how}" for (name, how, _), count in rows]
+    whole = sum(count for _, count in rows)
+    moved = sum(count for (*_, there), count in rows if there)
+    return Traffic(round(moved), round(whole - moved), tuple(lines))
 
 
 def _read(source: Away | None, there: bool) -> str:

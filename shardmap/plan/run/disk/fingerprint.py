@@ -52,16 +52,14 @@ def fingerprint(cut_program: CutProgram) -> str:
 
 
 def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
-    """One for each argument that is small enough to be compared."""
-    found: list[str | None] = []
+    """The digests of arguments, None for those that are not compared."""
+    found = []
     for leaf in leaves:
         if isinstance(leaf, bool | int | float | complex):
             leaf = np.asarray(leaf)
-        small = isinstance(leaf, np.ndarray | np.generic | jax.Array)
-        if not small or leaf.size * leaf.dtype.itemsize > COMPARED:
-            found.append(None)
-            continue
-        found.append(_digest(leaf))
+        is_array = isinstance(leaf, np.ndarray | np.generic | jax.Array)
+        is_small = is_array and leaf.size * leaf.dtype.itemsize <= COMPARED
+        found.append(_digest(leaf) if is_small else None)
     return found
 
 

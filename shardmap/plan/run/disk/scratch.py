@@ -132,7 +132,7 @@ def _in_folder(scratch: pathlib.Path) -> Iterator[Place]:
     own.mkdir(mode=0o700)
 
     def delete(name: str) -> None:
-        # Where a file that is mapped cannot be removed, it is in the end.
+        # Windows removes no mapped file; at the end it removes the folder.
         with contextlib.suppress(OSError):
             (own / name).unlink()
 
