@@ -13,7 +13,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.lax_primitives import REDUCTION_PARAMS
 from shardmap._jax.types import Params, Primitive
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Graph, Node, Operand
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite, Value
 from shardmap.plan.engine.rules import Cut, Factor, Reason, RuleMaker, Stages
 from shardmap.plan.lax.pointwise import product
 
@@ -136,6 +136,28 @@ def dot_general(node: Node) -> Factors:
     )
 
 
+def of_transposed(graph: Graph, node: Node) -> Sequence[Operand] | None:
+    """Writes ``x.T @ v`` as a product of ``x``: XLA transposes a copy for a vector."""
+    ins = list(node.ins)
+    sums, batches = map(list, node.params["dimension_numbers"])
+    for k, operand in enumerate(ins):
+        transpose = operand.producer if isinstance(operand, Value) else None
+        if transpose is None or transpose.primitive is not p.transpose_p:
+            continue
+        order = transpose.params["permutation"]
+        shared = *sums[k], *batches[k]
+        free = [at for axis, at in enumerate(order) if axis not in shared]
+        if free == sorted(free):
+            [ins[k]] = transpose.ins
+            sums[k] = tuple(order[axis] for axis in sums[k])
+            batches[k] = tuple(order[axis] for axis in batches[k])
+    if ins == [*node.ins]:
+        return None
+    dims = tuple(sums), tuple(batches)
+    params = {**node.params, "dimension_numbers": dims}
+    return graph.add(node.primitive, params, ins, [node.outs[0].aval])
+
+
 def dot(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
@@ -184,6 +206,9 @@ def wide_sum(
 
     return graph.call(summed, node.ins)
 
+
+REWRITES: dict[Any, Rewrite] = {p.dot_general_p: of_transposed}
+"""Products that read an array as it lies."""
 
 STAGES: dict[Any, Stages] = {
     p.conv_general_dilated_p: wide_sum,

@@ -79,7 +79,7 @@ LOOKED_THROUGH = {
 
 CALLS = Calls(
     LOOKED_THROUGH,
-    shape.REWRITES | reshape.REWRITES | STANDING,
+    reduce.REWRITES | shape.REWRITES | reshape.REWRITES | STANDING,
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
 )

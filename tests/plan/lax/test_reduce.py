@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardmap.plan.chunked import chunked
 from shardmap.plan.plan import plan
 from tests.plan.plan_programs import X, conv, reals
 
@@ -32,6 +33,37 @@ def test_places_that_no_int32_says_are_not_looked_for_in_pieces():
         made = plan(lambda x: jax.lax.argmax(x, 0, np.int32), x, in_slices={0: 8})
         assert made.num_shards == shards
     assert "its places do not fit into the type of its result (lax.argmax" in str(made)
+
+
+def descended(x, v):
+    return jax.lax.fori_loop(0, 3, lambda _, w: w - x.T @ (x @ w - v), X[0])
+
+
+@pytest.mark.parametrize("fun", [lambda x, v: x.T @ v, lambda x, v: v @ x, descended])
+def test_a_product_of_a_transposed_matrix_copies_none(fun):
+    x, v = reals(12, X.shape[1]), reals(12, seed=3)
+    made = plan(fun, x, v, in_slices=({0: 4}, {0: 4}))
+    assert made.num_shards > 2
+    cut = jax.jit(chunked(fun, ({0: 4}, {0: 4})))
+    assert "transpose" not in cut.lower(x, v).as_text()
+    np.testing.assert_allclose(made.run(x, v), jax.jit(fun)(x, v), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x, y: jnp.swapaxes(x, 1, 2) @ y,
+        lambda x, y: jnp.tensordot(x.transpose(2, 0, 1), y.transpose(1, 2, 0), 1),
+        lambda x, y: jnp.tensordot(x.T, y, ((2, 1), (0, 1))),
+        lambda x, y: jnp.einsum("bij,bik->kbj", x, y.transpose(1, 0, 2).swapaxes(0, 1)),
+    ],
+)
+def test_products_of_transposed_arrays(fun):
+    x, y = reals(4, 6, 8), reals(4, 6, 8, seed=5)
+    want = jax.jit(fun)(x, y)
+    for cut in ({0: 2}, {1: 3}, {2: 4}):
+        made = plan(fun, x, y, in_slices=(cut, cut))
+        np.testing.assert_allclose(made.run(x, y), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.few(2)
