@@ -75,8 +75,7 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
       >>> fun = lambda x: jnp.sort(x[1:] @ x.T, 0)
       >>> print(sm.extend.rules_of(fun, jnp.ones((4, 3))))
       slice: a~ b -> a b
-      transpose: a b -> b a
-      dot_general: a b, b c -> a c; b add
+      dot_general: a b, c b -> a c; b add
       sort: * a -> * a
     """
     graph = flatten(jax.make_jaxpr(fun)(*args), CALLS)

@@ -204,9 +204,9 @@ class Graph:
         self.outputs = list(map(self.now, self.outputs))
         self.effects = [v for v in map(self.now, self.effects) if isinstance(v, Value)]
         self._replaced = {}
-        self._drop_unused()
+        self.drop_unused()
 
-    def _drop_unused(self) -> None:
+    def drop_unused(self) -> None:
         """Drops the nodes that no output and no effect needs."""
         used = {*self.effects, *(v for v in self.outputs if isinstance(v, Value))}
         kept = []
@@ -300,6 +300,7 @@ def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Graph:
     inner = opened(jaxpr)
     graph.inputs = [graph.value(aval) for aval in avals(inner.invars)]
     graph.outputs = _inline(graph, jaxpr, graph.inputs)
+    graph.drop_unused()
     return graph
 
 
