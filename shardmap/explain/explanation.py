@@ -40,7 +40,9 @@ class Measurement:
 
     def __str__(self) -> str:
         took = duration(statistics.median(self.seconds))
-        peak = "not counted here" if self.peak_bytes is None else size(self.peak_bytes)
+        peak = "not counted here"
+        if self.peak_bytes is not None:
+            peak = f"{size(self.peak_bytes)} since the process began"
         needed = (
             "unknown" if self.predicted_bytes is None else size(self.predicted_bytes)
         )

@@ -243,34 +243,51 @@ class Fit:
                     yield (*asked[:k], row, *asked[k + 1 :])
 
     def _program(self, asked: Asked, keeps: bool) -> CutProgram:
-        most, first = self._most(asked), 1
+        most, first, room = self._most(asked), 1, self._memory
         for _ in range(COMPILED if most else 1):
-            count = self._fewest(asked, most, keeps, first)
+            count = self._fewest(asked, most, keeps, first, room)
             found = self._best(self._in_pieces(asked, count), keeps)
             took = compiled_bytes(found.program, self._in_loops)
             if took <= self._memory:
                 return found.program
-            # A piece takes about as much less as it is shorter.
-            first = math.ceil(1.1 * count * took / self._memory)
-        raise self._too_little(found.peak._replace(bytes=took), count)
+            # Kernels may take as much for shorter pieces. If that leaves nothing, it is
+            # hoped that a piece takes about as much less as it is shorter.
+            kernels = took - found.peak.bytes
+            first, room = count + 1, self._memory - kernels
+            if room <= 0:
+                first, room = math.ceil(1.1 * count * took / self._memory), self._memory
+        least = found.peak._replace(bytes=took)
+        if kernels > least.largest:
+            least = Peak(took, kernels, "scratch memory of XLA's kernels")
+        raise self._too_little(least, count)
 
-    def _fewest(self, asked: Asked, most: int, keeps: bool, first: int) -> int:
-        """In how many pieces it fits, ``first`` or more, up to a sixteenth too many."""
+    def _fewest(
+        self, asked: Asked, most: int, keeps: bool, first: int, room: int
+    ) -> int:
+        """In how many pieces it fits into ``room``, up to a sixteenth too many.
+
+        Args:
+          asked: the cuts.
+          most: the most pieces.
+          keeps: whether values may be kept that could be recomputed.
+          first: the fewest pieces.
+          room: the bytes that the model may count.
+        """
 
         def held(count: int) -> Peak:
             return self._best(self._in_pieces(asked, count), keeps).peak
 
         count = min(first, most)
         below = count - 1
-        while (least := held(count)).bytes > self._memory:
+        while (least := held(count)).bytes > room:
             if count >= most:
-                raise self._too_little(least, count)
+                raise self._too_little(least.plus(self._memory - room), count)
             # A piece holds about as much less as it is shorter.
-            times = min(max(least.bytes / self._memory, 1.25), 16)
+            times = min(max(least.bytes / room, 1.25), 16)
             below, count = count, min(max(int(count * times), count + 1), most)
         tried = count - max(1, count // 16)
         while count - below > max(1, count // 16):
-            if held(tried).bytes <= self._memory:
+            if held(tried).bytes <= room:
                 count = tried
             else:
                 below = tried

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.memory import plan_peak
+from shardmap.plan.memory import fit, plan_peak
 from shardmap.plan.memory.liveness import Peak
 
 ROWS, COLUMNS = 1000, 64
@@ -126,3 +126,18 @@ def test_a_refusal_names_the_largest_value_and_not_the_key():
     message = r"too little: .* of it [34]\.\d MiB in (uint|float)32\[1000000\]"
     with pytest.raises(ValueError, match=message):
         sm.plan(fun, jax.random.key(0), x, memory="1 MB")
+
+
+def test_what_kernels_take_may_not_depend_on_the_pieces(monkeypatch):
+    """As that of a matrix product on a GPU."""
+    kernels = 400_000
+
+    def compiled(program, in_loops):
+        return plan_peak.plan_peak(program, in_loops).bytes + kernels
+
+    monkeypatch.setattr(fit, "compiled_bytes", compiled)
+    made = sm.plan(jnp.sin, X, in_slices={0: sm.AUTO}, memory=500_000)
+    assert made.peak_bytes + kernels <= 500_000
+    message = r"too little: .*, of it 390\.6 KiB in scratch memory of XLA's kernels"
+    with pytest.raises(ValueError, match=message):
+        sm.plan(jnp.sin, X, in_slices={0: sm.AUTO}, memory=300_000)
