@@ -54,11 +54,16 @@ def cut_function(
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     out_tree = jax.tree.structure(out_shape)
 
-    def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
+    def make(
+        asked: Asked, partial: bool, keeps: bool, sampled: bool = False
+    ) -> CutProgram:
         every = cuts_at("plan", asked)
         cuts, inside = every[: len(leaves)], every[len(leaves) :]
         analysis = analysed(
-            *(closed, cuts, partial, out_cuts), keeps=keeps, inside=inside
+            *(closed, cuts, partial, out_cuts),
+            keeps=keeps,
+            inside=inside,
+            sampled=sampled,
         )
         return CutProgram(analysis, in_tree, out_tree, cuts, names, scratch, narrowed)
 
@@ -67,7 +72,7 @@ def cut_function(
 
     try:
         if memory is None:
-            made = make(given, partial, True)
+            made = make(given, partial, keeps=True)
         else:
             inside = functools.partial(begins, closed)
             fit = Fit(closed, make, partial, memory, chunks=chunks, begins=inside)

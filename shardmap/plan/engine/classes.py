@@ -23,7 +23,7 @@ FEW = 2
 """So few shards of equal lengths are walked one by one: an affine walk is slower."""
 
 ALONE = 8
-"""Affine walks end after so many that did not serve a second shard."""
+"""Affine walks end when there are so many more than shards that they served."""
 
 
 class Pattern(NamedTuple):
@@ -116,7 +116,7 @@ class Classes(Generic[K]):
         """
         known, guards = self._known.setdefault(key, []), Guards()
         places = variables(guards, starts)
-        helps = self._count(key) > FEW and (self._served[key] or len(known) < ALONE)
+        helps = self._count(key) > FEW and len(known) < self._served[key] + ALONE
         # A variable that becomes an integer stays what it is now.
         boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
         every = [box for box in boxes if box is not None]

@@ -140,6 +140,7 @@ class Analysis:
       reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
       stages: what `stages_of` made of it.
+      is_sample: whether the graph has only some steps of a loop that is unrolled.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Analysis:
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
         self.stages: list[Stage] = []
+        self.is_sample = False
         for value, cuts in zip(graph.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
             self.level[value] = 0

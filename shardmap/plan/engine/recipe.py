@@ -190,14 +190,13 @@ class _Wanted:
 
     def __init__(self, stops: frozenset[Value], versions: int) -> None:
         self._stops, self._versions = stops, versions
-        self._boxes: dict[Value, list[Box]] = {}
+        # By their intervals' ids: numbers that depend on the shard are not compared.
+        self._boxes: dict[Value, dict[tuple[int, ...], Box]] = {}
 
     def add(self, value: Operand, box: Box) -> None:
         # A box without elements is not computed: zeros stand for it, see `take`.
         if isinstance(value, Value) and (volume(box) or not value.size):
-            known = self._boxes.setdefault(value, [])
-            if not any(_is_same(box, other) for other in known):
-                known.append(box)
+            self._boxes.setdefault(value, {}).setdefault(tuple(map(id, box)), box)
 
     def of(self, node: Node) -> list[list[Box | None]]:
         """For each run of a node a box of each of its results."""
@@ -207,12 +206,12 @@ class _Wanted:
                 return []
             # They are computed in the other order.
             return [[box] for box in self._apart(out)[::-1]] or [
-                [box] for box in merge(self._boxes[out], self._versions)
+                [box] for box in merge(self._boxes[out].values(), self._versions)
             ]
         # An equation with several results runs once for all of them, and so has one
         # box for each.
         boxes = [
-            None if out in self._stops else hull_of(self._boxes.get(out, ()))
+            None if out in self._stops else hull_of(self._boxes.get(out, {}).values())
             for out in node.outs
         ]
         return [] if all(box is None for box in boxes) else [boxes]
@@ -223,12 +222,13 @@ class _Wanted:
             (value, box)
             for value in sorted(self._boxes, key=lambda value: value.number)
             if value in self._stops or value.producer is None
-            for box in self._apart(value) or merge(self._boxes[value], self._versions)
+            for box in self._apart(value)
+            or merge(self._boxes[value].values(), self._versions)
         )
 
     def _apart(self, value: Value) -> list[Box]:
         """Boxes of a constant that are not merged, the smallest first."""
-        boxes = self._boxes[value]
+        boxes = self._boxes[value].values()
         # Where rows start in all of it would make a function for each shard.
         if len(boxes) == 1 or not self._is_constant(value):
             return []

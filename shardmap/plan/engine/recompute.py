@@ -16,11 +16,14 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Step
 from shardmap.plan.engine.rules import Rule
-from shardmap.plan.engine.stages import Stage, stages_of
+from shardmap.plan.engine.stages import SPREAD, Stage, stages_of
 from shardmap.plan.engine.work import Choice, operations
 
 WORTH_KEEPING = 2**24
 """A value may be kept if shards would do at least so many operations again."""
+
+SAMPLES = 16
+"""How many shards of a stage, about, decide: a plan with `memory` tries many cuts."""
 
 Once: TypeAlias = Mapping[int, Mapping[int, Choice]]
 """Node number -> operands that are kept for it -> what that costs, and saves."""
@@ -42,7 +45,7 @@ def measured(make: Callable[[Once], Analysis]) -> Analysis:
     def runs() -> dict[int, float]:
         total: dict[int, float] = defaultdict(float)
         for stage in stages:
-            for number, own in counted(stage)[0].items():
+            for number, own in counted(stage, SAMPLES)[0].items():
                 total[number] += own
         return total
 
@@ -66,7 +69,7 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
     for stage in stages_of(analysis):
         if whole * stage.num_shards < WORTH_KEEPING:
             continue
-        runs, takes = counted(stage)
+        runs, takes = counted(stage, SAMPLES)
         for (number, operand), taken in takes.items():
             value = nodes[number].ins[operand]
             assert isinstance(value, Value)
@@ -86,20 +89,24 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
 
 
 def counted(
-    stage: Stage,
+    stage: Stage, samples: int = SPREAD
 ) -> tuple[dict[int, float], dict[tuple[int, int], float]]:
     """How often the shards of a stage run each node, and take what is computed for it.
 
     A half counts for a half: if nothing is repeated, they run each node once in all.
+
+    Args:
+      stage: the stage.
+      samples: how many of its shards, about, are looked at.
     """
     nodes = {node.number: node for node in stage.backwards}
     rules = stage.analysis.rules
     runs: dict[int, float] = defaultdict(float)
     takes: dict[tuple[int, int], float] = defaultdict(float)
-    numbers = stage.spread()
+    numbers = stage.spread(samples)
     alike = Counter(stage.recipe(number)[1].static for number in numbers)
-    for static, samples in alike.items():
-        count = samples * stage.num_shards / len(numbers)
+    for static, members in alike.items():
+        count = members * stage.num_shards / len(numbers)
         for step in static.steps:
             part = _share(rules[step.node], step)
             runs[step.node] += count * part

@@ -116,7 +116,11 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
-def merge(boxes: list[Box], limit: int) -> list[Box]:
+MOST_BOXES = 64
+"""The most boxes that `merge` compares with each other; more become one."""
+
+
+def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
     """At most ``limit`` boxes that hold all of these.
 
     Two boxes become their hull where that costs no more elements than both apart. With
@@ -126,33 +130,35 @@ def merge(boxes: list[Box], limit: int) -> list[Box]:
     [((0, 5),), ((90, 95),)]
     """
     found: list[Box] = []
-    for box in boxes:
-        if box not in found:
-            found.append(box)
-    if len(found) == 1:
-        return found
-    merged = True
-    while merged:
-        merged = False
-        for i, a in enumerate(found):
-            for j in range(i + 1, len(found)):
-                both = hull(a, found[j])
-                apart = volume(a) + volume(found[j])
-                sizes = shape_of(both)
-                # Of sizes that depend on the shard, this one says nothing of others.
-                by_chance = not all(map(is_known, sizes))
-                if not is_more(sizes, apart - 1 if by_chance else apart):
-                    found[i : i + 1] = [both]
-                    del found[j]
-                    merged = True
-                    break
-            if merged:
-                break
+    left = list(boxes)
+    for number, box in enumerate(left):
+        place = len(found)
+        while (at := _mergeable(found, box)) is not None:
+            box, place = hull(found.pop(at), box), at
+        found.insert(place, box)
+        if len(found) > MOST_BOXES:
+            found += left[number + 1 :]
+            break
     if len(found) > limit:
         one = hull_of(found)
         assert one is not None
         return [one]
     return found
+
+
+def _mergeable(boxes: Sequence[Box], box: Box) -> int | None:
+    """The number of the first box whose hull with another costs nothing."""
+    for number, other in enumerate(boxes):
+        if other == box:
+            return number
+    for number, other in enumerate(boxes):
+        apart = volume(other) + volume(box)
+        sizes = shape_of(hull(other, box))
+        # Of sizes that depend on the shard, this one says nothing of others.
+        by_chance = not all(map(is_known, sizes))
+        if not is_more(sizes, apart - 1 if by_chance else apart):
+            return number
+    return None
 
 
 @dataclass(frozen=True)

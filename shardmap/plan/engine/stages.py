@@ -208,9 +208,9 @@ class Stage:
             f"<Stage {self.number}: {self.num_shards:,} shards make {', '.join(made)}>"
         )
 
-    def spread(self) -> range:
+    def spread(self, most: int = SPREAD) -> range:
         """The numbers of some shards, evenly spread, which tell what all of them do."""
-        return range(0, self.num_shards, max(1, self.num_shards // SPREAD))
+        return range(0, self.num_shards, max(1, self.num_shards // most))
 
     def _results(self, values: Sequence[Value]) -> list[Result]:
         """Finds the loops, and what each result has of them."""

@@ -50,7 +50,11 @@ chunked_p.multiple_results = True
 
 
 def _made(
-    jaxpr: ClosedJaxpr, asked: Asked, partial: bool, keeps: bool = True
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    partial: bool,
+    keeps: bool = True,
+    sampled: bool = False,
 ) -> CutProgram:
     """A jaxpr, cut at points.
 
@@ -71,6 +75,7 @@ def _made(
         keeps=keeps,
         most_equations=MOST_EQUATIONS,
         inside=inside,
+        sampled=sampled,
     )
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 

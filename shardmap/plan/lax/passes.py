@@ -42,6 +42,7 @@ def analysed(
     keeps: bool = True,
     most_equations: int = written_out.MOST_IN_STAGES,
     inside: Sequence[Sequence[Cut]] = (),
+    sampled: bool = False,
 ) -> Analysis:
     """The analysis of a function, after the passes.
 
@@ -54,6 +55,7 @@ def analysed(
       keeps: whether values may be kept that could be recomputed.
       most_equations: the most equations of a loop whose steps become stages.
       inside: of the first values of `begins`.
+      sampled: whether a few steps may stand for all of a loop that is unrolled.
     """
 
     def analysis(opened: Opened | None) -> Analysis:
@@ -82,7 +84,9 @@ def analysed(
     if opened.is_short and _ends(trial) < _ends(found):
         in_stages = _last(trial) >= _last(found) + written_out.SAMPLE - 1
         most = most_equations if in_stages else written_out.MOST_EQUATIONS
-        trial = analysis(Opened(most))
+        trial.is_sample = sampled and opened.equations <= most
+        if not trial.is_sample:
+            trial = analysis(Opened(most))
     return trial if _ends(trial) < _ends(found) else found
 
 

@@ -19,6 +19,9 @@ MOST_AXES = 3
 LEAVES_TRIED = 8
 """The axes of so many arguments are tried, the largest first."""
 
+SMALLER = 16
+"""Values that are so many times smaller are tried where larger ones do not help."""
+
 AXES_GROWN = 4
 """The best axes that are tried in more pieces."""
 
@@ -38,9 +41,9 @@ class _TooLittle(Exception):
 
 T = TypeVar("T")
 
-Make: TypeAlias = Callable[[Asked, bool, bool], CutProgram]
-"""Cuts at points: takes these, `Fit`'s ``partial``, and whether values are kept that
-could be computed again."""
+Make: TypeAlias = Callable[[Asked, bool, bool, bool], CutProgram]
+"""Cuts at points: takes these, `Fit`'s ``partial``, whether values are kept that could
+be computed again, and whether a few steps may stand for all of an unrolled loop."""
 
 Chunks: TypeAlias = Callable[[int, int], tuple[int, ...] | None]
 """Where the chunks of an axis of an operand begin, but for the first; None: in none."""
@@ -49,6 +52,7 @@ Chunks: TypeAlias = Callable[[int, int], tuple[int, ...] | None]
 class _Found(NamedTuple):
     program: CutProgram
     peak: Peak
+    partial: bool
 
 
 class Fit:
@@ -86,7 +90,8 @@ class Fit:
         self._choices = [True, False] if partial else [False]
         self._memory, self._in_loops = memory, in_loops
         self._refusal = math.inf, ""  # The way that takes the least, of those refused.
-        self._known: dict[tuple[Asked, bool, bool], _Found] = {}
+        self._samples = True
+        self._known: dict[tuple[Any, ...], _Found] = {}
 
     def axes(self) -> Asked:
         """The axes to cut, as few as possible, as `AUTO`.
@@ -136,16 +141,31 @@ class Fit:
         found = []
         is_cut = any(points for row in asked for points in row)
         for partial in self._choices if is_cut else self._choices[:1]:
-            key = asked, partial, keeps
-            if key not in self._known:
-                made = self._make(*key)
-                self._known[key] = _Found(made, plan_peak(made, self._in_loops))
-            found.append((self._known[key], partial))
-            if found[-1][0].peak.bytes <= self._memory:
+            found.append(self._found(asked, partial, keeps, self._samples))
+            program = found[-1].program
+            is_plain = len(program.stages) < 2 and not program.analysis.reductions
+            if found[-1].peak.bytes <= self._memory or (partial and is_plain):
                 break
-        best, chosen = min(found, key=lambda each: each[0].peak.bytes)
-        self._choices.sort(key=lambda partial: partial != chosen)
+        best = min(found, key=lambda each: each.peak.bytes)
+        self._choices.sort(key=lambda partial: partial != best.partial)
         return best
+
+    def _found(self, asked: Asked, *key: bool) -> _Found:
+        """What is made of these arguments of `Make`."""
+        axes = tuple(
+            (k, axis)
+            for k, row in enumerate(asked)
+            for axis, points in enumerate(row)
+            if points
+        )
+        # If no cut takes effect, more pieces do not help.
+        for known in ((asked, *key), (axes, *key)):
+            if known in self._known:
+                return self._known[known]
+        made = self._make(asked, *key)
+        found = _Found(made, plan_peak(made, self._in_loops), key[0])
+        self._known[axes if made.num_shards == 1 else asked, *key] = found
+        return found
 
     def _in_pieces(self, asked: Asked, count: int) -> Asked:
         """``asked`` with so many pieces where it is `AUTO`."""
@@ -188,18 +208,23 @@ class Fit:
             if least.bytes <= self._memory:
                 break
             count = max(count, TRIED)
-            saving = {each: held(each, count) for each in self._candidates(asked)}
-            better = [each for each in saving if saving[each].bytes < least.bytes]
-            # A chunk that pieces share is read by each of them.
-            better.sort(key=lambda each: (self._splits(each), saving[each].bytes))
-            grown = []
-            for each in better[:AXES_GROWN]:
-                grown.append((each, *self._grown(each, saving[each], count, held)))
-                if grown[-1][1].bytes <= self._memory:
+            saving: dict[Asked, Peak] = {}
+            grown: list[tuple[Asked, Peak, int]] = []
+            fits = False
+            for more in self._candidates(asked):
+                saving |= {each: held(each, count) for each in more}
+                better = [each for each in saving if saving[each].bytes < least.bytes]
+                # A chunk that pieces share is read by each of them.
+                better.sort(key=lambda each: (self._splits(each), saving[each].bytes))
+                grown.clear()
+                for each in better[:AXES_GROWN]:
+                    grown.append((each, *self._grown(each, saving[each], count, held)))
+                    if fits := grown[-1][1].bytes <= self._memory:
+                        break
+                if fits:
                     break
             if not grown:
                 break
-            fits = grown[-1][1].bytes <= self._memory
             asked, least, count = grown[-1 if fits else 0]
         if least.bytes > self._memory:
             raise self._too_little(least, count)
@@ -231,25 +256,41 @@ class Fit:
             for axis, points in enumerate(row)
         )
 
-    def _candidates(self, asked: Asked) -> Iterator[Asked]:
-        """``asked`` with one axis more."""
+    def _candidates(self, asked: Asked) -> Iterator[list[Asked]]:
+        """``asked`` with one axis more, those of far smaller values in later lists."""
         operands = len(self._jaxpr.in_avals)
         numbers = range(operands if len(asked) > operands else 0, len(asked))
-        largest = sorted(numbers, key=lambda k: -nbytes(self._values[k]))[:LEAVES_TRIED]
-        for k in sorted(largest):
-            for axis, length in enumerate(self._values[k].aval.shape):
-                if length > 1 and asked[k][axis] == ():
-                    row = (*asked[k][:axis], AUTO, *asked[k][axis + 1 :])
-                    yield (*asked[:k], row, *asked[k + 1 :])
+        sizes = {k: nbytes(self._values[k]) for k in numbers}
+        left = sorted(numbers, key=lambda k: -sizes[k])[:LEAVES_TRIED]
+        while left:
+            largest = [k for k in left if SMALLER * sizes[k] >= sizes[left[0]]]
+            left = left[len(largest) :]
+            yield [
+                (
+                    *asked[:k],
+                    (*asked[k][:axis], AUTO, *asked[k][axis + 1 :]),
+                    *asked[k + 1 :],
+                )
+                for k in sorted(largest)
+                for axis, length in enumerate(self._values[k].aval.shape)
+                if length > 1 and asked[k][axis] == ()
+            ]
 
-    def _program(self, asked: Asked, keeps: bool) -> CutProgram:
-        most, first, room = self._most(asked), 1, self._memory
+    def _program(self, asked: Asked, keeps: bool, first: int = 1) -> CutProgram:
+        most, room = self._most(asked), self._memory
         for _ in range(COMPILED if most else 1):
             count = self._fewest(asked, most, keeps, first, room)
-            found = self._best(self._in_pieces(asked, count), keeps)
+            pieces = self._in_pieces(asked, count)
+            found = self._best(pieces, keeps)
             took = compiled_bytes(found.program, self._in_loops)
             if took <= self._memory:
-                return found.program
+                if not found.program.analysis.is_sample:
+                    return found.program
+                every_step = self._found(pieces, found.partial, keeps, False)
+                if every_step.peak.bytes <= self._memory:
+                    return every_step.program
+                self._samples = False
+                return self._program(asked, keeps, count)
             # Kernels may take as much for shorter pieces. If that leaves nothing, it is
             # hoped that a piece takes about as much less as it is shorter.
             kernels = took - found.peak.bytes

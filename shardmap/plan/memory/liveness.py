@@ -7,6 +7,8 @@ looked at in this order too. What kernels take besides is measured, with program
 operation each.
 """
 
+import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -167,8 +169,11 @@ def _peak_in(
     for number, (equation, _) in enumerate(steps):
         last.update((v, number) for v in _variables(equation.invars))
     last.update((v, len(steps)) for v in _variables(results))
-    live: dict[Var, tuple[int, Equation]] = {}
-    held, most = 0, Peak(0)
+    live: dict[Var, int] = {}
+    # The live values, the largest first, with others that are not live any more.
+    largest: list[tuple[int, int, Var, Equation]] = []
+    at_most: list[tuple[int, int, Var, Equation]] = []
+    held, most, order = 0, Peak(0), itertools.count()
     for number, (equation, inner) in enumerate(steps):
         ending = [
             v
@@ -177,32 +182,30 @@ def _peak_in(
         ]
         taken: list[int] = []
         if _is_in_place(equation):
-            taken = [live[v][0] for v in ending]
+            taken = [live[v] for v in ending]
         spared = 0
         for v in equation.outvars:
             if v not in last:
                 continue
             size = 0 if v in free else nbytes(v)
-            live[v] = size, equation
+            live[v] = size
+            heapq.heappush(largest, (-size, next(order), v, equation))
             held += size
             if size in taken:
                 taken.remove(size)
                 spared += size
         size = held - spared + inner.bytes
         if size > most.bytes:
-            most = _told(size, live, inner)
+            while largest and largest[0][2] not in live:
+                heapq.heappop(largest)
+            most, at_most = inner._replace(bytes=size), largest[:1]
         for v in ending:
-            held -= live.pop(v)[0]
+            held -= live.pop(v)
+    for negative, _, v, equation in at_most:
+        if -negative >= most.largest:
+            source = source_info_util.summarize(equation.source_info)
+            return Peak(most.bytes, -negative, v.aval.str_short(), source)
     return most
-
-
-def _told(size: int, live: Mapping[Var, tuple[int, Equation]], inner: Peak) -> Peak:
-    largest = max(live, key=lambda v: live[v][0], default=None)
-    if largest is None or inner.largest > live[largest][0]:
-        return inner._replace(bytes=size)
-    own, equation = live[largest]
-    source = source_info_util.summarize(equation.source_info)
-    return Peak(size, own, largest.aval.str_short(), source)
 
 
 def _inside(equation: Equation) -> Peak:

@@ -1,9 +1,13 @@
 """Cuts that fit into memory: as few pieces as it takes, along the axes that help."""
 
+import collections
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import shardmap as sm
 from shardmap.plan.memory import fit, plan_peak
@@ -141,3 +145,52 @@ def test_what_kernels_take_may_not_depend_on_the_pieces(monkeypatch):
     message = r"too little: .*, of it 390\.6 KiB in scratch memory of XLA's kernels"
     with pytest.raises(ValueError, match=message):
         sm.plan(jnp.sin, X, in_slices={0: sm.AUTO}, memory=300_000)
+
+
+def descent(x, steps=40, per_step=lambda w: None):
+    """Steps of gradient descent, and what is returned of each."""
+
+    def step(w, _):
+        w = w - 0.1 * (x.T @ (x @ w - x[:, 0])) / x.shape[0]
+        return w, per_step(w)
+
+    return lax.scan(step, jnp.zeros(x.shape[1], np.float32), length=steps)
+
+
+def spans(x):
+    return jnp.stack([x[4 * k : 4 * k + 4].mean(0) for k in range(400)])
+
+
+@pytest.mark.parametrize(
+    ("fun", "shape", "times"), [(descent, (20_000, 32), 5), (spans, (1600, 64), 15)]
+)
+def test_cuts_that_fit_are_found_in_few_calls(fun, shape, times):
+    """A few steps of a loop stand for all of them while cuts are tried."""
+    x = jax.ShapeDtypeStruct(shape, np.float32)
+
+    def calls(**options):
+        counts = collections.Counter()
+
+        def count(frame, event, argument):
+            counts[event, "shardmap" in frame.f_code.co_filename] += 1
+
+        sys.setprofile(count)
+        try:
+            sm.plan(fun, x, **options)
+        finally:
+            sys.setprofile(None)
+        return counts["call", True]
+
+    assert calls(memory="200 kB") < times * calls(in_slices={0: 20})
+
+
+def test_what_all_steps_of_a_loop_keep_is_counted():
+    x = np.random.default_rng(0).standard_normal((400, 16), np.float32)
+
+    def fun(x):
+        return descent(x, 8, lambda w: jnp.outer(w, w))[1].sum(0)
+
+    made = sm.plan(fun, x, memory=17_000)
+    assert len(made.stages) > 8
+    assert made.peak_bytes <= 17_000
+    np.testing.assert_allclose(made.run(x), fun(x), rtol=1e-4)

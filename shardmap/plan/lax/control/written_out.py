@@ -34,11 +34,12 @@ class Opened:
 
     Attributes:
       is_short: whether a loop has more steps than are written.
+      equations: the most equations that all steps of a loop would be.
     """
 
     def __init__(self, most: int, steps: int | None = None) -> None:
         self._most, self._steps = most, steps
-        self.is_short = False
+        self.is_short, self.equations = False, 0
 
     def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
         """What replaces a node; None: it stays."""
@@ -46,9 +47,11 @@ class Opened:
             return every_branch(graph, node)
         length: int = node.params["length"]
         steps = length if self._steps is None else min(length, self._steps)
-        if not length or steps * size_of_step(node) > self._most:
+        size = size_of_step(node)
+        if not length or steps * size > self._most:
             return None
         self.is_short |= steps < length
+        self.equations = max(self.equations, length * size)
         return _steps(graph, node, steps)
 
 
