@@ -90,6 +90,7 @@ class Fit:
         self._choices = [True, False] if partial else [False]
         self._memory, self._in_loops = memory, in_loops
         self._refusal = math.inf, ""  # The way that takes the least, of those refused.
+        # Whether a few steps stand for all of a loop while cuts are tried.
         self._samples = True
         self._known: dict[tuple[Any, ...], _Found] = {}
 
@@ -291,8 +292,8 @@ class Fit:
                     return every_step.program
                 self._samples = False
                 return self._program(asked, keeps, count)
-            # Kernels may take as much for shorter pieces. If that leaves nothing, it is
-            # hoped that a piece takes about as much less as it is shorter.
+            # Kernels may need the same for shorter pieces. Where that leaves no room, a
+            # shorter piece is taken to need proportionally less.
             kernels = took - found.peak.bytes
             first, room = count + 1, self._memory - kernels
             if room <= 0:
