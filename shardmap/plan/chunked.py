@@ -30,11 +30,11 @@ class _Read(NamedTuple):
     """One call, traced.
 
     Attributes:
-      jaxpr: what the function computes of ``operands``.
-      asked: how each of them is cut.
-      names: what each of them is called.
-      operands: the leaves of the arguments, then what the function closes over that is
-        being traced, or differentiated.
+      jaxpr: the function of ``operands``.
+      asked: how each operand is cut.
+      names: the name of each operand.
+      operands: the leaves of the arguments, then the values that the function closes
+        over and that are tracers, or under an Explicit mesh.
       out_tree: the structure of the result.
     """
 
@@ -56,7 +56,7 @@ class ChunkedFunction(Generic[P, R]):
         remat: bool | Callable[..., Any],
         strict: bool,
     ) -> None:
-        # First: it brings the attributes of ``fun``, which may be called as ours.
+        # First, as attributes of ``fun`` may have the names of ours.
         functools.update_wrapper(self, fun)
         self._fun, self._in_slices, self._options = fun, in_slices, options
         self._remat, self._strict = remat, strict
