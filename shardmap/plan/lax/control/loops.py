@@ -42,7 +42,7 @@ class Looped(NamedTuple):
     Attributes:
       step: the shard of the body.
       crops: the parts of the results that are wanted.
-      limited: the summed loops of which only a part runs.
+      limited: the summed loops that run over a part only.
       length: the number of steps of a scan.
       test: the shard of the condition of a ``while``.
     """
@@ -127,7 +127,7 @@ class Scan(LoopRule):
             if grown == carry:
                 break
             carry = grown
-        # A carried box that the body does not read is carried all the same.
+        # A box is carried even if the body does not read it.
         given = [*needs[: self.consts], *carry, *needs[first:]]
         read = along[0] + self.first_row, along[1] + self.first_row
         needed = [*given[:first], *_along(read, given[first:])]
