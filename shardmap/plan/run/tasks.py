@@ -90,7 +90,7 @@ def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
 
 
 def _writes(stage: Stage, number: int) -> Iterator[Target]:
-    """What a shard writes, without a look at how it computes it."""
+    """What a shard writes, found without its recipe."""
     family, index = stage.index(number)
     pieces = {k: stage.loops[k].pieces[piece] for k, piece in index.items()}
     flags = stage.written(family, index)

@@ -125,7 +125,7 @@ def own_name() -> str:
 def is_left(name: str) -> bool:
     """Whether the process that made a name with `own_name` in it has ended.
 
-    Of another machine nobody knows that here.
+    Returns False for a name from another machine, as nothing is known of it.
     """
     found = re.search(rf"{re.escape(_machine())}\.(\d+)\.[0-9a-f]{{16}}", name)
     return found is not None and not _is_alive(int(found[1]))
