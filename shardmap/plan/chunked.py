@@ -206,10 +206,9 @@ def chunked(
 
     The function is written for whole arrays. The analysis of `plan` finds what each
     piece of the arguments contributes: partial sums are combined, and borders that
-    neighbours need are read twice. The pieces run in one loop of one program. The
-    result is a JAX function, for `jax.jit`, `jax.grad`, `jax.jvp`, `jax.vmap`, loops,
-    `spmap`, `plan` and `chunked`. `Chunked`, an entry of a `ShardingSpec`, is
-    unrelated.
+    neighbours need are read twice. The pieces run in loops of one program. The result
+    is a JAX function, for `jax.jit`, `jax.grad`, `jax.jvp`, `jax.vmap`, loops, `spmap`,
+    `plan` and `chunked`. `Chunked`, an entry of a `ShardingSpec`, is unrelated.
 
     Args:
       fun: a function of arrays that JAX can trace.
@@ -223,9 +222,9 @@ def chunked(
         or a text such as ``"2 GB"``. It is an upper bound for the loops, computed
         before anything runs.
       partial: whether to cut axes that the function reduces.
-      remat: what a backward pass does. True: it computes the values of a piece again,
-        piece by piece. False: all values are kept, for reverse-mode differentiation
-        only. One of `jax.checkpoint_policies`: the values that it saves are kept.
+      remat: what a backward pass does. True: it recomputes the values, piece by piece.
+        False: all values are kept, for reverse-mode differentiation only. One of
+        `jax.checkpoint_policies`: the values that it saves are kept.
       strict: whether to raise an error, instead of a warning, if no cut has an effect.
 
     Returns:

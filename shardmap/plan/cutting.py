@@ -84,7 +84,7 @@ def cut_function(
 
 
 def names_of(what: str, tree: PyTree) -> list[str]:
-    """What messages call the leaves of arguments."""
+    """The names in messages of the leaves of arguments."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     return [f"{what}{jax.tree_util.keystr(path)}" for path in paths]
 

@@ -75,7 +75,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
 
 
 def summary(cut_program: CutProgram) -> str:
-    """A few lines: shards, bytes, and what each asked cut became."""
+    """A few lines: shards, bytes, and what became of each cut."""
     stages = len(cut_program.stages)
     several = f" in {stages} stages" if stages > 1 else ""
     lines = [
@@ -283,7 +283,7 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
     ]
     arrives = bool(lines)
     for ended in cut_program.analysis.ended:
-        # If the cut arrives, what a slice does not take need not be told.
+        # If the cut arrives, the parts that a slice leaves out need no line.
         if origin in ended.origins and not (arrives and ended.reason == BESIDE):
             node = ended.node
             what = "stays cut" if ended.reason.in_stages else "ends"

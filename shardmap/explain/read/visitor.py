@@ -162,7 +162,7 @@ class _Visitor:
         Args:
           jaxpr: the jaxpr.
           around: its scope.
-          vmaps: the number of vmaps in the equations' metadata that ``around`` includes.
+          vmaps: the number of vmaps in the equations' metadata that ``around`` has.
         """
         origins = tuple(map(self._origins.of, jaxpr.invars))
         key = (id(jaxpr), around, vmaps, origins)

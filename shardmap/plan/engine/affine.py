@@ -89,7 +89,7 @@ class Affine:
     """``(factors @ starts + const) / divisor``, which is an integer.
 
     Arithmetic returns `Affine` numbers, or ints where the starts cancel out. Whatever
-    is not linear, such as a product of two or an index of a list, takes the value of
+    is not linear, such as a product of two or an index into a list, takes the value of
     the number and adds the guard that it keeps this value.
     """
 
@@ -295,7 +295,7 @@ def is_known(number: Any) -> bool:
 def settled(tree: Any) -> Any:
     """Replaces affine numbers in nested tuples by ints.
 
-    It adds the guards that they keep their values.
+    Adds guards that they keep their values.
     """
     if isinstance(tree, Affine):
         return int(tree)

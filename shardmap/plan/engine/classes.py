@@ -20,10 +20,10 @@ Boxes = list[Box | None]
 K = TypeVar("K", bound=Hashable)
 
 FEW = 2
-"""At most this many shards of equal lengths are walked one by one, which is faster."""
+"""Up to this many shards of equal lengths are walked one by one, which is faster."""
 
 ALONE = 8
-"""Affine walks stop after this many more of them than shards that they served."""
+"""Affine walks stop when patterns outnumber the shards that they served by this."""
 
 
 class Pattern(NamedTuple):
@@ -68,7 +68,7 @@ class Classes(Generic[K]):
     Args:
       walk: returns the boxes that a shard writes and its recipe, from its key and the
         starts of its pieces.
-      count: returns how many shards have a key, or more.
+      count: returns an upper bound for the number of shards that have a key.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from shardmap._jax.walk import constants_of, opened
 
 @dataclass(eq=False, repr=False, slots=True)
 class Value:
-    """A value in a graph, as a variable is in a jaxpr.
+    """A value of a graph, like a variable of a jaxpr.
 
     Attributes:
       producer: the node that makes it; None for an argument or a constant.
@@ -170,7 +170,7 @@ class Graph:
         Args:
           jaxpr: the jaxpr.
           ins: its arguments.
-          fixed: whether the nodes get ``source`` instead of the lines of their own.
+          fixed: whether the nodes get ``source`` instead of their own lines.
         """
         return _inline(self, jaxpr, ins, self.source, fixed)
 

@@ -268,7 +268,7 @@ class _Made:
         self.slots += 1
 
     def find(self, value: Operand, box: Box | None) -> Ref | None:
-        """The reference to a box; None if it is not read."""
+        """The reference to a box; None for a scalar, or without a box."""
         if box is None or isinstance(value, Scalar):
             return None
         if not volume(box) and value.size:

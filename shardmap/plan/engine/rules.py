@@ -34,7 +34,7 @@ Axis: TypeAlias = Factor | Windowed | None
 """A factor, directly or through a window; None for an axis of size 1."""
 
 Origins: TypeAlias = frozenset[tuple[int, int]]
-"""The (argument, axis) pairs whose cuts a cut comes from."""
+"""The (argument, axis) pairs that a cut comes from."""
 
 
 class Cut(NamedTuple):
@@ -59,7 +59,7 @@ MANY = 256
 
 
 def meet(cuts: Sequence[Cut]) -> Cut:
-    """Combines cuts of an axis: refines the hard ones; without any, the finest wins."""
+    """Combines cuts of an axis: the refinement of the hard ones, else the finest."""
     cuts = [cut for cut in cuts if cut.at]
     if len(cuts) < 2:
         return cuts[0] if cuts else UNCUT
@@ -178,7 +178,7 @@ class Rule(ABC):
     """Whether computing it again is better than keeping it for a later stage."""
 
     once: bool = False
-    """Whether its results must be kept: equations that take them run a stage later."""
+    """Whether its results must be kept: the equations that take them run later."""
 
     each: int = MANY
     """About how many operations each of `elements` takes, to an order of magnitude."""
@@ -200,7 +200,7 @@ class Rule(ABC):
     def fraction(
         self, static: Any, shapes: Sequence[tuple[int, ...] | None]
     ) -> tuple[int, int]:
-        """The part of the equation that one shard does, and the whole, as numbers.
+        """The amounts of work of one shard, and of the whole equation.
 
         Args:
           static: the `Need.static` of the shard.
@@ -219,7 +219,7 @@ class Rule(ABC):
         """Groups of axes that are one loop, index by index."""
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
-        """(axis of an operand, window, axis of a result that sees it through this)."""
+        """Triples: an operand's axis, a window, and the result's axis that sees it."""
         return []
 
     @abstractmethod

@@ -244,7 +244,7 @@ class Stage:
         return found
 
     def _families(self) -> list["Family"]:
-        """Groups results: those whose loops another one has too are made with it.
+        """Groups results: one whose loops another one has too is made with that.
 
         The same shards make both of ``x * 2, x.sum(0)``. Two results that share no loop
         have separate shards: together, the numbers of their shards would multiply.

@@ -63,7 +63,7 @@ class Work:
         self._nbytes: dict[int, int] = {}
 
     def count(self, node: Node, rule: Rule, again: Collection[int]) -> None:
-        """Counts the work of a node, and of its operands with the numbers ``again``."""
+        """Counts the work of a node; operands numbered in ``again`` are recomputed."""
         computes, reads = 0 if rule.cheap else 1 << node.number, 0
         self._operations[node.number] = operations(rule)
         for number, source in enumerate(node.ins):

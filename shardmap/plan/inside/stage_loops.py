@@ -279,7 +279,7 @@ class Positions:
         boxes, recipe = members[0].pattern.boxes, members[0].pattern.recipe
         self._written = {k: len(box) for k, box in enumerate(boxes) if box is not None}
         self._reads = [len(box) for _, box in recipe.reads]
-        # Of a box the law has starts and stops, of which only the starts are positions.
+        # The law has the starts and stops of boxes; only the starts are positions.
         ends = 2 * (sum(self._written.values()) + sum(self._reads))
         chosen = np.r_[0:ends:2, ends : ends + len(recipe.starts)].astype(int)
         turn = np.argsort(np.concatenate([member.numbers for member in members]))

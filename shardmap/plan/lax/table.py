@@ -91,7 +91,7 @@ STAGES: dict[Any, Stages] = {
     **tall.STAGES,
     **top.STAGES,
 }
-"""What rewrites equations at which cuts end."""
+"""The rewrites of equations at which cuts end."""
 
 TABLE = RuleTable(otherwise=special.collective)
 

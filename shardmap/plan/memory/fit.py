@@ -26,7 +26,7 @@ AXES_GROWN = 4
 """The number of the best axes, which are tried in more pieces."""
 
 TRIED = 8
-"""The pieces into which an axis is cut to see what that saves."""
+"""The number of pieces into which an axis is cut first, to see what that saves."""
 
 MOST_PIECES = 2**16
 """The most pieces of an axis that `AUTO` gives."""

@@ -164,7 +164,7 @@ def _is_product(equation: Equation) -> bool:
 def _peak_in(
     steps: Sequence[tuple[Equation, Peak]], results: Sequence[Atom], free: set[Var]
 ) -> Peak:
-    """The peak of equations that run in this order, with what is inside of each."""
+    """The peak of equations that run in this order, with the peak inside of each."""
     last: dict[Any, int] = {}
     for number, (equation, _) in enumerate(steps):
         last.update((v, number) for v in _variables(equation.invars))

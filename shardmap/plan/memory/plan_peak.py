@@ -177,14 +177,14 @@ def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
 
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
-    """The bytes of what is held in memory besides arguments and results."""
+    """The bytes held in memory while a stage runs, besides arguments and results."""
     made = [result.value for result in cut_program.stages[place].results]
     folds = sum(depth(cut_program.parts[v]) * nbytes(v) for v in made)
     return sum(map(nbytes, _kept(cut_program, place, in_scratch=False))) + folds
 
 
 def scratch_bytes(cut_program: CutProgram, place: int) -> int:
-    """The bytes of what is kept in ``scratch`` while a stage runs."""
+    """The bytes kept in ``scratch`` while a stage runs."""
     return sum(map(nbytes, _kept(cut_program, place, in_scratch=True)))
 
 

@@ -62,7 +62,7 @@ class Fold:
     Sixteen of them make one, sixteen of those the next, and so on, so that every
     executor gives the same bytes. The top of the tree is the buffer.
 
-    Nodes are arrays, or what stands for arrays, such as futures.
+    Nodes are arrays, or stand for arrays, as results of tasks do.
 
     Args:
       combiner: how they are combined.

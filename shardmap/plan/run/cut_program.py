@@ -66,7 +66,7 @@ class CutProgram:
       in_tree: the structure of the arguments.
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
-      names: what messages call the leaves of the arguments.
+      names: the names in messages of the leaves of the arguments.
       scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
@@ -120,7 +120,7 @@ class CutProgram:
 
     @functools.cached_property
     def kept(self) -> list[list[Value]]:
-        """Per stage, what is held while it runs, besides arguments and results."""
+        """Per stage, the values held while it runs, besides arguments and results."""
         both = (*self.graph.outputs, *self.graph.effects)
         others = {value for value in both if isinstance(value, Value)}
         last = {v: place for place, each in enumerate(self.stages) for v in each.reads}
@@ -138,7 +138,7 @@ class CutProgram:
         return nbytes(value) > IN_MEMORY
 
     def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
-        """The arguments, flat, checked against what was planned."""
+        """The arguments, flat, after a check against those of the plan."""
         leaves, tree = jax.tree.flatten(plain(arrays))
         if tree != self.in_tree:
             raise ValueError(

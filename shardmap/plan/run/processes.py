@@ -1,8 +1,8 @@
 """Shards in other processes, by any executor of `concurrent.futures`, or by Ray.
 
 A process gets an exported function and, for each box that a shard reads or writes,
-either where the array is or the bytes themselves. What it cannot write comes back. No
-object of JAX is pickled.
+either where the array is or the bytes themselves. Results that it cannot write come
+back. No object of JAX is pickled.
 """
 
 import functools

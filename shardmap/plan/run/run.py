@@ -131,7 +131,7 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
     """The kind of workers for an executor, and the executor that they use.
 
     Args:
-      executor: what was given to `ShardPlan.run`.
+      executor: the argument of `ShardPlan.run`.
       readers: how many threads read shards if it is None.
 
     Raises:

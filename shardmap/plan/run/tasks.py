@@ -76,7 +76,7 @@ def shard_tasks(stage: Stage, numbers: Iterable[int] | None = None) -> Iterator[
 
 
 def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
-    """The shards of a stage and the folds of their results, after what they need."""
+    """The shards of a stage and the folds of their results, each after its needs."""
     trees: dict[tuple[Value, Box], _Tree] = {}
     for task in shard_tasks(stage):
         yield task

@@ -146,7 +146,7 @@ class Scan(LoopRule):
         step, first = static.step, self.consts + self.carries
         consts, carries = values[: self.consts], values[self.consts : first]
 
-        # JAX's loops take None, for what is not wanted, as a tree without leaves.
+        # JAX's loops take None, for unwanted values, as a tree without leaves.
         def body(carried: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
             outs = self.body.run(step, [*consts, *carried, *rows], starts)
             return self.carried(outs[: self.carries]), outs[self.carries :]

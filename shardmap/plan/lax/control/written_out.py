@@ -42,7 +42,7 @@ class Opened:
         self.is_short, self.equations = False, 0
 
     def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
-        """What replaces a node; None: it stays."""
+        """Returns the operands that replace a node's results; None: it stays."""
         if node.primitive is p.cond_p:
             return every_branch(graph, node)
         length: int = node.params["length"]

@@ -44,7 +44,7 @@ COMBINERS = {
 }
 
 METHODS = {"add": "add", "max": "max", "min": "min", "mul": "multiply"}
-"""Combiner -> what JAX calls a scatter with it."""
+"""Combiner -> the method of ``x.at[...]`` that scatters with it."""
 
 LANE = 1024
 """About how many rows are added one by one; also the most such sums of a group."""
@@ -120,7 +120,7 @@ class Grouping:
             self._find()
 
     def written(self, node: Node) -> Sequence[Operand] | None:
-        """What replaces a node of the graph; None: it stays."""
+        """Returns the operands that replace a node's results; None: it stays."""
         if node in self._groups:
             return [self._one_group(node, *self._groups[node])]
         if node.primitive is p.concatenate_p and self._groups:

@@ -1,6 +1,6 @@
 """A folder with the results of tasks that are done.
 
-Checksums in a file say whether it is complete, and which result of which plan it is.
+Checksums in a file show that it is complete, and that it is of this task and plan.
 """
 
 import contextlib

@@ -109,7 +109,7 @@ class Digest:
 
         Args:
           thing: the function, or a part of it.
-          inside: the ids of what holds it, as a function may hold itself.
+          inside: the ids of the things around it, as a function may hold itself.
         """
         if id(thing) in inside:
             return

@@ -38,7 +38,7 @@ class Folder:
 
     Args:
       path: where it is.
-      what: what messages call it.
+      what: its name in messages.
     """
 
     def __init__(self, path: str | os.PathLike[str], what: str) -> None:
@@ -74,7 +74,7 @@ class Folder:
 
         Args:
           name: its name.
-          *spans: (offset, length) of what is read of it; default: all.
+          *spans: (offset, length) of each part to read; default: all.
         """
         path = self.path / name
         try:
