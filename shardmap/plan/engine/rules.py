@@ -42,8 +42,8 @@ class Cut(NamedTuple):
 
     Attributes:
       at: the interior points.
-      soft: whether they come through a window or a reshape. A hard cut of the same
-        axis overrides them.
+      soft: whether they come through a window, a reshape or a concatenation. A hard
+        cut of the same axis overrides them.
       origins: the cuts of arguments that these come from.
     """
 

@@ -100,7 +100,7 @@ def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
 
 
 def _bound(primitive: Primitive, x: jax.Array, axis: int) -> jax.Array:
-    """A reduction over one axis, with other parameters as this version of JAX needs."""
+    """A reduction over one axis, with the parameters that this JAX version needs."""
     made: jax.Array = primitive.bind(
         x, axes=(axis,), **dict(REDUCTION_PARAMS[primitive])
     )

@@ -249,7 +249,7 @@ class Fit:
         return self._chunks(k, axis) if k < len(self._jaxpr.in_avals) else None
 
     def _splits(self, asked: Asked) -> bool:
-        """Whether cuts that are `AUTO` lie inside of chunks that cannot be cut."""
+        """Whether a cut that is `AUTO` splits the only chunk along its axis."""
         return any(
             isinstance(points, Auto) and self._borders(k, axis) == ()
             for k, row in enumerate(asked)

@@ -187,7 +187,7 @@ def looked_at(line: Line, size: int, taken: int) -> Window | None:
 
 
 def landing(line: Line, size: int) -> Window | None:
-    """The window of places on their updates; None if these come from all over."""
+    """The window through which places see their updates; None if these are all over."""
     count = len(line.places)
     step = 0 if line.varies else _step(line.places[:, 0])
     if step:

@@ -22,7 +22,7 @@ MOST_PLACES = 16
 """The most places that are selected. If more are used, the axis is sorted."""
 
 MOST_UNCUT = 8
-"""The most places of an axis that is not cut. Only on CPU XLA's sort is slower."""
+"""The most places of an axis that is not cut. XLA's sort is slower on CPU only."""
 
 
 def _can_be_counted(node: Node) -> bool:
