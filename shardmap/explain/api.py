@@ -34,7 +34,7 @@ from shardmap.units import shown, size
 
 @runtime_checkable
 class Plan(Protocol):
-    """A plan explains itself."""
+    """A plan, which has a method to explain it."""
 
     @property
     def num_shards(self) -> int: ...

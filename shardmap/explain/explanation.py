@@ -181,7 +181,7 @@ class Explanation(Report):
         )
 
     def _repr_html_(self) -> str:
-        # Text needs none of a page.
+        # Imported here, as text does not need it.
         from shardmap.explain.draw import html
 
         return html.element(self._document())

@@ -91,7 +91,7 @@ class Interconnect:
 
 
 def sent_bytes(kind: str, bytes_in: int, group_size: int) -> int:
-    """What one device sends in one collective, by the ring formula.
+    """The bytes that one device sends in one collective, by the ring formula.
 
     >>> sent_bytes("all-reduce", 800, 8)
     1400

@@ -207,7 +207,7 @@ class Collective:
         return self.count * sent_bytes(self.kind, self.bytes_in, self.group_size)
 
     def on(self, wires: Interconnect | None) -> "Collective":
-        """The same with its time on an interconnect, if known.
+        """Returns the collective with its time on an interconnect, if known.
 
         Collectives that XLA sends as one share the latency.
         """

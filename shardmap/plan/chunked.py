@@ -30,11 +30,11 @@ class _Read(NamedTuple):
     """One call, traced.
 
     Attributes:
-      jaxpr: what the function computes of ``operands``.
-      asked: how each of them is cut.
-      names: what each of them is called.
-      operands: the leaves of the arguments, then what the function closes over that is
-        being traced, or differentiated.
+      jaxpr: the function of ``operands``.
+      asked: how each operand is cut.
+      names: the name of each operand.
+      operands: the leaves of the arguments, then the values that the function closes
+        over and that are tracers, or under an Explicit mesh.
       out_tree: the structure of the result.
     """
 
@@ -56,7 +56,7 @@ class ChunkedFunction(Generic[P, R]):
         remat: bool | Callable[..., Any],
         strict: bool,
     ) -> None:
-        # First: it brings the attributes of ``fun``, which may be called as ours.
+        # First, as attributes of ``fun`` may have the names of ours.
         functools.update_wrapper(self, fun)
         self._fun, self._in_slices, self._options = fun, in_slices, options
         self._remat, self._strict = remat, strict
@@ -206,10 +206,9 @@ def chunked(
 
     The function is written for whole arrays. The analysis of `plan` finds what each
     piece of the arguments contributes: partial sums are combined, and borders that
-    neighbours need are read twice. The pieces run in one loop of one program. The
-    result is a JAX function, for `jax.jit`, `jax.grad`, `jax.jvp`, `jax.vmap`, loops,
-    `spmap`, `plan` and `chunked`. `Chunked`, an entry of a `ShardingSpec`, is
-    unrelated.
+    neighbours need are read twice. The pieces run in loops of one program. The result
+    is a JAX function, for `jax.jit`, `jax.grad`, `jax.jvp`, `jax.vmap`, loops, `spmap`,
+    `plan` and `chunked`. `Chunked`, an entry of a `ShardingSpec`, is unrelated.
 
     Args:
       fun: a function of arrays that JAX can trace.
@@ -223,9 +222,9 @@ def chunked(
         or a text such as ``"2 GB"``. It is an upper bound for the loops, computed
         before anything runs.
       partial: whether to cut axes that the function reduces.
-      remat: what a backward pass does. True: it computes the values of a piece again,
-        piece by piece. False: all values are kept, for reverse-mode differentiation
-        only. One of `jax.checkpoint_policies`: the values that it saves are kept.
+      remat: what a backward pass does. True: it recomputes the values, piece by piece.
+        False: all values are kept, for reverse-mode differentiation only. One of
+        `jax.checkpoint_policies`: the values that it saves are kept.
       strict: whether to raise an error, instead of a warning, if no cut has an effect.
 
     Returns:

@@ -1,7 +1,7 @@
-"""The values that a plan keeps, and those that it computes again.
+"""The costs of a plan's stages: what they compile, repeat, keep and recompute.
 
-A value that several stages need, or every shard of another loop, is kept where that
-costs less than to compute it again: see `engine.recompute`.
+A value that several stages, or all shards of another loop, need is kept if that costs
+less than recomputing it: see `engine.recompute`.
 """
 
 import math
@@ -22,8 +22,8 @@ class Compiled(NamedTuple):
     """What the shards of a stage compile.
 
     Attributes:
-      number: how many functions; shards that differ in their place alone share one.
-      lengths: of how many lengths, or combinations of them, the pieces are.
+      number: the number of functions; shards that differ in position only share one.
+      lengths: the number of different lengths of pieces, or of combinations of them.
       exact: whether every shard was looked at; else there may be a few more.
     """
 
@@ -44,10 +44,7 @@ def functions(stage: Stage) -> Compiled:
 
 
 def repeated(cut_program: CutProgram) -> list[int]:
-    """About how many operations the shards of each stage repeat.
-
-    These are what the stage, or one before it, has done already.
-    """
+    """About how many operations each stage repeats, of its own or of earlier stages."""
     rules = cut_program.analysis.rules
     before: dict[int, float] = defaultdict(float)
     found = []
@@ -62,7 +59,7 @@ def repeated(cut_program: CutProgram) -> list[int]:
 
 
 def choices(cut_program: CutProgram, stage: Stage) -> Iterator[tuple[Value, Choice]]:
-    """The values that a stage makes and that were kept, or are computed again."""
+    """Yields the values that a stage keeps or recomputes, with the choice."""
     made = {result.value for result in stage.results}
     for value, choice in cut_program.analysis.work.choices.items():
         if choice.kept and value in made:

@@ -29,11 +29,11 @@ def cut_function(
     scratch: Any = None,
     positional: int | None = None,
 ) -> CutProgram:
-    """What is behind a plan. See `plan`.
+    """Makes the `CutProgram` of a plan. See `plan`.
 
     Args:
-      positional: how many of ``args`` are cut as ``in_slices`` says. One behind them
-        is a dict of what the function takes by name, which stays whole.
+      positional: the number of positional arguments, which ``in_slices`` cuts. A dict
+        of the keyword arguments may follow them in ``args``; it stays whole.
     """
     leaves, in_tree = jax.tree.flatten(args)
     cut_args = args[:positional]
@@ -84,7 +84,7 @@ def cut_function(
 
 
 def names_of(what: str, tree: PyTree) -> list[str]:
-    """What messages call the leaves of arguments."""
+    """The names in messages of the leaves of arguments."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     return [f"{what}{jax.tree_util.keystr(path)}" for path in paths]
 
@@ -105,11 +105,11 @@ def _refuse_far_starts(cut_program: CutProgram) -> None:
 
 
 def _aval_of(leaf: Any, name: str) -> Any:
-    """What tracing needs to know of an argument, which is not read.
+    """The argument for `jax.make_jaxpr`: a JAX array, a number, or a shape and dtype.
 
     Raises:
-      TypeError: no array of numbers or booleans.
-      ValueError: it is masked, or nobody knows how long it is.
+      TypeError: it is no array of numbers or booleans.
+      ValueError: it is masked, or the length of an axis is not known.
     """
     if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
         return leaf
@@ -134,7 +134,7 @@ def _aval_of(leaf: Any, name: str) -> Any:
             dtype = abstract_value(leaf).dtype
         dtype = device_dtype(np.dtype(dtype))
     unknown = [axis for axis, size in enumerate(leaf.shape) if size != size]
-    if unknown:  # As of arrays of Dask from which elements were picked.
+    if unknown:  # Such as of a Dask array after boolean indexing.
         raise ValueError(
             f"{name} has the shape {tuple(leaf.shape)}, whose length along axis "
             f"{unknown[0]} is not known: compute it before, as "

@@ -1,4 +1,4 @@
-"""What users write in ``in_slices``, checked and brought to one form."""
+"""Checks ``in_slices`` as users write it, and brings it to one form."""
 
 import bisect
 import itertools
@@ -97,7 +97,7 @@ Points: TypeAlias = tuple[int, ...]
 """Where an axis is cut: ascending, without its ends."""
 
 Asked: TypeAlias = tuple[tuple[Points | Auto, ...], ...]
-"""For each axis of each leaf: where it is cut, or that this is to be chosen."""
+"""For each axis of each leaf: where it is cut; `AUTO` if a plan chooses this."""
 
 InSlices: TypeAlias = LeafCuts | Sequence[Any] | Mapping[Any, Any]
 """What users write: `LeafCuts` in a prefix of the arguments' pytree."""
@@ -113,11 +113,11 @@ def asked_points(
     """For each axis of each leaf, the points of its cut, or `AUTO`.
 
     Args:
-      who: the function that was called.
-      in_slices: what was asked for.
-      args: what is to be cut.
-      what: its name.
-      option: the name of ``in_slices``.
+      who: the name of the function that was called.
+      in_slices: the cuts, as users write them.
+      args: the pytree to cut.
+      what: the name of ``args`` in messages.
+      option: the name of ``in_slices`` in messages.
 
     Raises:
       TypeError: something in ``in_slices`` is no cut.
@@ -126,7 +126,7 @@ def asked_points(
     leaves = jax.tree_util.tree_leaves_with_path(args)
     one = what == "args" and len(args) == 1
     if isinstance(in_slices, dict) and not _has_axes(in_slices) and one:
-        in_slices = (in_slices,)  # Of the one argument, a dict.
+        in_slices = (in_slices,)  # For the one argument, which is a dict.
     specs = _spread(in_slices, args, option)
     problems: list[str] = []
     asked: list[tuple[Points | Auto, ...]] = []
@@ -162,7 +162,7 @@ def asked_points(
 
 
 def _has_axes(spec: Mapping[Any, Any]) -> bool:
-    """Whether a dict is one of axes, and not of the parts of a dict."""
+    """Returns True if the keys of a dict are axes, not names of parts of a dict."""
     return all(isinstance(key, int | np.integer) for key in spec)
 
 
@@ -218,11 +218,11 @@ def cuts_at(who: str, asked: Asked) -> list[list[Cut]]:
     """Cuts at points that are known.
 
     Args:
-      who: the function that was called.
+      who: the name of the function that was called.
       asked: the points.
 
     Raises:
-      ValueError: some are to be chosen.
+      ValueError: some are `AUTO`.
     """
 
     def cut(leaf: int, axis: int, points: Points | Auto) -> Cut:
@@ -256,8 +256,8 @@ def cut_points(
         list of (start, stop) pairs or slices, `Pieces`, `AS_CHUNKED`, `EACH`, or None
         for no cut.
       size: the size of the axis.
-      chunks: where its chunks begin, but for the first; None: it lies in none. A number
-        of pieces, as long as there are no more than chunks, begins where these do.
+      chunks: where its chunks begin, except the first; None: it has no chunks. A number
+        of pieces begins at chunks, if it is not larger than the number of chunks.
 
     Returns:
       The points, ascending, without 0 and ``size``.
@@ -300,7 +300,7 @@ def cut_points(
 
 
 def _at_borders(points: Points, chunks: Points) -> Points:
-    """The borders of chunks that are nearest, if there is one for each point.
+    """Moves points to the nearest borders of chunks, if there are enough borders.
 
     >>> _at_borders((34, 67), (30, 60, 90))
     (30, 60)

@@ -1,8 +1,7 @@
-"""Functions of xarray's arrays and datasets: labels around, arrays inside.
+"""Cuts functions of xarray's arrays and datasets.
 
-The function is traced with arrays of xarray that hold JAX's, so that it may use names
-of dimensions and labels; coordinates are constants. What it returns gets its labels
-back.
+The function is traced with arrays of xarray that hold JAX's, so it can use the names of
+dimensions, and labels. Coordinates are constants. The results get their labels back.
 """
 
 import contextlib
@@ -24,18 +23,18 @@ Rebuild = Callable[[list[Any]], Any]
 
 
 class Labels:
-    """The labels of the results of one function, which its trace tells."""
+    """The labels of the results of one function, noted while it is traced."""
 
     def __init__(self) -> None:
         self._tree: Any = None
-        # Per leaf of the result, the names of its arrays and what builds it again.
+        # Per leaf of the result, the names of its arrays, and what rebuilds the leaf.
         self._leaves: list[tuple[list[str], Rebuild] | None] = []
 
     def take_off(self, result: PyTree, stored: Mapping[Any, Any]) -> PyTree:
-        """The bare result: arrays, and a list of them for a labelled leaf.
+        """Returns the bare result, with a list of arrays for each labelled leaf.
 
         Args:
-          result: what the function returned.
+          result: the result of the function.
           stored: the variables of its arguments by name.
         """
         leaves, self._tree = jax.tree.flatten(result, is_leaf=is_labelled)
@@ -49,7 +48,7 @@ class Labels:
         return jax.tree.unflatten(self._tree, leaves)
 
     def out(self, out: PyTree) -> PyTree:
-        """What was given to write to, in the structure of the bare result."""
+        """Returns ``out`` in the structure of the bare result."""
         if out is None:
             return None
         found = []
@@ -63,7 +62,7 @@ class Labels:
         return jax.tree.unflatten(self._tree, found)
 
     def result(self, bare: PyTree) -> PyTree:
-        """The bare result, with labels."""
+        """Returns the bare result with its labels."""
         parts = self._tree.flatten_up_to(bare)
         made = [
             part if leaf is None else leaf[1](part)
@@ -75,9 +74,9 @@ class Labels:
 def without_labels(
     fun: Callable[..., PyTree], args: tuple[PyTree, ...]
 ) -> tuple[Callable[..., PyTree], Labels | None]:
-    """A function of the arrays in labelled arguments, and the labels of its results.
+    """Returns ``fun`` as a function of bare arrays, and the labels of its results.
 
-    Where no argument is labelled, it is the function itself, and None.
+    If no argument is labelled, returns ``fun`` itself and None.
     """
     tree: Any
     leaves, tree = jax.tree.flatten(args, is_leaf=is_labelled)
@@ -110,7 +109,7 @@ def _hide_lines_of_xarray() -> None:
 
 @contextlib.contextmanager
 def _values_refused() -> Iterator[None]:
-    """Names the method of xarray that asks for what is not known while tracing."""
+    """Makes errors name the method of xarray that needs the values of a tracer."""
     try:
         yield
     except (
@@ -132,7 +131,7 @@ def _values_refused() -> Iterator[None]:
 
 
 def _labelled(leaf: Any, arrays: Any) -> Any:
-    """An argument, with arrays of JAX in the place of its own."""
+    """An argument with ``arrays`` in place of its own."""
     if is_dataset(leaf):
         dropped = leaf.drop_vars(list(leaf.data_vars))
         return dropped.assign(
@@ -171,7 +170,7 @@ PACKED = {"scale_factor", "add_offset"}
 
 
 def _encoding(stored: Any, made: Any) -> dict[str, Any]:
-    """The part of an argument's encoding that a result of its name keeps."""
+    """The part of an argument's encoding that a result of the same name keeps."""
     if stored is None or (stored.dims, stored.shape) != (made.dims, made.shape):
         return {}
     before = stored.encoding
@@ -182,13 +181,13 @@ def _encoding(stored: Any, made: Any) -> dict[str, Any]:
 
 
 ARRAY = "<array>"
-"""What an array is called as a dataset, where a coordinate may have its own name."""
+"""The name of an array in its dataset; its own may be that of a coordinate."""
 
 
 def _taken_apart(
     value: Any, stored: Mapping[Any, Any]
 ) -> tuple[list[str], Rebuild, list[Any]]:
-    """The names of a result's arrays, what builds it again, and these arrays."""
+    """The names of a result's arrays, the function that rebuilds it, and the arrays."""
     is_array, name = not is_dataset(value), getattr(value, "name", None)
     whole = value.to_dataset(name=ARRAY) if is_array else value
     own = list(whole.data_vars)
@@ -217,7 +216,7 @@ def _taken_apart(
 
 
 def named_cuts(in_slices: Any, args: tuple[PyTree, ...]) -> Any:
-    """Cuts by names of dimensions as cuts by axes.
+    """Turns cuts by names of dimensions into cuts by axes.
 
     Raises:
       ValueError: a name is no dimension of the argument.

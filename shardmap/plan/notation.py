@@ -142,7 +142,7 @@ def _parse(text: str) -> tuple[list[list[str]], list[list[str]], dict[Factor, st
 
 
 def factors(node: Node, text: str) -> Factors:
-    """The rule of an equation from its text."""
+    """Makes the rule of an equation from its text."""
     ins, outs, contracted = _parse(text)
     wholes: dict[Factor, Reason] = {}
     sizes: dict[Factor, int] = {}

@@ -1,7 +1,7 @@
-"""NumPy's functions of traced arrays: those of `jax.numpy`.
+"""Traces NumPy's functions as those of `jax.numpy`.
 
-xarray calls NumPy, which asks a tracer of JAX for its values. The tracers here answer
-with the function of `jax.numpy` that has the same name, by NumPy's own protocols
+xarray calls NumPy, which asks JAX's tracers for their values. The tracers here call the
+function of `jax.numpy` with the same name instead, by NumPy's protocols
 ``__array_ufunc__`` and ``__array_function__``.
 
 >>> import jax.numpy as jnp, numpy as np
@@ -30,7 +30,7 @@ ARRAYS = (jax.Array, jax.core.Tracer, np.ndarray)
 
 
 def numpy_functions(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """A function of arrays in which NumPy's functions trace as those of `jax.numpy`."""
+    """Returns ``fun`` with NumPy's functions traced as those of `jax.numpy`."""
 
     def traced(*args: PyTree) -> PyTree:
         with take_current_trace() as outer:
@@ -69,7 +69,7 @@ class _Trace(jax.core.Trace):
             return list(map(self.wrap, made))
         return self.wrap(made)
 
-    # No derivative is taken out here, so the function itself is enough.
+    # Nothing is differentiated at this level: the function itself is enough.
     def process_custom_jvp_call(
         self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, **params: Any
     ) -> Any:
@@ -114,7 +114,7 @@ class _Tracer(jax.core.Tracer[_Trace]):
         kwargs = {
             name: tuple(each) if isinstance(each, list) else each
             for name, each in kwargs.items()
-            # jax.numpy may have no such option, or not NumPy's default of it.
+            # jax.numpy may lack the option, or have another default than NumPy.
             if name not in known or each is not known[name].default
         }
         own = {sliding_window_view: _windows, np.linalg.lstsq: _lstsq}
@@ -128,7 +128,7 @@ class _Tracer(jax.core.Tracer[_Trace]):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
         return jnp.astype(self, dtype, copy=copy, device=device)
 
-    # With a namespace, xarray calls that in the place of NumPy and cannot index by
+    # With an array namespace, xarray calls that instead of NumPy, and cannot index by
     # several arrays at once.
     @property
     def __array_namespace__(self) -> Any:
@@ -158,7 +158,7 @@ def _call(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _operand(value: Any) -> Any:
-    """An argument, a list of numbers as an array, which `jax.numpy` does not make."""
+    """The argument; a list of numbers as an array, since `jax.numpy` takes no lists."""
     if not isinstance(value, list) or any(
         isinstance(leaf, ARRAYS) for leaf in jax.tree.leaves(value)
     ):
@@ -176,9 +176,9 @@ def _windows(x: jax.Array, window_shape: Any, axis: Any = None) -> jax.Array:
 
 
 def _windows_along(x: jax.Array, size: int, axis: int) -> jax.Array:
-    """Windows of one axis as a new last one, each of two windows of half the size.
+    """Adds the windows of one axis as a new last axis, each from two half windows.
 
-    A slice for each place in a window would be as many operations to compile.
+    One slice for each place in a window would be far more operations to compile.
     """
     if size == 1:
         return x[..., None]
@@ -191,7 +191,7 @@ def _windows_along(x: jax.Array, size: int, axis: int) -> jax.Array:
 
 
 def _lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, Any]:
-    """`numpy.linalg.lstsq`, with the rank known where the matrix is."""
+    """`numpy.linalg.lstsq`; the rank of a matrix of NumPy is known."""
     if not isinstance(a, np.ndarray):
         return jnp.linalg.lstsq(a, b, rcond)
     cutoff = np.finfo(a.dtype).eps * max(a.shape) if rcond is None else rcond

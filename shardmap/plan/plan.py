@@ -146,7 +146,7 @@ OPTIONS = frozenset(
         *("scratch", "task", "values"),
     }
 )
-"""What a plan's own methods take by name."""
+"""The keyword options of a plan's methods."""
 
 
 def _statics(
@@ -195,10 +195,10 @@ def _statics(
 def _by_position(
     fun: Callable[..., PyTree], own: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
 ) -> Callable[..., PyTree]:
-    """The function of arguments `in_order`, such as ``own``.
+    """Returns ``fun`` as a function of arguments `in_order`, such as ``own``.
 
     Raises:
-      TypeError: the name of one is an option of a plan.
+      TypeError: a keyword argument has the name of an option of a plan.
     """
     taken = sorted(OPTIONS & kwargs.keys())
     if taken:
@@ -222,7 +222,7 @@ def _by_position(
 
 
 def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
-    """Gives arguments again, as long as someone else holds them."""
+    """Returns a function that returns the arguments, as long as others hold them."""
 
     def ref(leaf: Any) -> Callable[[], Any]:
         try:

@@ -1,4 +1,4 @@
-"""What a plan tells about itself, as text."""
+"""The reports of a plan, as text."""
 
 import math
 import re
@@ -32,13 +32,13 @@ class StageCost(NamedTuple):
     """What one stage of a plan makes, reads and keeps.
 
     Attributes:
-      number: of the stage.
-      shards: how many it has.
-      makes: the names of what it makes.
+      number: the number of the stage.
+      shards: the number of its shards.
+      makes: the names of the values that it makes.
       reads: which arguments all its shards read, and how often.
-      shard_bytes: the most that one of them reads, computes and gives back at once.
-      kept_bytes: what is held in memory while it runs besides arguments and results.
-      scratch_bytes: what is kept in ``scratch`` while it runs.
+      shard_bytes: the most bytes that a shard reads, computes and returns at once.
+      kept_bytes: the bytes held in memory meanwhile, besides arguments and results.
+      scratch_bytes: the bytes kept in ``scratch`` meanwhile.
       repeated: about how many operations its shards do more than one call would.
       functions: about how many functions its shards compile.
     """
@@ -75,7 +75,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
 
 
 def summary(cut_program: CutProgram) -> str:
-    """A few lines: shards, bytes, and what each asked cut became."""
+    """A few lines: shards, bytes, and what became of each cut."""
     stages = len(cut_program.stages)
     several = f" in {stages} stages" if stages > 1 else ""
     lines = [
@@ -145,7 +145,7 @@ def _by_stage(blocks: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def runs_whole(cut_program: CutProgram) -> bool:
-    """Whether cuts were asked for, and none of them reaches the end of the function."""
+    """Returns True if cuts were asked for, but none reaches the end of the function."""
     stages, ended = cut_program.stages, cut_program.analysis.ended
     return (
         any(cut.at for row in cut_program.cuts for cut in row)
@@ -196,7 +196,7 @@ def out_slices(cut_program: CutProgram) -> PyTree:
 
 
 def cut_fraction(cut_program: CutProgram) -> float:
-    """The bytes that the largest shard reads and writes, over those of the values."""
+    """The bytes that the largest shard reads and writes, over those of whole values."""
     largest, values = 0, set[tuple[Value, bool]]()
     for stage in cut_program.stages:
         values |= {(result.value, True) for result in stage.results}
@@ -232,13 +232,13 @@ def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
 
 
 MOST_NAMES = 4
-"""From how many leaves of one argument or result on they are counted, not named."""
+"""This many leaves of one argument or result, or more, are counted, not named."""
 
 _ROOT = re.compile(r"(?:kw)?args\[.*?\]|result(?:\[\d+\])?|.*")
 
 
 def _grouped(names: Iterable[str]) -> list[str]:
-    """Names of leaves, where there are many of one tree by their number."""
+    """Names of leaves; many leaves of one tree are replaced by their number."""
     groups: dict[str, list[str]] = {}
     for name in names:
         found = _ROOT.match(name)
@@ -283,7 +283,7 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
     ]
     arrives = bool(lines)
     for ended in cut_program.analysis.ended:
-        # What a slice does not take is no news of a cut that arrives.
+        # If the cut arrives, the parts that a slice leaves out need no line.
         if origin in ended.origins and not (arrives and ended.reason == BESIDE):
             node = ended.node
             what = "stays cut" if ended.reason.in_stages else "ends"
@@ -294,7 +294,7 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
 
 
 def _name(cut_program: CutProgram, value: Value) -> str:
-    """An output by its path, another value by its place."""
+    """The path of an output; of another value, what makes it and where."""
     if value in cut_program.output_names:
         return cut_program.output_names[value]
     node = value.producer
@@ -303,7 +303,7 @@ def _name(cut_program: CutProgram, value: Value) -> str:
 
 
 MANY_LENGTHS = 8
-"""From how many lengths of pieces on it is told that each compiles a function."""
+"""With this many lengths of pieces, the report says that each compiles a function."""
 
 
 def _costs(cut_program: CutProgram, stage: Stage, cost: StageCost) -> str:

@@ -57,7 +57,7 @@ html {{ color-scheme: light dark }}
 
 
 def element(document: Document) -> str:
-    """The document as one element with its style, to stand in another page.
+    """The document as one element with its style, for use in another page.
 
     >>> element(Document("f", "1 cpu device", ())).splitlines()[0]
     '<div class="shardmap-report">'

@@ -37,7 +37,7 @@ from shardmap.units import count, duration, size
 
 UNKNOWN = "unknown"
 MOST_CARDS = 8
-"""With more arrays than these, they are summed up by prefix and layout."""
+"""More arrays than these are summed up by prefix and layout."""
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 6
 """How many are shown; the others are in a fold."""
 LEAST_SHOWN = 0.01

@@ -39,7 +39,7 @@ DARK = {
     "tint7": "#4a463d",
 }
 COLOURS = 8
-"""How many tints there are; shards have them in turn."""
+"""The number of tints, which shards use in turn."""
 
 # How JupyterLab, with nbconvert's template of it, and VS Code mark their themes.
 _SCHEMES = {
@@ -55,12 +55,12 @@ _SCHEMES = {
     ),
 }
 
-# The class counts three times, for more than what a notebook says of its output.
+# The class three times, for a higher specificity than that of a notebook's rules.
 _SCOPE = f".{CLASS}" * 3
 
-# All rules are inside of the scope, so that nothing else in a notebook changes. What a
-# notebook says of tables and the like is taken back first. Lengths are in pixels, as a
-# notebook may have another size of letters, which `rem` would follow.
+# All rules are inside of the scope, so that nothing else in a notebook changes. A
+# notebook's rules for tables and the like are reverted first. Lengths are in pixels, as
+# `rem` would follow the font size of a notebook.
 _RULES = """
   &, & * { all: revert; }
   & { color-scheme: light dark; color: var(--text); background: var(--back);
@@ -146,4 +146,4 @@ def _css() -> str:
 
 
 CSS = _css()
-"""The style sheet. Light or dark is what a notebook around it is, else the system."""
+"""The style sheet. Its light or dark scheme is a notebook's, else the system's."""

@@ -21,7 +21,7 @@ from shardmap.sharding.mesh import virtual_devices
 from shardmap.units import size
 
 LARGE = 1 << 20
-"""From how many bytes on an array is large, or from how many flops on a product."""
+"""The least bytes of a large array, and the least flops of a large product."""
 
 _CUT_INPUT = (
     "If each device needs only a part, shard it: map it, or name a mesh axis for one "

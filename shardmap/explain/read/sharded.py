@@ -20,7 +20,7 @@ _CHANGE = (
     "jax.lax.with_sharding_constraint."
 )
 _MOST_NAMED = 3
-"""Of more sharded dimensions than these only the arguments are named."""
+"""If more dimensions than these are sharded, only the arguments are named."""
 
 
 class ShardedDimension(NamedTuple):

@@ -1,11 +1,11 @@
-"""Positions that are not known yet: integers as functions of where pieces start.
+"""Symbolic positions: integers that are linear functions of where pieces start.
 
-A shard's recipe follows from where its pieces start and how long they are. `Affine` is
-an integer that remembers how it was computed from these starts: it has a value, that of
-one shard, and is the linear function of the starts that gives this value. What the code
-that computes with it decides, with ``<``, ``max``, ``//`` and the like, is noted in
-`Guards`. For all starts that satisfy the guards the code would have decided alike, so
-that what it made holds for them too, with other numbers in place of the affine ones.
+A shard's recipe depends on the starts and the lengths of its pieces. `Affine` is an
+integer that records how it was computed from the starts: it has its value for one
+shard, and the linear function of the starts that gives this value. Code that computes
+with it makes decisions, by ``<``, ``max``, ``//`` and so on, which `Guards` record. For
+all starts that satisfy the guards, the code decides in the same way. Its result holds
+for them too, with other numbers in place of the affine ones.
 
 >>> guards = Guards()
 >>> start = variables(guards, [8])[0]
@@ -26,7 +26,7 @@ import numpy as np
 
 
 class Guards:
-    """What must hold of the starts: bounds and residues of linear functions of them."""
+    """Conditions on starts: bounds and residues of linear functions of them."""
 
     def __init__(self) -> None:
         # In lowest terms, the first factor positive, so that one function is one key.
@@ -34,7 +34,7 @@ class Guards:
         self.residues: dict[tuple[tuple[int, ...], int], int] = {}
 
     def at_least(self, factors: tuple[int, ...], const: int) -> None:
-        """``factors`` times the starts, plus ``const``, is 0 or more."""
+        """Adds the condition ``factors @ starts + const >= 0``."""
         common = math.gcd(*factors)
         if next(factor for factor in factors if factor) > 0:
             direction = tuple(factor // common for factor in factors)
@@ -46,11 +46,11 @@ class Guards:
             self.bounds[direction] = low, min(high, const // common)
 
     def divides(self, factors: tuple[int, ...], const: int, divisor: int) -> None:
-        """``factors`` times the starts, plus ``const``, is a multiple of a number."""
+        """Adds the condition ``(factors @ starts + const) % divisor == 0``."""
         self.residues[factors, divisor] = -const % divisor
 
     def match(self, starts: Sequence[Any] | np.ndarray) -> Any:
-        """Whether these starts satisfy all of it.
+        """Returns whether these starts satisfy all conditions.
 
         Args:
           starts: the numbers, or arrays with those of many shards.
@@ -88,9 +88,9 @@ def _linear(factors: Sequence[int], const: int) -> str:
 class Affine:
     """``(factors @ starts + const) / divisor``, which is an integer.
 
-    Arithmetic gives such numbers again, plain ones where the starts cancel out. What
-    cannot be said so, such as a product of two, or an index of a list, is allowed for
-    these very starts only.
+    Arithmetic returns `Affine` numbers, or ints where the starts cancel out. Whatever
+    is not linear, such as a product of two or an index into a list, takes the value of
+    the number and adds the guard that it keeps this value.
     """
 
     __slots__ = ("const", "divisor", "factors", "guards", "value")
@@ -186,11 +186,11 @@ class Affine:
         return -self if self < 0 else self
 
     def _is_at_least(self, other: Any, more: int) -> bool:
-        """Whether this is at least ``other + more``; the answer is noted."""
+        """Compares with ``other + more``, and adds the answer to the guards."""
         gap = self - other
         if not isinstance(gap, Affine):
             return bool(gap >= more)
-        # The gap is an integer, so that its numerator moves in steps of the divisor.
+        # The gap is an integer, so its numerator moves in steps of the divisor.
         const = gap.const - more * gap.divisor
         if gap.value >= more:
             gap.guards.at_least(gap.factors, const)
@@ -223,7 +223,7 @@ class Affine:
         return self != 0
 
     def __index__(self) -> int:
-        """The value, for which from now on only starts count that give the same."""
+        """Returns the value, and adds the guard that the number keeps it."""
         _ = self == self.value
         return self.value
 
@@ -248,7 +248,7 @@ def _number(value: Any) -> int | None:
 def _made(
     guards: Guards, factors: tuple[int, ...], const: int, divisor: int, value: int
 ) -> Any:
-    """In lowest terms; a plain integer where the starts cancel out."""
+    """An `Affine` in lowest terms, or an int where the starts cancel out."""
     if not any(factors):
         return value
     if divisor != 1:
@@ -259,7 +259,7 @@ def _made(
 
 
 def variables(guards: Guards, values: Sequence[int]) -> list[Any]:
-    """The starts themselves, which have these values for now."""
+    """The starts as `Affine` numbers with these values."""
     count = len(values)
     return [
         Affine(guards, tuple(int(j == k) for j in range(count)), 0, 1, value)
@@ -268,12 +268,12 @@ def variables(guards: Guards, values: Sequence[int]) -> list[Any]:
 
 
 def is_more(factors: Iterable[Any], limit: Any) -> bool:
-    """Whether a product of numbers that are not negative is more than a limit."""
+    """Returns True if the product of non-negative numbers is more than a limit."""
     numbers = list(factors)
     values = [n.value if isinstance(n, Affine) else n for n in numbers]
     least = limit.value if isinstance(limit, Affine) else limit
     if math.prod(values) > least:
-        # So it stays for larger factors, each by itself: no product is noted.
+        # This holds for larger factors too. Guards cannot have products.
         larger = all([n >= value for n, value in zip(numbers, values, strict=True)])
         return larger and bool(limit <= least)
     smaller = all([n <= value for n, value in zip(numbers, values, strict=True)])
@@ -281,7 +281,7 @@ def is_more(factors: Iterable[Any], limit: Any) -> bool:
 
 
 def is_known(number: Any) -> bool:
-    """Whether a number is the same for all starts that satisfy the guards by now."""
+    """Returns True if a number is the same for all starts that satisfy the guards."""
     if not isinstance(number, Affine):
         return True
     common = math.gcd(*number.factors)
@@ -293,9 +293,9 @@ def is_known(number: Any) -> bool:
 
 
 def settled(tree: Any) -> Any:
-    """A tuple, or a tree of tuples, without affine numbers: they are what they are now.
+    """Replaces affine numbers in nested tuples by ints.
 
-    It counts only for starts that give the same numbers.
+    Adds guards that they keep their values.
     """
     if isinstance(tree, Affine):
         return int(tree)
@@ -306,7 +306,7 @@ def settled(tree: Any) -> Any:
 
 
 class Law:
-    """Integers as functions of the starts, some of them affine."""
+    """Integers as functions of the starts; some may be constant."""
 
     def __init__(self, numbers: Iterable[Any], count: int) -> None:
         rows = [

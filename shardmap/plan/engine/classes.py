@@ -1,9 +1,9 @@
-"""Shards that are alike: one walk for all of them.
+"""Traces shards that are alike only once.
 
-The shards of a stage whose pieces are equally long differ in where these start. The
-walk from results back to inputs is done for one of them, with `Affine` starts; its
-recipe holds, with other numbers, for all shards that satisfy the guards of that walk:
-mostly all but those at the edges. For the next shard that does not, it is done again.
+Shards of a stage whose pieces have equal lengths differ in where these start. One of
+them is walked from results back to inputs, with `Affine` starts. Its recipe, with other
+numbers, is that of all shards that satisfy the guards of the walk: mostly all shards
+except those at the edges. The next shard that does not satisfy them is walked again.
 """
 
 from collections import Counter
@@ -20,21 +20,21 @@ Boxes = list[Box | None]
 K = TypeVar("K", bound=Hashable)
 
 FEW = 2
-"""So few shards of equal lengths are walked one by one: an affine walk is slower."""
+"""Up to this many shards of equal lengths are walked one by one, which is faster."""
 
 ALONE = 8
-"""Affine walks end when there are so many more than shards that they served."""
+"""Affine walks stop when patterns outnumber the shards that they served by this."""
 
 
 class Pattern(NamedTuple):
     """Shards that are alike.
 
     Attributes:
-      guards: what their starts satisfy.
-      law: the numbers in their recipes: of the boxes that are written, of those that
-        are read, and the starts that are handed over.
-      boxes: what they write, but for the numbers.
-      recipe: how, but for the numbers.
+      guards: the conditions that their starts satisfy.
+      law: gives the numbers of one shard: those of the boxes that it writes, those of
+        the boxes that it reads, and the starts of its recipe.
+      boxes: the boxes that they write; ``law`` replaces the numbers.
+      recipe: their recipe; ``law`` replaces the numbers.
     """
 
     guards: Guards
@@ -43,7 +43,7 @@ class Pattern(NamedTuple):
     recipe: Recipe
 
     def at(self, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
-        """What one of the shards writes, and how."""
+        """The boxes that the shard with these starts writes, and its recipe."""
         numbers = self.law.at(starts)
         boxes = [box and _filled(box, numbers) for box in self.boxes]
         reads = [(value, _filled(box, numbers)) for value, box in self.recipe.reads]
@@ -63,12 +63,12 @@ def _filled(box: Box, numbers: Iterator[int]) -> Box:
 
 
 class Classes(Generic[K]):
-    """The patterns of a stage, found as its shards are asked for.
+    """The patterns of a stage, found on demand.
 
     Args:
-      walk: says of the shards that have a key in common what they write, and how, from
-        where their pieces start.
-      count: how many shards have a key in common, at least.
+      walk: returns the boxes that a shard writes and its recipe, from its key and the
+        starts of its pieces.
+      count: returns an upper bound for the number of shards that have a key.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Classes(Generic[K]):
     ) -> None:
         self._walk, self._count = walk, count
         self._known: dict[K, list[Pattern]] = {}
-        # How often a pattern that was known served another shard.
+        # By key, the number of shards that known patterns served.
         self._served: Counter[K] = Counter()
 
     def recipe(self, key: K, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
-        """What one shard writes, and how."""
+        """The boxes that one shard writes, and its recipe."""
         for pattern in self._known.get(key, ()):
             if pattern.guards.match(starts):
                 self._served[key] += 1
@@ -90,12 +90,12 @@ class Classes(Generic[K]):
         return self._pattern(key, starts).at(starts)
 
     def alike(self, key: K, numbers: np.ndarray, starts: np.ndarray) -> Iterator[Alike]:
-        """All shards that have a key in common, those together that are alike.
+        """Groups shards that have one key by their patterns.
 
         Args:
-          key: what they have in common.
+          key: their key.
           numbers: their numbers.
-          starts: where their pieces start, a row each.
+          starts: the starts of their pieces, one row per shard.
         """
         known = iter([*self._known.get(key, ())])
         while len(numbers):
@@ -112,12 +112,12 @@ class Classes(Generic[K]):
     def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
         """Makes the pattern of a shard that matches no known pattern.
 
-        Where patterns do not help it is of this shard alone, and is not kept.
+        If patterns do not help, it holds for this shard only, and is not kept.
         """
         known, guards = self._known.setdefault(key, []), Guards()
         places = variables(guards, starts)
         helps = self._count(key) > FEW and len(known) < self._served[key] + ALONE
-        # A variable that becomes an integer stays what it is now.
+        # `int` of a variable adds the guard that it keeps its value.
         boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
         every = [box for box in boxes if box is not None]
         every += [box for _, box in recipe.reads]

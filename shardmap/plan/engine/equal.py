@@ -1,8 +1,7 @@
-"""What jaxprs that compute the same way have in common.
+"""Keys that are equal for equal jaxprs.
 
-Functions that were traced apart have variables of their own, and places in the user's
-program; equation by equation they may be the same all the same, as the steps of a loop
-that is written out are.
+Functions that are traced separately have different variables and source lines, but
+their equations may be equal, as those of the steps of an unrolled loop are.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -16,11 +15,11 @@ from shardmap._jax.types import AnyJaxpr
 from shardmap._jax.walk import constants_of, opened
 
 COMPARED = 2**20
-"""The most bytes of constants that are compared; a larger one equals itself only."""
+"""The most bytes of a constant that is compared; a larger one equals itself only."""
 
 
 class Itself:
-    """A key that equals itself only. It holds the thing, so that its id is unique."""
+    """A key that is equal for one object only. It holds it, so its id is unique."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -33,7 +32,7 @@ class Itself:
 
 
 def likeness(jaxpr: AnyJaxpr) -> Hashable:
-    """Equal for two jaxprs only if they compute the same of the same arguments."""
+    """A key; two jaxprs with equal keys compute the same from equal arguments."""
     return description(jaxpr, _thing)
 
 
@@ -42,7 +41,7 @@ def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
 
     Args:
       jaxpr: the jaxpr.
-      told: what stands for a constant, or for the parameters of an equation.
+      told: returns the key of a constant, or of the parameters of an equation.
     """
     inner = opened(jaxpr)
     numbers: dict[Any, int] = {}
@@ -59,7 +58,7 @@ def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
         outs = tuple(map(of, equation.outvars))
         effects = tuple(sorted(map(repr, equation.effects)))
         params = told(equation.params)
-        # Where it runs, and how, may stand beside its parameters.
+        # Its context, such as where it runs, is not among its parameters.
         around = equation.ctx
         equations.append((equation.primitive, params, around, effects, ins, outs))
     results = tuple(map(of, inner.outvars))
@@ -68,7 +67,7 @@ def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
 
 
 def _thing(thing: Any) -> Hashable:
-    """A parameter or a constant; what may differ where it does not show is itself."""
+    """The key of a parameter or a constant; `Itself` if values cannot be compared."""
     kind = type(thing)
     if isinstance(thing, jex_core.Jaxpr | jex_core.ClosedJaxpr):
         return kind, likeness(thing)

@@ -1,13 +1,13 @@
 """Rules as data: which axes of operands and results are one factor.
 
 `Factors` is the rule of most primitives. Each axis of each operand and result names a
-factor, a loop that the equation runs over; what is said of a dot product
+factor, a loop that the equation runs over. The rule of a dot product,
 
     i k, k j -> i j; k add
 
-reads: a cut of ``i`` or ``j`` reaches the result, a cut of ``k`` gives partial results
-that are to be added. ``*`` marks an axis that is needed whole, ``1`` one of size 1 that
-is broadcast, ``~`` one that follows its factor through a `Window`.
+says that a cut of ``i`` or ``j`` reaches the result, and that a cut of ``k`` gives
+partial results that are added. ``*`` marks an axis that is needed whole, ``1`` one of
+size 1 that is broadcast, ``~`` one that follows its factor through a `Window`.
 """
 
 import math
@@ -42,13 +42,13 @@ from shardmap.plan.engine.rules import (
 from shardmap.plan.engine.slices import Box, Interval, Window, join, shape_of
 
 Crops: TypeAlias = tuple[tuple[int, ...] | None, ...]
-"""Per result the shape that was asked for, None where it was made as it was asked."""
+"""Per result, the shape of the crop; None if the box that was made is the asked one."""
 
 
 def crops(
     asked: Iterable[Box | None], made: Iterable[Box | None]
 ) -> tuple[Crops, list[int]]:
-    """The crops of boxes that were made, and where they start in those boxes.
+    """The crops from boxes that were made to those asked for, and their starts.
 
     >>> crops([((2, 4),), ((0, 3),)], [((1, 6),), ((0, 3),)])
     (((2,), None), [1])
@@ -78,15 +78,15 @@ def crop(
 
 
 class Local(NamedTuple):
-    """What the emission of one equation for one shard may look at.
+    """What an emitter gets of one equation and one shard.
 
     Attributes:
       node: the equation.
       values: the operands' boxes, traced.
       sizes: factor -> its size in this shard.
-      holes: (operand, axis) -> the holes before and after, for axes with a `Window`,
-        or what else it says of them.
-      starts: factor -> where it starts, a traced scalar, for those asked for.
+      holes: (operand, axis) -> the second result of `Window.reads`, usually the holes
+        before and after, for axes with a window.
+      starts: factor -> its start, a traced scalar, for those in `Factors.starts`.
     """
 
     node: Node
@@ -97,12 +97,12 @@ class Local(NamedTuple):
 
 
 class LocalSizes(NamedTuple):
-    """What the emission depends on, besides the rule.
+    """The static part of a `Need` of `Factors`.
 
     Attributes:
-      sizes: of all factors, in their order.
-      holes: before and after, for each operand's axis with a `Window`.
-      crops: what is taken of the results.
+      sizes: the sizes of all factors, in order.
+      holes: as in `Local`, for each operand's axis with a `Window`.
+      crops: the crops of the results.
     """
 
     sizes: tuple[int, ...]
@@ -111,7 +111,7 @@ class LocalSizes(NamedTuple):
 
 
 def bind(node: Node | Equation, values: Sequence[Any], params: Params) -> Sequence[Any]:
-    """Applies the primitive of a node, with other parameters."""
+    """Applies the primitive of a node with these parameters."""
     params = node.primitive.get_bind_params(dict(params))
     outs = node.primitive.bind(*values, **params)
     return outs if node.primitive.multiple_results else [outs]
@@ -132,10 +132,10 @@ class Factors(Rule):
       contracted: factors without a result axis, and how their parts combine.
       wholes: factors that are never cut, and why.
       starts: factors whose start `emitter` needs.
-      emitter: makes the results, of the factors' sizes; by default the primitive with
-        ``params``.
+      emitter: computes the results, with the local sizes of the factors; by default the
+        primitive with ``params``.
       params: the parameters of the local equation.
-      commutes: does what `Rule.passes` says.
+      commutes: the implementation of `Rule.passes`.
       cheap: see `Rule`.
       complete: see `Rule`.
       once: see `Rule`.
@@ -176,7 +176,7 @@ class Factors(Rule):
             if isinstance(axis, Windowed)
         ]
         self._order = tuple(self.sizes)
-        # A box of the results does not bound these; of sums, `loops` may.
+        # No box of a result bounds these; ``loops`` may bound contracted ones.
         self._fixed: dict[Factor, Interval] = {
             factor: (0, size)
             for factor, size in self.sizes.items()
@@ -184,10 +184,10 @@ class Factors(Rule):
         }
 
     def elements(self) -> int:
-        """A contraction touches more than its operands: every pair that it combines.
+        """Counts every pair that a contraction combines, not only its operands.
 
-        What makes axes of its own, such as an SVD, touches each element of its operands
-        as often as their shortest whole axis is long.
+        An equation that makes new whole axes, such as an SVD, touches each element as
+        often as the shortest whole axis of its operands is long.
         """
         operands = {_factor(axis) for axes in self.ins for axis in axes}
         own = self.wholes.keys() - operands
@@ -234,7 +234,7 @@ class Factors(Rule):
         )
 
     def _axis_of(self, factor: Factor) -> tuple[int, int]:
-        """An operand and its axis that has the factor."""
+        """The first operand that has the factor, and its axis."""
         for k, axes in enumerate(self.ins):
             if factor in axes:
                 return k, list(axes).index(factor)
@@ -273,7 +273,7 @@ class Factors(Rule):
                         known = run.get(factor)
                         # Results may be wanted in different boxes: all get the hull.
                         run[factor] = join(known, interval) if known else interval
-        # What only results have that are not wanted is not run at all.
+        # Factors that only unwanted results have do not run.
         for factor in self._order:
             run.setdefault(factor, (0, 0))
         holes: list[tuple[int, ...]] = []
@@ -305,7 +305,7 @@ class Factors(Rule):
             values,
             dict(zip(self._order, static.sizes, strict=True)),
             dict(zip(windowed, static.holes, strict=True)),
-            # Behind them stand those of the crops.
+            # The starts of the crops follow.
             dict(zip(self.starts, starts, strict=False)),
         )
         emitter = self.apply if self.emitter is None else self.emitter
@@ -344,7 +344,7 @@ def _factor(axis: Axis) -> Factor | None:
 
 
 def taken_whole(node: Node, reason: Reason, batch: int = 0) -> Factors:
-    """The rule of what cannot be cut but along its leading axes, ``batch`` of them."""
+    """The rule of an equation that is cut along its ``batch`` leading axes only."""
     wholes: dict[Factor, Reason] = {}
 
     def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
@@ -366,18 +366,18 @@ def taken_whole(node: Node, reason: Reason, batch: int = 0) -> Factors:
 
 
 def without_rule(node: Node) -> Factors:
-    """The rule of a primitive that has none: it is taken whole."""
+    """The rule of a primitive without a rule: it is taken whole."""
     why = f"there is no rule for {node.name}"
     return taken_whole(node, Reason(why, "register_rule gives it one"))
 
 
 @dataclass(eq=False)
 class RuleTable:
-    """What makes the rules of equations.
+    """Makes the rules of equations.
 
     Attributes:
-      otherwise: for primitives that are not in ``makers``.
-      makers: by primitive.
+      otherwise: the maker for primitives that are not in ``makers``.
+      makers: primitive -> the maker of its rules.
     """
 
     otherwise: RuleMaker
@@ -393,7 +393,7 @@ def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:
 
 
 def linked_but(node: Node, but: int) -> list[list[Link]]:
-    """All axes but one are the same loop in every operand and in the result."""
+    """Links each axis but one of the result to the same axis of every operand."""
     return [
         [Link("out", 0, axis)] + [Link("in", k, axis) for k in range(len(node.ins))]
         for axis in range(len(node.out_shapes[0]))

@@ -15,14 +15,14 @@ def is_key(aval: Aval) -> bool:
 
 
 def data_aval(aval: Aval) -> Aval:
-    """The aval of what is stored: random keys are stored as their bits."""
+    """The aval of the stored array: random keys are stored as their bits."""
     if is_key(aval):
         return jax.eval_shape(jax.random.key_data, aval)
     return aval
 
 
 def key_impl(aval: Aval) -> Any:
-    """What `jax.random.wrap_key_data` takes as ``impl``, None for what is no key."""
+    """The ``impl`` for `jax.random.wrap_key_data`; None if the aval is no key."""
     return _impl_of(aval.dtype) if is_key(aval) else None
 
 
@@ -48,6 +48,6 @@ def box_bytes(value: Value, box: Box) -> int:
 
 
 def nbytes(value: Value | Atom) -> int:
-    """The bytes of a value as it is stored; 0 of what is no array, such as a token."""
+    """The bytes of a value as it is stored; 0 if it is no array, such as a token."""
     aval: Any = value.aval
     return aval.size * itemsize(aval) if hasattr(aval, "dtype") else 0

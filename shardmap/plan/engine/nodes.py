@@ -1,7 +1,7 @@
-"""A traced function as a flat list of nodes, calls looked through.
+"""A traced function as a flat list of nodes, with calls inlined.
 
-Nothing here knows a primitive: which ones are calls, and which are written as others,
-is in the table that `flatten` gets.
+This module knows no primitive. The `Calls` that `flatten` gets say which primitives are
+calls, and which are rewritten.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from shardmap._jax.walk import constants_of, opened
 
 @dataclass(eq=False, repr=False, slots=True)
 class Value:
-    """What one variable of a jaxpr stands for.
+    """A value of a graph, like a variable of a jaxpr.
 
     Attributes:
       producer: the node that makes it; None for an argument or a constant.
@@ -44,7 +44,7 @@ class Value:
 
 
 class Scalar(NamedTuple):
-    """A literal, or another constant that every shard gets as it is."""
+    """A literal, or another constant of rank 0, which every shard gets unchanged."""
 
     value: Any
     aval: Aval
@@ -67,7 +67,7 @@ class Node:
       ins: its operands.
       outs: its results.
       source: where the user wrote it.
-      source_info: the same as JAX keeps it, for the equations that come of this one.
+      source_info: the same in JAX's form, for the equations that a plan emits.
     """
 
     number: int
@@ -105,17 +105,18 @@ class PlanPrimitive(NamedTuple):
 
 
 class Graph:
-    """The equations of a function, flat: values, and nodes that make them of others.
+    """The equations of a function, as a flat list of nodes.
 
     Attributes:
-      inputs: what the function's arguments become.
+      inputs: the values of the function's arguments.
       constants: the arrays that the function closed over, by value.
       nodes: the equations, each after those it depends on.
       outputs: what the function returns.
-      effects: one value for each effect, with the axes of all its operands: a part of
-        it stands for the effect of parts of them. Nothing is stored of it.
+      effects: one value per effect, which has no data. If the effect happens piece by
+        piece, it has the axes of all operands, and a box of it stands for the effect
+        on boxes of these.
       source: where the user wrote the equation that nodes are added for.
-      source_info: the same as JAX keeps it.
+      source_info: the same in JAX's form.
     """
 
     def __init__(self, calls: "Calls") -> None:
@@ -143,7 +144,7 @@ class Graph:
         ins: Sequence[Operand],
         out_avals: Iterable[Aval],
     ) -> Node:
-        """An equation that is not in the graph yet."""
+        """Makes a node without adding it to the graph."""
         outs = tuple(self.value(aval) for aval in out_avals)
         return Node(
             *(len(self.nodes), primitive, params, tuple(ins), outs),
@@ -169,23 +170,23 @@ class Graph:
         Args:
           jaxpr: the jaxpr.
           ins: its arguments.
-          fixed: whether they are reported at ``source``, or at their own lines.
+          fixed: whether the nodes get ``source`` instead of their own lines.
         """
         return _inline(self, jaxpr, ins, self.source, fixed)
 
     def call(
         self, function: Callable[..., Any], ins: Sequence[Operand], fixed: bool = True
     ) -> list[Operand]:
-        """Appends the equations of a function of the operands, as `inline` does."""
+        """Traces a function of the operands, and appends its equations."""
         return self.inline(traced(function, ins), ins, fixed)
 
     def rewrite(self, write: Callable[[Node], Sequence[Operand] | None]) -> None:
-        """Passes over the nodes, first to last, and replaces some of them.
+        """Visits the nodes, first to last, and replaces some of them.
 
         Args:
-          write: gets each node, with its operands as they are by then. It adds others
-            to the graph and returns what takes the place of the node's results, or
-            returns None to leave the node as it is. It gets the nodes that it adds too.
+          write: gets each node, with operands that are already replaced. It adds nodes
+            to the graph and returns the operands that replace the node's results, or
+            returns None to keep the node. It gets the nodes that it adds too.
         """
         self._ahead, self.nodes = self.nodes[::-1], []
         while self._ahead:
@@ -219,13 +220,13 @@ class Graph:
             node.number = number
 
     def now(self, operand: Operand) -> Operand:
-        """What stands for an operand while the graph is rewritten."""
+        """The operand that replaces this one so far, or itself."""
         while isinstance(operand, Value) and operand in self._replaced:
             operand = self._replaced[operand]
         return operand
 
     def ahead(self) -> dict[Value, list[Node]]:
-        """The nodes that are still to be passed over, by what they take."""
+        """The nodes that `rewrite` has not visited yet, by operand."""
         users: dict[Value, list[Node]] = {}
         for node in reversed(self._ahead):
             for operand in map(self.now, node.ins):
@@ -234,10 +235,10 @@ class Graph:
         return users
 
     def constant(self, array: ArrayLike) -> Operand:
-        """An array that the function closed over, as it is now.
+        """The operand for an array that the function closes over.
 
         Raises:
-          Refused: it is no array.
+          Refused: it is a reference of JAX, not an array.
         """
         if id(array) in self._sources:
             return self._sources[id(array)][1]
@@ -254,13 +255,13 @@ class Graph:
             return Scalar(own, aval)
         value = self.value(aval)
         self.constants[value] = value.constant = own
-        # Held, so that no other array gets its place in memory.
+        # Holds the array, so that no other one gets its id.
         self._sources[id(array)] = array, value
         return value
 
 
 def _copied(array: ArrayLike, aval: Aval) -> np.ndarray:
-    """An array that does not change with NumPy's; a file's is too large for that."""
+    """A copy, which later writes do not change; a memory map is not copied."""
     found = np.asarray(array)
     base: Any = found
     while base is not None:
@@ -275,15 +276,15 @@ class Refused(Exception):
 
 
 Rewrite: TypeAlias = Callable[[Graph, Node], Sequence[Operand] | None]
-"""Adds others in the place of a node that is not in the graph; None: leaves it so."""
+"""Adds nodes that replace one that is not in the graph yet; None: it is kept."""
 
 
 class Calls(NamedTuple):
-    """What `flatten` looks through.
+    """What `flatten` inlines and rewrites.
 
     Attributes:
       jaxprs: call primitive -> the name of the parameter that holds its jaxpr.
-      rewrites: primitive -> a function that adds other nodes in its place.
+      rewrites: primitive -> a function that adds nodes that replace its node.
       harmless: the effects that a node may have.
       effects: adds nodes for an equation with another effect; None: it is refused.
     """
@@ -317,8 +318,8 @@ def _inline(
       graph: the graph.
       jaxpr: the jaxpr.
       arguments: its arguments.
-      outer: where equations stand of which JAX does not know it.
-      fixed: whether all stand where the graph is by now.
+      outer: the source of equations for which JAX knows none.
+      fixed: whether all equations get the graph's present source.
     """
     calls = graph.calls
     inner = opened(jaxpr)
@@ -361,7 +362,7 @@ def _inline(
 def _decomposed(
     graph: Graph, node: Node, equation: Equation
 ) -> Sequence[Operand] | None:
-    """What stands for a node that is always written as others.
+    """The operands that replace the results of a node; None: it stays.
 
     Raises:
       Refused: it has an effect that no shard may have.
@@ -382,12 +383,12 @@ def _decomposed(
 
 
 def avals(variables: Iterable[Var]) -> list[Aval]:
-    """Of variables of a jaxpr, which here are all arrays."""
+    """The avals of variables of a jaxpr, which are all arrays."""
     return [cast(Aval, var.aval) for var in variables]
 
 
 def traced(function: Callable[..., Any], ins: Sequence[Operand]) -> AnyJaxpr:
-    """The jaxpr of a function of values like the operands."""
+    """The jaxpr of a function of arrays with the shapes and dtypes of operands."""
     return jax.make_jaxpr(function)(
         *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
     )

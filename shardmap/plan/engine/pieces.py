@@ -1,8 +1,9 @@
-"""Axes of pieces: one element for each piece of another axis, and the way back.
+"""Rules of functions of the pieces of an axis.
 
-An axis in pieces has ``edges``. What is made of each piece has an axis with an element
-for every piece, which sees the elements from ``edges[k]`` to ``edges[k + 1]``. On the
-way back each element sees what was made of its piece, and the piece itself.
+The ``edges`` of an axis are the ends of its pieces. A function of each piece, see
+`of_pieces`, gives an axis with one element per piece: element ``k`` sees the elements
+from ``edges[k]`` to ``edges[k + 1]``. `in_pieces` goes back to the elements: each sees
+its piece, and the result of that piece.
 """
 
 import functools
@@ -36,11 +37,11 @@ class _OfEdges(Window):
         return Edges(self.edges)
 
     def ends(self, first: int, count: int) -> list[int]:
-        """The ends of some pieces."""
+        """The ends of ``count`` pieces, from the piece ``first`` on."""
         return [self.places.at(first + k) for k in range(count + 1)]
 
     def numbers(self, interval: Interval) -> tuple[int, int]:
-        """The first piece that an interval lies in, and how many there are."""
+        """The first piece that an interval overlaps, and the number of such pieces."""
         start, stop = interval
         first = self.places.number(start)
         last = self.places.number(stop - 1) if stop > start else first
@@ -72,7 +73,7 @@ class PieceWindow(_OfEdges):
 
 
 class Numbers(_OfEdges):
-    """Each element of the result sees what was made of its piece.
+    """Each element of the result sees the result of its piece.
 
     >>> Numbers(3, edges=(0, 4, 6, 9)).reads((4, 7))
     ((1, 3), ())
@@ -88,8 +89,8 @@ class WithinPiece(_OfEdges):
     """Each element of the result sees its piece: both axes are one loop.
 
     Attributes:
-      start: whether it sees the elements before it.
-      stop: whether it sees those behind it.
+      start: whether an element sees those before it in its piece.
+      stop: whether an element sees those after it in its piece.
 
     >>> WithinPiece(9, edges=(0, 4, 6, 9)).reads((5, 8))
     ((4, 9), (1, 2, 3))
@@ -119,16 +120,16 @@ def of_pieces(
     function: Callable[..., Sequence[jax.Array]],
     **options: Any,
 ) -> Factors:
-    """The rule of what is made of each piece.
+    """The rule of a function of each piece.
 
     Args:
       node: the equation.
       ins: the factors of operands.
       outs: the factors of results.
-      edges: of which factors there are pieces. They count these in the results.
-      function: makes the results of a piece of the operands, where they have length 1.
-        It gets the piece, and by factor where it starts.
-      options: others of `Factors`.
+      edges: factor -> the ends of its pieces. In results, the factor counts the pieces.
+      function: gets a piece of each operand, and its start by factor. Its results have
+        length 1 along the factors in pieces.
+      options: other attributes of `Factors`.
     """
 
     def emitter(local: Local) -> Sequence[jax.Array]:
@@ -144,7 +145,7 @@ def of_pieces(
         left: Sequence[Factor],
         starts: Mapping[Factor, jax.Array],
     ) -> Sequence[jax.Array]:
-        """What is made of a box that has pieces of the factors that are left."""
+        """The results of a box, which has several pieces of the factors ``left``."""
         if not left:
             return function(*values, starts)
         factor, *rest = left
@@ -192,16 +193,17 @@ def in_pieces(
     window: WithinPiece,
     **options: Any,
 ) -> Factors:
-    """The rule of what is made of a value, and of what was made of its pieces before.
+    """The rule of a function of each piece of a value, and of this piece's result.
 
     Args:
-      node: the equation, of these two, whose result has the value's axes.
-      value: its factors.
-      numbers: those of what was made of pieces.
-      factor: the one that is in pieces.
+      node: the equation. Its operands are the value and the results of its pieces. Its
+        result has the axes of the value.
+      value: the factors of the value.
+      numbers: the factors of the results of pieces.
+      factor: the factor that is in pieces.
       function: makes a piece of the result.
-      window: what elements see of their piece.
-      options: others of `Factors`.
+      window: the part of its piece that an element sees.
+      options: other attributes of `Factors`.
     """
     axes = list(value).index(factor), list(numbers).index(factor)
 

@@ -1,10 +1,10 @@
-"""Which cuts reach which axes, what is left partial, and where a stage must end.
+"""Finds which cuts reach which axes, which values are partial, and where stages end.
 
-One walk over the nodes, first to last. Every axis of every value gets its cuts. A
+It visits the nodes once, first to last, and gives every axis of every value its cut. A
 reduction over a cut axis leaves its result `Pending`: each shard has a part, and the
-parts are to be combined. What commutes with combining passes it on; anything else needs
-the complete value, so that a stage ends there, and all that depends on it is computed
-in a later one.
+parts must be combined. Equations that commute with combining pass partial values on.
+Any other equation needs the complete value: the stage ends there, and everything that
+depends on the value runs in a later stage.
 """
 
 import functools
@@ -37,10 +37,10 @@ AxisKey = tuple[int, int]
 
 
 class Unions:
-    """Which axes are one and the same loop.
+    """A union-find of axes: those of one class are one loop.
 
     Attributes:
-      united: how often two that were not have become one.
+      united: how often two classes became one.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class ReducedLoop(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Each shard has a part of this value only.
+    """The state of a partial value: each shard has only a part of it.
 
     Attributes:
       combiner: how the parts become the value.
@@ -114,32 +114,32 @@ class Ended(NamedTuple):
 
 
 class Analysis:
-    """What is known of every value of a graph.
+    """The cuts, the stage and the state of every value of a graph.
 
     Args:
       graph: the graph.
-      rule_of: gives the rule of each node.
-      input_cuts: of the inputs, per axis.
-      partial: whether to cut what is summed over.
-      keeps: whether what could be computed again may be kept instead.
+      rule_of: returns the rule of a node.
+      input_cuts: the cut of each axis of each input.
+      partial: whether to cut axes that are summed over.
+      keeps: whether values may be kept instead of recomputed.
       once: node number -> operands that are kept, as each piece of the node would
-        compute them again, and why.
-      may_recompute: whether later stages and other shards may compute values again.
+        recompute them, and the choice.
+      may_recompute: whether later stages and other shards may recompute values.
       classes: which axes are one loop, if that is known.
-      carried: (output, input) of the body of a loop, where one becomes the other.
-      entering: inputs that are partial, along these axes.
+      carried: (output, input) pairs of the body of a loop: one becomes the other.
+      entering: inputs that are partial sums over the loops of these axes.
 
     Attributes:
       rules: node number -> rule.
       cuts: value -> the cuts of its axes.
       classes: which axes are one loop.
       pending: values that are partial in their stage.
-      level: value -> the stage that can compute it.
+      level: value -> the first stage that can compute it.
       kept: values that a later stage reads; they are results of their own stage.
-      work: what it takes to compute values again from what is kept.
+      work: the work of recomputing values from kept ones.
       reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
-      stages: what `stages_of` made of it.
+      stages: the stages, once `stages_of` has made them.
       is_sample: whether the graph has only some steps of a loop that is unrolled.
     """
 
@@ -178,7 +178,7 @@ class Analysis:
             self.level[value] = 0
         for value, (combiner, loops) in entering.items():
             first = len(self.reductions)
-            # Their nodes are others' that made the parts.
+            # Nodes of other graphs made the parts.
             self.reductions += [ReducedLoop(-1, None, 0, k, UNCUT) for k in loops]
             numbers = range(first, len(self.reductions))
             self.pending[value] = Pending(combiner, tuple(numbers))
@@ -192,7 +192,7 @@ class Analysis:
             self._visit(node, may_recompute)
 
     def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
-        """Axes of an output, and of the input that it becomes, are one loop."""
+        """Unites the axes of each output with those of the input that it becomes."""
         for number, into in carried:
             if isinstance(value := self.graph.outputs[number], Value):
                 for axis in range(len(value.shape)):
@@ -200,7 +200,7 @@ class Analysis:
                     self.classes.unite((value.number, axis), key)
 
     def _link(self, node: Node) -> None:
-        """Says which axes are one loop."""
+        """Unites the axes of a node that are one loop."""
         for group in self.rules[node.number].links():
             keys = []
             for link in group:
@@ -211,9 +211,9 @@ class Analysis:
                 self.classes.unite(keys[0], key)
 
     def _link_views(self) -> None:
-        """Axes that see one loop through equal windows are one loop."""
-        # x[1:] and y[1:] are one loop if x and y are, though neither is the loop of x:
-        # each is known by what it looks at, and how.
+        """Unites axes that see one loop through equal windows."""
+        # x[1:] and y[1:] are one loop if x and y are, though not the loop of x. A view
+        # is identified by the loop that it sees, and its window.
         views = [
             ((value.number, seen.axis), (through, out.shape[by.axis]), key)
             for node in self.graph.nodes
@@ -223,7 +223,7 @@ class Analysis:
             for key in [(out.number, by.axis)]
         ]
         before = -1
-        # What is found to be one loop may be looked at too.
+        # Axes that were just united may be seen through windows too.
         while self.classes.united > before:
             before = self.classes.united
             known: dict[Hashable, AxisKey] = {}
@@ -254,7 +254,7 @@ class Analysis:
             self._count(node, rule, level)
 
     def _count(self, node: Node, rule: Rule, level: int) -> None:
-        """Counts what it takes to compute a node's results again."""
+        """Counts the work of recomputing a node's results."""
         again = [
             number
             for number, v in enumerate(node.ins)
@@ -273,15 +273,15 @@ class Analysis:
         rule: Rule,
         contracted: Sequence[Contraction],
     ) -> tuple[int, list[Pending | None]]:
-        """The stage that a node's results belong to, and what each lacks there."""
+        """The stage of a node's results, and the state of each that is partial."""
         operands = [v for v in node.ins if isinstance(v, Value)]
         outs = range(len(node.outs))
         level = max(
             (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
             default=0,
         )
-        # What is needed complete, or would be computed again and again, ends its stage
-        # even if it is not partial.
+        # An operand that is needed complete, or that each piece would recompute, ends
+        # its stage even if it is not partial.
         once = {
             k
             for k, v in enumerate(node.ins)
@@ -330,7 +330,7 @@ class Analysis:
     def _joint(
         self, node: Node, rule: Rule, partial: list[int], own: list[set[str]]
     ) -> Pending | None:
-        """What the results lack if all partial operands pass; None if they do not."""
+        """The state of the results if all partial operands pass; None if not."""
         states = [
             self.pending[v] for k in partial if isinstance(v := node.ins[k], Value)
         ]
@@ -347,7 +347,7 @@ class Analysis:
         return Pending(passed, first.reductions)
 
     def _unite_reductions(self, a: Sequence[int], b: Sequence[int]) -> bool:
-        """Makes the loops of two partial values the same, if they can be."""
+        """Unites the loops of two partial values; returns False if they differ."""
 
         def along(number: int) -> tuple[AxisKey, int]:
             return self.classes.find(self.reductions[number].key), number
@@ -368,22 +368,22 @@ class Analysis:
         return len(self.reductions) - 1
 
     def one_reduction(self, number: int) -> int:
-        """The number that stands for all reductions that are one loop."""
+        """The number that represents all reductions that are one loop."""
         return self._same_reductions.find((0, number))[1]
 
     @functools.cached_property
     def same_reductions(self) -> dict[int, list[ReducedLoop]]:
-        """The reductions that are one loop, by the number that stands for them."""
+        """`one_reduction` -> the reductions that are this loop."""
         found: dict[int, list[ReducedLoop]] = {}
         for number, reduction in enumerate(self.reductions):
             found.setdefault(self.one_reduction(number), []).append(reduction)
         return found
 
     def _complete(self, value: Value) -> None:
-        """Keeps a partial value, or the one that it is cheaply made from."""
-        # Of sqrt(x.sum() / n) the sum is kept, not the quotient: what is cheap to make
-        # from one partial value that is no larger is made again where it is needed,
-        # and one buffer serves all that is made of it.
+        """Keeps a partial value, or the one that it is cheap to compute from."""
+        # For sqrt(x.sum() / n) the sum is kept, not the quotient. A value that is cheap
+        # to compute from one partial value of at most its size is recomputed where it
+        # is needed, and one buffer serves all such values.
         while value not in self.kept and (node := value.producer) is not None:
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
@@ -404,10 +404,10 @@ class Analysis:
         self.kept[value] = None
 
     def keep_costly(self, times: Callable[[Node], int]) -> None:
-        """Keeps values that several stages take and that cost much to compute again.
+        """Keeps values that several stages take and that are costly to recompute.
 
         Args:
-          times: how often the shards of all stages run a node more than once.
+          times: returns how often the shards of all stages run a node again.
         """
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
@@ -427,17 +427,18 @@ class Analysis:
             shared_out = self.rules[node.number].shared_out
             for number, v in enumerate(node.ins):
                 if isinstance(v, Value):
-                    # Stages that share it out repeat nothing: they are one.
+                    # Stages that share it out repeat nothing: they count as one.
                     own = {-1} if number in shared_out else levels
                     needed.setdefault(v, set()).update(own)
 
     def _is_long(self, value: Value, times: int) -> bool:
-        """Whether to keep a cheap value because it is made of many kept values.
+        """Returns True if a cheap value is kept because recomputing it reads too much.
 
-        So it is with what a loop carries: each step would begin at the first one.
+        An example is the carry of an unrolled loop, which each step would recompute
+        from the first step.
         """
-        # What is made of parts is made of what they come to, and what is cut is made
-        # of what is read anyway.
+        # A partial value is recomputed from the complete one, and a cut value from
+        # pieces that are read anyway.
         whole = value not in self.pending and not any(c.at for c in self.cuts[value])
         small = nbytes(value) <= SMALL
         return whole and small and self.work.choice(value, times).kept

@@ -1,12 +1,13 @@
-"""From boxes of results back to boxes of inputs, and the code in between.
+"""Traces boxes of results back to boxes of inputs, and emits the code of a shard.
 
-`trace_back` walks the nodes from last to first. Each box wanted of a node's results is
-asked of the node's rule, which says what boxes of the operands it takes. What comes out
-is a `Recipe`: which boxes to read, and the steps from there to the results. All in it
-but positions is static; recipes with equal keys run the same compiled function.
+`trace_back` visits the nodes from last to first. For each box of a node's results that
+is wanted, the node's rule returns the boxes of the operands that it depends on. The
+outcome is a `Recipe`: the boxes to read, and the steps from these to the results.
+Everything in it except positions is static. Recipes with equal static parts run the
+same compiled function.
 
-A value may be wanted in several boxes, as ``x`` in ``x + x.T``. They become one box
-where that costs nothing, else the value is computed or read once for each.
+Several boxes of one value may be wanted, as of ``x`` in ``x + x.T``. They are merged
+where that costs nothing; otherwise the value is computed or read once per box.
 """
 
 import operator
@@ -31,17 +32,17 @@ from shardmap.plan.engine.slices import (
 )
 
 MOST_VERSIONS = 4
-"""The most boxes of one value that are computed apart; more become their hull."""
+"""The most boxes of one value that are computed separately; more become one hull."""
 
 FEW_NODES = 64
-"""The most values that are searched to see whether one is made of constants."""
+"""The most values that `_Wanted` visits to find out if a value is constant."""
 
 
 class Ref(NamedTuple):
     """A part of a computed box.
 
     Attributes:
-      slot: which one; -1 for an array without elements.
+      slot: the slot of the box; -1 for an array without elements.
       starts: where the part starts in the box, None if it is all of it.
       shape: the part's shape.
     """
@@ -71,7 +72,7 @@ class _StaticRecipe(NamedTuple):
 class StaticRecipe(_StaticRecipe):
     """All of a recipe that a compiled function depends on."""
 
-    # Thousands of steps, and each shard looks its function up by them.
+    # Cached: there may be thousands of steps, and each shard looks its function up.
     def __hash__(self) -> int:
         if "_hash" not in self.__dict__:
             self._hash = super().__hash__()
@@ -83,7 +84,7 @@ class Recipe(NamedTuple):
 
     Attributes:
       reads: the boxes of inputs to read.
-      starts: the positions to hand over.
+      starts: the positions, which the compiled function gets as arguments.
       static: the rest.
     """
 
@@ -99,11 +100,11 @@ Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 def needed(
     outputs: Iterable[Operand], stops: Collection[Value]
 ) -> tuple[list[Node], frozenset[Value]]:
-    """The nodes that outputs depend on, from last to first, and what these read.
+    """The nodes that outputs depend on, from last to first, and the stops they read.
 
     Args:
       outputs: the outputs.
-      stops: values that are read, though nodes would give them.
+      stops: values that are read, even if a node computes them.
     """
     nodes: set[Node] = set()
     reads: set[Value] = set()
@@ -136,10 +137,10 @@ def trace_back(
     Args:
       backwards: the nodes, from last to first.
       rules: their rules, by node number.
-      demands: the values and the boxes of them; None for one that is not wanted.
-      stops: values that are read, though nodes would give them.
-      loops: which contracted factors run over a part only.
-      versions: how many boxes of one value to keep apart.
+      demands: the values and their boxes; None for one that is not wanted.
+      stops: values that are read, even if a node computes them.
+      loops: the contracted factors that run over a part only.
+      versions: the most boxes of one value; more are merged.
     """
     wanted = _Wanted(frozenset(stops), versions)
     for demand in demands:
@@ -158,7 +159,7 @@ def trace_back(
     made = _Made()
     for value, box in reads:
         made.add(value, box)
-    # From here on first to last: the slots are numbered as the steps will run.
+    # Now first to last: the slots are numbered in the order in which steps run.
     steps = []
     starts: list[int] = []
     for node, boxes, need in reversed(visits):
@@ -176,7 +177,7 @@ def trace_back(
 
 
 def _is_same(a: Box, b: Box) -> bool:
-    """Whether two boxes have the very same intervals, without comparing numbers."""
+    """Returns True if two boxes consist of the same interval objects."""
     return all(map(operator.is_, a, b))
 
 
@@ -184,13 +185,13 @@ class _Wanted:
     """The boxes of values that are wanted so far.
 
     Args:
-      stops: the values that are read, though nodes would give them.
-      versions: how many boxes of one value to keep apart.
+      stops: values that are read, even if a node computes them.
+      versions: the most boxes of one value; more are merged.
     """
 
     def __init__(self, stops: frozenset[Value], versions: int) -> None:
         self._stops, self._versions = stops, versions
-        # By their intervals' ids: numbers that depend on the shard are not compared.
+        # By the ids of their intervals: to compare affine numbers would add guards.
         self._boxes: dict[Value, dict[tuple[int, ...], Box]] = {}
 
     def add(self, value: Operand, box: Box) -> None:
@@ -199,17 +200,16 @@ class _Wanted:
             self._boxes.setdefault(value, {}).setdefault(tuple(map(id, box)), box)
 
     def of(self, node: Node) -> list[list[Box | None]]:
-        """For each run of a node a box of each of its results."""
+        """For each time that a node runs, the box of each of its results."""
         if len(node.outs) == 1:
             (out,) = node.outs
             if out in self._stops or out not in self._boxes:
                 return []
-            # They are computed in the other order.
+            # Reversed, since `trace_back` reverses its visits.
             return [[box] for box in self._apart(out)[::-1]] or [
                 [box] for box in merge(self._boxes[out].values(), self._versions)
             ]
-        # An equation with several results runs once for all of them, and so has one
-        # box for each.
+        # An equation with several results runs once, with one box for each.
         boxes = [
             None if out in self._stops else hull_of(self._boxes.get(out, {}).values())
             for out in node.outs
@@ -217,7 +217,7 @@ class _Wanted:
         return [] if all(box is None for box in boxes) else [boxes]
 
     def reads(self) -> tuple[tuple[Value, Box], ...]:
-        """The boxes of values that no node gives."""
+        """The boxes of values that are read, not computed."""
         return tuple(
             (value, box)
             for value in sorted(self._boxes, key=lambda value: value.number)
@@ -227,16 +227,16 @@ class _Wanted:
         )
 
     def _apart(self, value: Value) -> list[Box]:
-        """Boxes of a constant that are not merged, the smallest first."""
+        """The boxes of a constant, the smallest first; [] if they may be merged."""
         boxes = self._boxes[value].values()
-        # Where rows start in all of it would make a function for each shard.
+        # In a merged box their offsets would be static: each shard would compile.
         if len(boxes) == 1 or not self._is_constant(value):
             return []
         own = sorted(dict.fromkeys(boxes), key=volume)
         return own if len(own) <= self._versions else []
 
     def _is_constant(self, value: Value) -> bool:
-        """Whether a value is made of constants, by few nodes."""
+        """Returns True if a few nodes compute a value from constants only."""
         stack, seen = [value], {value}
         while stack and len(seen) <= FEW_NODES:
             v = stack.pop()
@@ -254,7 +254,7 @@ class _Made:
     """The boxes of values that are read or computed so far, each in a slot.
 
     Attributes:
-      slots: how many there are.
+      slots: the number of slots.
     """
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ class _Made:
         self.slots += 1
 
     def find(self, value: Operand, box: Box | None) -> Ref | None:
-        """Where a box is."""
+        """The reference to a box; None for a scalar, or without a box."""
         if box is None or isinstance(value, Scalar):
             return None
         if not volume(box) and value.size:
@@ -286,7 +286,7 @@ class _Made:
 
 
 def take(values: Mapping[int, Any], ref: Ref, dtype: jax.typing.DTypeLike) -> Any:
-    """The part of a computed box that ``ref`` means."""
+    """The array that ``ref`` refers to."""
     if ref.slot < 0:
         return jnp.zeros(ref.shape, dtype)
     value = values[ref.slot]
@@ -297,7 +297,7 @@ def take(values: Mapping[int, Any], ref: Ref, dtype: jax.typing.DTypeLike) -> An
 
 
 Starts: TypeAlias = Sequence[jax.Array] | jax.Array
-"""Positions, traced."""
+"""Traced positions."""
 
 
 def emit(
@@ -306,7 +306,7 @@ def emit(
     rules: Mapping[int, Rule],
     demanded: Sequence[Operand | None],
 ) -> Callable[[Sequence[Any], Starts], list[Any]]:
-    """The function that runs a recipe: ``(boxes that were read, starts) -> results``.
+    """Returns the function that runs a recipe: ``(boxes read, starts) -> results``.
 
     Args:
       static: the recipe.

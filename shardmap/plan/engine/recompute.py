@@ -1,9 +1,9 @@
-"""Whether to keep a value or to recompute it, by the recipes of some shards.
+"""Decides whether to keep a value or to recompute it, from recipes of sample shards.
 
-A shard computes what it needs. Of pairwise distances, cut along both axes, each shard
-computes the norms of its rows, which others compute too. The recipes of sample shards
-tell how often the shards of a stage take a value, and how often they run the equation
-that takes it. Where the first is at least twice the second, the value may be kept.
+A shard computes all that it needs. For pairwise distances that are cut along both axes,
+each shard computes the norms of its rows, and other shards compute them too. The
+recipes tell how often the shards of a stage take a value, and how often they run the
+equation that takes it. If the first is about twice the second, the value may be kept.
 """
 
 import functools
@@ -20,20 +20,20 @@ from shardmap.plan.engine.stages import SPREAD, Stage, stages_of
 from shardmap.plan.engine.work import Choice, operations
 
 WORTH_KEEPING = 2**24
-"""A value may be kept if shards would do at least so many operations again."""
+"""A value may be kept if shards would repeat at least this many operations."""
 
 SAMPLES = 16
-"""How many shards of a stage, about, decide: a plan with `memory` tries many cuts."""
+"""About how many shards of a stage are sampled; few, as ``memory`` tries many cuts."""
 
 Once: TypeAlias = Mapping[int, Mapping[int, Choice]]
-"""Node number -> operands that are kept for it -> what that costs, and saves."""
+"""Node number -> the numbers of operands that are kept for it -> the choice."""
 
 
 def measured(make: Callable[[Once], Analysis]) -> Analysis:
-    """The analysis in which values are kept where that costs less than to repeat them.
+    """The analysis that keeps values where that costs less than recomputing them.
 
     Args:
-      make: the analysis with these operands kept.
+      make: returns the analysis with these operands kept.
     """
     once: dict[int, dict[int, Choice]] = {}
     while found := _repeated(analysis := make(once)):
@@ -57,12 +57,12 @@ def measured(make: Callable[[Once], Analysis]) -> Analysis:
 
 
 def _again(often: float) -> int:
-    """How often more than once, of a number that samples give."""
+    """How many times after the first, from an average of samples."""
     return math.floor(often + 0.25) - 1
 
 
 def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
-    """The operands to keep that shards compute again and again, by node number."""
+    """(node number, operand number) -> the choice to keep what shards recompute."""
     nodes = {node.number: node for node in analysis.graph.nodes}
     whole = sum(map(operations, analysis.rules.values()))
     found = {}
@@ -91,13 +91,14 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
 def counted(
     stage: Stage, samples: int = SPREAD
 ) -> tuple[dict[int, float], dict[tuple[int, int], float]]:
-    """How often the shards of a stage run each node, and take what is computed for it.
+    """How often the shards of a stage run each node, and take its computed operands.
 
-    A half counts for a half: if nothing is repeated, they run each node once in all.
+    A shard that runs half of a node counts as 0.5. If nothing is repeated, all shards
+    together run each node once.
 
     Args:
       stage: the stage.
-      samples: how many of its shards, about, are looked at.
+      samples: about how many of its shards are sampled.
     """
     nodes = {node.number: node for node in stage.backwards}
     rules = stage.analysis.rules

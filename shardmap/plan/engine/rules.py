@@ -1,11 +1,11 @@
-"""What a rule is: how the equations of one primitive may be cut.
+"""The interface of rules, which say how the equations of a primitive may be cut.
 
 A rule looks at one equation and answers three questions. Forward: which cuts of the
 operands reach which axes of the results. Backward: which boxes of the operands a box of
 the results depends on, exactly or as a hull. Emit: the equation for one shard.
 
-The engine knows no primitive. It gets a table, and treats what is not in the table as
-whole, with that as the reason.
+The engine knows no primitive. It gets a table of rules. Equations of a primitive that
+is not in the table are taken whole, with that as the reason.
 """
 
 import math
@@ -20,7 +20,7 @@ from shardmap.plan.engine.nodes import Graph, Node, Operand
 from shardmap.plan.engine.slices import Box, Interval, Window, refine
 
 Factor: TypeAlias = Hashable
-"""A loop that an equation runs over, under a name of its rule's choice."""
+"""The name that a rule gives to a loop of its equation."""
 
 
 class Windowed(NamedTuple):
@@ -34,7 +34,7 @@ Axis: TypeAlias = Factor | Windowed | None
 """A factor, directly or through a window; None for an axis of size 1."""
 
 Origins: TypeAlias = frozenset[tuple[int, int]]
-"""The (argument, axis) pairs that were asked to be cut, where a cut comes from."""
+"""The (argument, axis) pairs that a cut comes from."""
 
 
 class Cut(NamedTuple):
@@ -42,9 +42,9 @@ class Cut(NamedTuple):
 
     Attributes:
       at: the interior points.
-      soft: whether they come through a window or a reshape. A hard cut of the same
-        axis overrides them.
-      origins: whose cuts these are.
+      soft: whether they come through a window, a reshape or a concatenation. A hard
+        cut of the same axis overrides them.
+      origins: the cuts of arguments that these come from.
     """
 
     at: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ MANY = 256
 
 
 def meet(cuts: Sequence[Cut]) -> Cut:
-    """One cut from those that meet on an axis: the common refinement."""
+    """Combines cuts of an axis: the refinement of the hard ones, else the finest."""
     cuts = [cut for cut in cuts if cut.at]
     if len(cuts) < 2:
         return cuts[0] if cuts else UNCUT
@@ -76,10 +76,10 @@ def meet(cuts: Sequence[Cut]) -> Cut:
 Stages: TypeAlias = Callable[
     [Graph, Node, Sequence[Sequence[Cut]]], Sequence[Operand] | None
 ]
-"""Adds nodes that can be cut in the place of one at which cuts of its operands end.
+"""Replaces a node at which cuts end by nodes that can be cut.
 
-It gets the graph, the node and the cuts of its operands, and returns what stands for
-its results; None: the node stays."""
+It gets the graph, the node and the cuts of its operands. It adds nodes and returns the
+operands that replace the node's results, or returns None to keep the node."""
 
 
 class Reason(NamedTuple):
@@ -88,7 +88,7 @@ class Reason(NamedTuple):
     Attributes:
       why: in words.
       remedy: what would make the axis cuttable.
-      in_stages: whether it is cut there all the same, each piece in its own stage.
+      in_stages: whether the axis is cut nevertheless, each piece in its own stage.
     """
 
     why: str
@@ -107,14 +107,14 @@ class Lost(NamedTuple):
 
 
 class Contraction(NamedTuple):
-    """A factor that an equation sums over, or reduces otherwise, and that is cut.
+    """A cut factor that an equation sums over, or reduces otherwise.
 
     Attributes:
       factor: the factor.
       combiner: how the shards' parts become the result.
       size: the factor's size.
       operand: an operand that has the factor.
-      axis: the operand's axis that it is.
+      axis: the axis of that operand.
       cut: how it is cut.
       outs: the results that are partial, and how each combines; None: all, by
         ``combiner``.
@@ -137,8 +137,8 @@ class Forward(NamedTuple):
     """Where the cuts of the operands go.
 
     Attributes:
-      outs: per result and axis.
-      contracted: those that give parts of the results.
+      outs: the cut of each axis of each result.
+      contracted: the cut factors that make results partial.
       lost: the cuts that go nowhere.
     """
 
@@ -152,7 +152,7 @@ class Need(NamedTuple):
 
     Attributes:
       boxes: per operand, None where it is not read.
-      static: what the emitted equation depends on, hashable; no positions.
+      static: what the emitted equation depends on, except positions; hashable.
       starts: positions, which the emitted equation gets as traced scalars.
     """
 
@@ -178,13 +178,13 @@ class Rule(ABC):
     """Whether computing it again is better than keeping it for a later stage."""
 
     once: bool = False
-    """Whether its results must be kept: what takes them runs in a later stage."""
+    """Whether its results must be kept: the equations that take them run later."""
 
     each: int = MANY
     """About how many operations each of `elements` takes, to an order of magnitude."""
 
     complete: frozenset[int] = frozenset()
-    """Operands that a stage before must have made."""
+    """Operands that an earlier stage must compute."""
 
     shared_out: frozenset[int] = frozenset()
     """Operands divided among its shards or stages: none reads what another reads."""
@@ -200,10 +200,10 @@ class Rule(ABC):
     def fraction(
         self, static: Any, shapes: Sequence[tuple[int, ...] | None]
     ) -> tuple[int, int]:
-        """How much of the equation one shard does: so many of so many.
+        """The amounts of work of one shard, and of the whole equation.
 
         Args:
-          static: what `backward` said of it.
+          static: the `Need.static` of the shard.
           shapes: of the boxes of the operands, None where one is not read.
         """
         pairs = list(zip(shapes, self.node.in_shapes, strict=True))
@@ -216,10 +216,10 @@ class Rule(ABC):
 
     @abstractmethod
     def links(self) -> list[list[Link]]:
-        """The axes that are one and the same loop, index by index."""
+        """Groups of axes that are one loop, index by index."""
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
-        """Axes of operands, and the axes of results that see them through a window."""
+        """Triples: an operand's axis, a window, and the result's axis that sees it."""
         return []
 
     @abstractmethod
@@ -238,11 +238,11 @@ class Rule(ABC):
         """The results' boxes from the operands' boxes, as `backward` said."""
 
     def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
-        """How the results combine if those operands are partial; None: not at all."""
+        """How the results combine if these operands are partial; None: they cannot."""
         return None
 
     def __str__(self) -> str:
-        """What it is, where it is not data that can be written down."""
+        """The name of a rule that has no notation."""
         return f"({type(self).__name__.lower()})"
 
 
@@ -251,12 +251,12 @@ Passes: TypeAlias = Callable[[str, frozenset[int]], str | None]
 
 
 def nothing_passes(combiner: str, pending: frozenset[int]) -> str | None:
-    """For what needs complete operands."""
+    """The `Passes` of equations that need complete operands."""
     return None
 
 
 def first_passes(combiner: str, pending: frozenset[int]) -> str | None:
-    """For what only moves the elements of its first operand."""
+    """The `Passes` of equations that only move elements of their first operand."""
     return combiner if pending == {0} else None
 
 

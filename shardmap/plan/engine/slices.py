@@ -1,9 +1,9 @@
-"""The slice algebra: what the engine computes with.
+"""The slice algebra of the engine.
 
-An interval is a pair ``(start, stop)`` of ints, a box a tuple of intervals, one per
-axis. A cut axis is described by its interior points, the places where one piece ends
-and the next begins: an axis of size 10 in pieces of 4, 4 and 2 has the points
-``(4, 8)``. The common refinement of two cuts is the union of their points.
+An interval is a pair ``(start, stop)`` of ints, and a box is a tuple of intervals, one
+per axis. The cut of an axis is given by its interior points, where one piece ends and
+the next begins: an axis of size 10 in pieces of 4, 4 and 2 has the points ``(4, 8)``.
+The common refinement of two cuts is the union of their points.
 
 >>> pieces((4, 8), 10)
 [(0, 4), (4, 8), (8, 10)]
@@ -23,15 +23,15 @@ Box: TypeAlias = tuple[Interval, ...]
 
 
 def pieces(points: Sequence[int], size: int) -> list[Interval]:
-    """The intervals between the points, the ends included."""
+    """The intervals into which the points cut an axis."""
     edges = [0, *points, size]
     return list(itertools.pairwise(edges))
 
 
 class Edges:
-    """The points of a cut, its ends included, by number and the other way round.
+    """Finds the piece of a place, and the start of a piece.
 
-    Where pieces are equally long both are computed and not looked up, so that they are
+    Within a run of equally long pieces both are computed, not looked up, so they are
     linear functions there.
 
     >>> edges = Edges((0, 4, 8, 10))
@@ -54,7 +54,7 @@ class Edges:
         return self._first[run] + (place - self._start[run]) // self._length[run]
 
     def at(self, number: int) -> int:
-        """Where a piece starts; after the last one, where that ends."""
+        """The start of a piece; for the number after the last one, the end."""
         run = bisect.bisect_right(self._first, number) - 1
         return self._start[run] + (number - self._first[run]) * self._length[run]
 
@@ -104,7 +104,7 @@ def hull_of(boxes: Iterable[Box | None]) -> Box | None:
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Whether ``inner`` lies in ``outer``; an empty interval lies in every one."""
+    """Returns True if ``inner`` lies in ``outer``; an empty interval always does."""
     return all(
         (a <= c and d <= b) or c == d
         for (a, b), (c, d) in zip(outer, inner, strict=True)
@@ -121,9 +121,9 @@ MOST_BOXES = 64
 
 
 def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
-    """At most ``limit`` boxes that hold all of these.
+    """At most ``limit`` boxes that contain all of these.
 
-    Two boxes become their hull where that costs no more elements than both apart. With
+    Two boxes become their hull if it has no more elements than both together. With
     symbolic positions, boxes that only touch merge if they touch in every shard.
 
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
@@ -154,7 +154,7 @@ def _mergeable(boxes: Sequence[Box], box: Box) -> int | None:
     for number, other in enumerate(boxes):
         apart = volume(other) + volume(box)
         sizes = shape_of(hull(other, box))
-        # Of sizes that depend on the shard, this one says nothing of others.
+        # Sizes that depend on the shard may be equal in this shard only.
         by_chance = not all(map(is_known, sizes))
         if not is_more(sizes, apart - 1 if by_chance else apart):
             return number
@@ -165,9 +165,9 @@ def _mergeable(boxes: Sequence[Box], box: Box) -> int | None:
 class Window:
     """Which elements of an input axis one element of the result depends on.
 
-    The input is dilated (its elements stand ``dilation`` apart), ``pad`` holes stand
-    before it, and result ``i`` reads the ``extent`` positions from ``i * stride`` on.
-    A slice, padding, a convolution and a pooling are all of this form.
+    The input is dilated (its elements are ``dilation`` apart), ``pad`` holes precede
+    it, and result ``i`` reads the ``extent`` positions from ``i * stride`` on. Slices,
+    padding, convolutions and poolings all have this form.
 
     >>> Window(size=10, stride=2, pad=1, extent=3).reads((0, 2))
     ((0, 4), (1, 0))
@@ -192,8 +192,8 @@ class Window:
         """The elements that an interval of the result reads, and the holes around.
 
         Returns:
-          The interval of the input; how many holes stand before and after it. The
-          interval is empty where there are only holes.
+          The interval of the input, and the numbers of holes before and after it. The
+          interval is empty if there are only holes.
         """
         start, stop = result
         if self.reverse:
@@ -211,10 +211,10 @@ class Window:
         return (low, high), (before, count - before - inside)
 
     def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
-        """Where cuts of the input lie in the result, which has the given size."""
+        """The points of a result of this size that match points of the input."""
         if self.reverse:
             return tuple(sorted(self.size - point for point in points))
-        # To the result that looks at both sides alike, so that both read half a halo.
+        # The result whose window is centred on the point: both pieces read half a halo.
         middle = (self.extent - 1) // 2
         found = {
             -(-(point * self.dilation + self.pad - middle) // self.stride)

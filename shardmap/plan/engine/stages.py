@@ -17,15 +17,15 @@ from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
 
 SPREAD = 64
-"""How many shards of a stage, about, tell what all of them do."""
+"""About how many shards of a stage are sampled to describe all of them."""
 
 
 class Loop:
-    """Something a stage runs over, piece by piece.
+    """A loop of a stage over the pieces of an axis.
 
     Attributes:
       size: the length of the axes that it runs along.
-      cuts: those of the axes. The pieces are known when all cuts are.
+      cuts: the cuts of these axes. All are added before ``pieces`` is read.
     """
 
     def __init__(self, size: int) -> None:
@@ -38,7 +38,7 @@ class Loop:
 
     @functools.cached_property
     def lengths(self) -> Counter[int]:
-        """How many pieces have a length."""
+        """Length -> the number of pieces of this length."""
         return Counter(stop - start for start, stop in self.pieces)
 
     @property
@@ -46,7 +46,7 @@ class Loop:
         return frozenset().union(*(cut.origins for cut in self.cuts))
 
     def kinds(self) -> list[list[int]]:
-        """The numbers of the pieces of one length; the first one is by itself."""
+        """Piece numbers, grouped by length; the first piece is a group of its own."""
         found: dict[tuple[int, bool], list[int]] = {}
         for number, (start, stop) in enumerate(self.pieces):
             found.setdefault((stop - start, not number), []).append(number)
@@ -57,9 +57,9 @@ class Result(NamedTuple):
     """A value that a stage makes.
 
     Attributes:
-      value: which.
+      value: the value.
       axes: the loop of each axis, None where it is whole.
-      partial: the loops whose shards have parts of it.
+      partial: the loops whose shards each have a part of it.
       combiner: how the parts combine; "insert" if there is nothing to combine.
     """
 
@@ -84,12 +84,12 @@ class Family(NamedTuple):
 
 
 class Equal(NamedTuple):
-    """What shards have in common that may be alike.
+    """The key of shards whose recipes may differ in positions only.
 
     Attributes:
-      loops: those of their family.
-      lengths: of their pieces, by loop.
-      written: which results they write.
+      loops: the loops of their family.
+      lengths: the length of their piece of each loop.
+      written: for each result, whether they write it.
     """
 
     loops: tuple[int, ...]
@@ -98,15 +98,15 @@ class Equal(NamedTuple):
 
 
 class _Loops:
-    """The loops of a stage, by what runs over them.
+    """The loops of a stage, by axis and by reduction.
 
     Args:
       analysis: the analysis.
       together: for each result, the reductions that make it partial.
 
     Attributes:
-      named: by axis. A result that has one axis twice runs over two loops.
-      of_reduction: by the number that stands for the reductions that are one loop.
+      named: (axis, repeat) -> loop. A result that has one axis twice has two loops.
+      of_reduction: `Analysis.one_reduction` of reductions -> loop.
     """
 
     def __init__(self, analysis: Analysis, together: Sequence[Sequence[int]]) -> None:
@@ -128,7 +128,7 @@ class _Loops:
             self.of_reduction[number] = loop
 
     def _free(self, key: AxisKey, size: int, taken: Collection[Loop]) -> Loop:
-        """A loop for an axis: the same one for the same axis, but for those taken.
+        """Returns the first loop of an axis that is not taken; adds one if all are.
 
         ``x @ x.T`` has one axis of ``x`` twice in its result, which takes two loops.
         """
@@ -140,7 +140,7 @@ class _Loops:
         raise AssertionError
 
     def of_axes(self, value: Value, reductions: Sequence[int]) -> list[Loop | None]:
-        """Those of a value that these reductions make partial."""
+        """The loop of each axis of a value that these reductions make partial."""
         if value in self._analysis.graph.effects:
             return self._of_effect(value)
         taken = {self.of_reduction[number] for number in reductions}
@@ -153,7 +153,7 @@ class _Loops:
         return found
 
     def _of_effect(self, value: Value) -> list[Loop | None]:
-        """Those of the first operand that is cut; what others have besides is whole."""
+        """The loops of the first operand that is cut; axes without them are whole."""
         cuts = self._analysis.cuts[value]
         found: list[Loop | None] = []
         first: list[Loop] = []
@@ -173,14 +173,14 @@ class _Loops:
 
 
 class Stage:
-    """Results of one level, and the loops they are made in.
+    """The results of one level, and the loops that compute them.
 
     Attributes:
       number: the level.
-      results: what is made.
-      reads: arguments, constants, and what earlier stages made.
-      loops: what the results run over.
-      families: which results are made together.
+      results: the values that it makes.
+      reads: the arguments, constants and values of earlier stages that it reads.
+      loops: the loops that the results run over.
+      families: the results that the same shards make.
       num_shards: the number of shards.
     """
 
@@ -209,11 +209,11 @@ class Stage:
         )
 
     def spread(self, most: int = SPREAD) -> range:
-        """The numbers of some shards, evenly spread, which tell what all of them do."""
+        """The numbers of about ``most`` shards, evenly spread, as a sample."""
         return range(0, self.num_shards, max(1, self.num_shards // most))
 
     def _results(self, values: Sequence[Value]) -> list[Result]:
-        """Finds the loops, and what each result has of them."""
+        """Finds the loops of the stage, and those of each result."""
         analysis, pending = self.analysis, self.analysis.pending
         reductions = [
             [analysis.one_reduction(k) for k in pending[v].reductions]
@@ -223,7 +223,7 @@ class Stage:
         ]
         loops = _Loops(analysis, reductions)
         axes = list(map(loops.of_axes, values, reductions))
-        # Those of the results' axes, then the rest.
+        # The loops of the results' axes come first.
         every = [loop for row in axes for loop in row if loop]
         every += loops.named.values()
         self.loops = [loop for loop in dict.fromkeys(every) if len(loop.pieces) > 1]
@@ -244,10 +244,10 @@ class Stage:
         return found
 
     def _families(self) -> list["Family"]:
-        """Results whose loops are among those of another one are made with it.
+        """Groups results: one whose loops another one has too is made with that.
 
-        Of ``x * 2, x.sum(0)`` both are made by the same shards; of two results that
-        share no loop, each has shards of its own, as theirs would multiply.
+        The same shards make both of ``x * 2, x.sum(0)``. Two results that share no loop
+        have separate shards: together, the numbers of their shards would multiply.
         """
         own = [{*r.axes, *r.partial} - {None} for r in self.results]
         largest = [s for s in own if not any(s < other for other in own)]
@@ -262,7 +262,7 @@ class Stage:
         return found
 
     def index(self, number: int) -> tuple["Family", dict[int, int]]:
-        """A shard's family, and which piece of each of its loops it is."""
+        """The family of a shard, and the number of its piece of each loop."""
         for family in self.families:
             if number < family.size:
                 break
@@ -273,8 +273,8 @@ class Stage:
         return family, found
 
     def written(self, family: "Family", index: Mapping[int, int]) -> tuple[bool, ...]:
-        """Which results a shard writes; the others another shard makes."""
-        # What does not depend on a loop is written by the first of its shards.
+        """For each result, whether this shard writes it."""
+        # A result that a loop does not cut is written by the first shard along it.
         return tuple(
             number in family.results
             and not any(
@@ -285,14 +285,14 @@ class Stage:
         )
 
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
-        """What a shard writes, and how; None for what another shard makes."""
+        """The box of each result that a shard writes, or None, and its recipe."""
         family, index = self.index(number)
         key = self._key(family, index)
         starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
         return self.classes.recipe(key, starts)
 
     def alike(self) -> Iterator[Alike]:
-        """All shards, in groups that are walked once each."""
+        """Yields all shards, in groups of one pattern."""
         first = 0
         for family in self.families:
             loops = [self.loops[k] for k in family.loops]
@@ -312,7 +312,7 @@ class Stage:
             first += family.size
 
     def _count(self, key: Equal) -> int:
-        """How many shards have pieces of these lengths, whatever they write."""
+        """The number of shards with pieces of these lengths, whatever they write."""
         pairs = zip(key.loops, key.lengths, strict=True)
         return math.prod(self.loops[k].lengths[length] for k, length in pairs)
 
@@ -324,7 +324,7 @@ class Stage:
     def _walk(
         self, key: Equal, starts: Sequence[int]
     ) -> tuple[list[Box | None], Recipe]:
-        """From results back to inputs, for shards that have this in common."""
+        """The boxes and the recipe of the shard with this key and these starts."""
         pieces: dict[int | None, Interval] = {
             k: (start, start + length)
             for k, start, length in zip(key.loops, starts, key.lengths, strict=True)
@@ -351,7 +351,7 @@ class Stage:
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:
-    """The stages that make a graph's outputs, in order; they are made once."""
+    """The stages that compute a graph's outputs, in order. They are cached."""
     if analysis.stages:
         return analysis.stages
     graph = analysis.graph

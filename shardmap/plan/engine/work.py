@@ -1,4 +1,4 @@
-"""The cost of computing values again, and of keeping them."""
+"""The cost of recomputing values, and of keeping them."""
 
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
@@ -12,14 +12,14 @@ BYTE = 16
 
 
 class Choice(NamedTuple):
-    """Whether a value is kept, or computed again, and what is known of both.
+    """Whether a value is kept or recomputed, and the cost of each.
 
     Attributes:
-      kept: which.
-      nbytes: what is kept if it is.
-      times: how often it is computed again if it is not.
-      operations: what that takes each time.
-      reads: the bytes that are read for it each time.
+      kept: whether it is kept.
+      nbytes: its bytes, if it is kept.
+      times: how often it is recomputed, if it is not kept.
+      operations: the operations of each recomputation.
+      reads: the bytes that each recomputation reads.
     """
 
     kept: bool
@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """The places of the bits that are set."""
+    """The positions of the bits that are set."""
     text = f"{bits:b}"[::-1]
     place = text.find("1")
     while place >= 0:
@@ -44,26 +44,26 @@ def operations(rule: Rule) -> int:
 
 
 class Work:
-    """The work of values, and the choice between keeping them and their work.
+    """The work of recomputing values, and the choice between that and keeping them.
 
     Args:
       keeps: whether to keep values at all.
 
     Attributes:
-      choices: value -> whether it is kept, where both could be.
+      choices: value -> the choice, for each value that was asked about.
     """
 
     def __init__(self, keeps: bool = True) -> None:
         self._keeps = keeps
         self.choices: dict[Value, Choice] = {}
-        # Sets of numbers as bits, as large graphs have many.
+        # Sets of numbers are bits of an int, as large graphs have many of them.
         self._computes: dict[Value, int] = {}
         self._reads: dict[Value, int] = {}
         self._operations: dict[int, int] = {}
         self._nbytes: dict[int, int] = {}
 
     def count(self, node: Node, rule: Rule, again: Collection[int]) -> None:
-        """Counts the work of a node and of operands that are computed again."""
+        """Counts the work of a node; operands numbered in ``again`` are recomputed."""
         computes, reads = 0 if rule.cheap else 1 << node.number, 0
         self._operations[node.number] = operations(rule)
         for number, source in enumerate(node.ins):
@@ -76,7 +76,7 @@ class Work:
             self._computes[out], self._reads[out] = computes, reads
 
     def worth_keeping(self, value: Value, times: int) -> bool:
-        """Whether a value is kept that would be computed again so many times."""
+        """Chooses whether to keep a value or to recompute it ``times`` times."""
         choice = self.choice(value, times)
         earlier = self.choices.get(value)
         if earlier is None or not earlier.kept:
@@ -84,17 +84,17 @@ class Work:
         return choice.kept
 
     def choice(self, value: Value, times: int) -> Choice:
-        """What costs less of a value that would be computed again so many times."""
+        """Compares keeping a value with recomputing it ``times`` times."""
         done = sum(self._operations[k] for k in _numbers(self._computes[value]))
         reads = sum(self._nbytes[k] for k in _numbers(self._reads[value]))
         choice = Choice(False, nbytes(value), times, done, reads)
-        # It is written once, and read as often as it would be computed again.
+        # If kept, it is written once, and read as often as it would be recomputed.
         keeping = BYTE * choice.nbytes * (times + 1)
         again = times * (choice.operations + BYTE * choice.reads)
         return choice._replace(kept=self._keeps and again > keeping)
 
     def bytes_read(self, values: Iterable[Value]) -> int:
-        """The bytes of what is read to compute values again, each once."""
+        """The bytes that recomputing values reads; what several read counts once."""
         every = 0
         for v in values:
             every |= self._reads.get(v, 1 << v.number)

@@ -1,4 +1,4 @@
-"""How many elements a device vectorises, so that they fit into its memory."""
+"""Finds how many elements a device can vectorise in its memory."""
 
 import functools
 from typing import Any

@@ -39,7 +39,7 @@ def silent(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 class Happening:
-    """What has an effect; all of them have one rule."""
+    """The primitive of nodes with an effect; all of these have one rule."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -99,6 +99,6 @@ def _rule(node: Node) -> Factors:
     return made
 
 
-# Like the other rules, it is looked up by what the node has as its primitive.
+# The table is looked up by the primitive of a node, and all of these are equal.
 happened: Any = Happening("")
 TABLE.makers[happened] = _rule

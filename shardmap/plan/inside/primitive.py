@@ -1,9 +1,9 @@
 """The primitive of `chunked`: a function and its cuts, in one equation of a jaxpr.
 
-It becomes loops where it is lowered, and not before: a transformation of JAX gives
-another function, which is cut in the same places. The derivative of a function in
-pieces is the derivative, in pieces. So what a backward pass wants is computed again,
-piece by piece, and custom derivatives are respected.
+It becomes loops only when it is lowered. A transformation of JAX gives another function
+that is cut in the same places: the derivative of a function in pieces is its
+derivative, in pieces. So a backward pass recomputes values piece by piece, and custom
+derivatives are respected.
 """
 
 import functools
@@ -34,7 +34,7 @@ from shardmap.units import AUTO, Auto
 
 
 class Options(NamedTuple):
-    """What is asked of all functions that come of one.
+    """The options of a function, and of the functions that JAX derives from it.
 
     Attributes:
       partial: whether reduced axes are cut.
@@ -82,7 +82,7 @@ def _made(
 
 @functools.lru_cache(maxsize=8)
 def fit(jaxpr: ClosedJaxpr, options: Options) -> Fit:
-    """The cuts of a jaxpr that fit, with what is known of those that were tried."""
+    """The `Fit` of a jaxpr. It is cached, and remembers the cuts that it tried."""
     assert options.memory is not None
     make = functools.partial(_made, jaxpr)
     inside = functools.partial(begins, jaxpr, happening)
@@ -105,10 +105,10 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
 
 
 class Computed(NamedTuple):
-    """A jaxpr without the results that are operands as they are.
+    """A jaxpr without the results that are only operands.
 
     Attributes:
-      jaxpr: with the other results.
+      jaxpr: the jaxpr with the other results.
       operands: for each result, the number of the operand that it is, or None.
     """
 
@@ -118,13 +118,13 @@ class Computed(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def computed(jaxpr: ClosedJaxpr) -> Computed:
-    """What a jaxpr has to compute."""
+    """Removes the results of a jaxpr that are only operands."""
     places: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.jaxpr.invars)}
     operands = tuple(
         None if isinstance(atom, jex_core.Literal) else places.get(atom)
         for atom in jaxpr.jaxpr.outvars
     )
-    # Those of mapped axes are bound where the equation stands, and not here.
+    # Mapped axes, which count as effects, are bound around the equation, not here.
     if jaxpr.effects or all(number is None for number in operands):
         return Computed(jaxpr, (None,) * len(operands))
     is_new = [number is None for number in operands]
@@ -135,10 +135,10 @@ def computed(jaxpr: ClosedJaxpr) -> Computed:
 
 
 def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
-    """A jaxpr that takes those of its constants as operands that are tracers, and them.
+    """Makes operands of the constants of a jaxpr that are tracers; returns both.
 
-    So it does with what lies under an Explicit mesh, as inside of the loops there is
-    none. The others stay constants: what is cut by their values can be known.
+    Arrays under an Explicit mesh become operands too, as there is none inside of the
+    loops. Other constants stay, since cuts may depend on their values.
     """
     traced = [
         isinstance(value, jax.core.Tracer) or bool(_explicit_axes(value))
@@ -153,7 +153,7 @@ def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
         consts = merge(traced, operands[own:], known)
         return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands[:own])
 
-    # As they are: under an Explicit mesh they say how they are laid out.
+    # The avals unchanged: under an Explicit mesh they have the layout.
     return jax.make_jaxpr(fun)(*jaxpr.in_avals, *map(jax.typeof, held)), held
 
 
@@ -205,7 +205,7 @@ def split(which: Sequence[bool], values: Iterable[Any]) -> tuple[list[Any], list
 
 
 def merge(which: Sequence[bool], yes: Iterable[Any], no: Iterable[Any]) -> list[Any]:
-    """What is in ``yes`` and in ``no``, in the order that ``which`` says."""
+    """The inverse of `split`: values from ``yes`` and ``no``, as ``which`` says."""
     yes_left, no_left = iter(yes), iter(no)
     return [next(yes_left) if flag else next(no_left) for flag in which]
 
@@ -226,7 +226,7 @@ def _jvp_rule(
     moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
     smooth = list(map(is_inexact, jaxpr.out_avals))
 
-    # What is shown is so once, by the function itself.
+    # Callbacks without results are called once, by the function itself.
     quiet = silent(jaxpr)
 
     def tangent_function(*operands: Any) -> list[Any]:
@@ -260,7 +260,7 @@ def _transpose_rule(
     linear = list(map(ad.is_undefined_primal, operands))
     given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
     moving, known = split(linear, operands)
-    # As they are: inside `jax.shard_map` they say which devices differ in them.
+    # The avals unchanged: inside `jax.shard_map` they say over which axes they vary.
     avals = [operand.aval for operand in moving]
 
     def transposed(*operands: Any) -> Sequence[Any]:
@@ -280,7 +280,7 @@ def _transpose_rule(
 
 
 def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked:
-    """Where the results are cut, for what is computed from their cotangents."""
+    """The cuts of the results, which become those of their cotangents."""
     smaller, forwarded = computed(jaxpr)
     analysis = cut(smaller, asked, options).analysis
 
@@ -333,5 +333,5 @@ ad.primitive_transposes[chunked_p] = _transpose_rule
 def_batching(chunked_p, _batching_rule)
 mlir.register_lowering(chunked_p, mlir.lower_fun(_in_loops, multiple_results=True))
 
-# A plan, or another `chunked`, cuts what is inside as if it stood there.
+# A plan, or another `chunked`, inlines the function and cuts it.
 LOOKED_THROUGH[chunked_p] = "jaxpr"

@@ -1,4 +1,4 @@
-"""A function in pieces that keeps for its backward pass what it computed."""
+"""Runs a function in pieces, and keeps its residuals for the backward pass."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,11 +24,10 @@ def keeping_residuals(
     asked: Asked,
     options: Options,
 ) -> list[Any]:
-    """``fun`` of the leaves in pieces; its gradient computes nothing again.
+    """Computes ``fun`` of the leaves in pieces; its gradient recomputes nothing.
 
     Args:
-      fun: a flat function; what `jax.checkpoint` around it does not save is computed
-        again.
+      fun: a flat function; what `jax.checkpoint` around it does not save is recomputed.
       leaves: its arguments.
       asked: their cuts.
       options: how to cut.

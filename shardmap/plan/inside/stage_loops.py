@@ -1,9 +1,9 @@
 """The stages of a cut program as loops: one `jax.lax.scan` for shards that are alike.
 
 Shards are alike if they run the same steps on boxes of the same sizes; only positions
-differ. Those that go up in equal steps are computed from the loop's counter, so that a
-loop has the same size for ten shards and for a million; others are looked up. A short
-last piece, or one at a border, is a loop of its own, or stands alone.
+differ. Positions with a constant stride are computed from the loop's counter, so a loop
+has the same size for ten shards and for a million; others are looked up. A short last
+piece, or a piece at a border, has a loop of its own, or runs without one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +39,9 @@ class SameSteps(NamedTuple):
     """Shards of a stage that run the same steps.
 
     Attributes:
-      static: what they have in common.
+      static: the static part of their recipes.
       sizes: the shape of what each writes, per result of the stage; None for nothing.
-      members: them.
+      members: the shards, grouped by pattern.
     """
 
     static: StaticRecipe
@@ -50,7 +50,7 @@ class SameSteps(NamedTuple):
 
 
 def with_same_steps(stage: Stage) -> list[SameSteps]:
-    """The shards of a stage, those that run the same steps together."""
+    """Groups the shards of a stage by the steps that they run."""
     found: dict[Any, SameSteps] = {}
     alike = stage.alike()
     for member in sorted(alike, key=lambda member: int(member.numbers[0])):
@@ -62,7 +62,7 @@ def with_same_steps(stage: Stage) -> list[SameSteps]:
 
 
 def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
-    """What the function gives for these arguments, flat."""
+    """The results of the function for these arguments, flat."""
     graph = cut_program.graph
     known: dict[Value, Any] = dict(zip(graph.inputs, leaves, strict=True))
     known.update((v, jnp.asarray(array)) for v, array in graph.constants.items())
@@ -104,15 +104,15 @@ def _run_shards(
     made: dict[Value, Any],
     beside: bool,
 ) -> dict[Value, Any]:
-    """The buffers with what shards with the same steps give.
+    """Runs shards with the same steps; returns the buffers with their results.
 
     Args:
       cut_program: the function.
       stage: one of its stages.
-      shards: those of the stage that have them.
-      known: what other stages gave.
+      shards: shards of the stage.
+      known: the arguments, the constants and the values of earlier stages.
       made: the buffers.
-      beside: whether there are others that XLA could run at the same time.
+      beside: whether XLA could run other shards at the same time.
     """
     static = shards.static
     function = cut_program.emitted(stage, static)
@@ -124,8 +124,8 @@ def _run_shards(
         if size is not None and stage.results[k].value in made
     ]
 
-    # XLA of JAX 0.10 takes a part of a part of an array as one part of the array, and
-    # forgets that places outside of the part in between are none.
+    # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
+    # that places outside of the first slice do not exist.
     apart = any(nodes[step.node].primitive in WITH_PLACES for step in static.steps)
 
     def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
@@ -170,10 +170,11 @@ def _runs_once(cut_program: CutProgram, shards: SameSteps) -> bool:
 def _by_itself(
     run: Callable[[Any], Any], buffers: dict[int, Any], beside: bool
 ) -> dict[int, Any]:
-    """A body that is not in a loop; ``beside`` others.
+    """Runs a body without a loop.
 
-    XLA schedules what stands side by side as it likes, with the memory of all. A branch
-    it runs at once, and that it is always taken is hidden from it.
+    XLA may interleave it with other shards, and hold the memory of all. It does not
+    interleave branches, so the body becomes a branch, and a barrier hides from XLA that
+    this branch is always taken.
     """
     if not beside:
         return run(buffers)
@@ -196,7 +197,7 @@ def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _of_one_dtype(start: Sequence[Any]) -> list[Any]:
-    """Positions as JAX takes them: plain numbers become what the others are."""
+    """Positions as JAX takes them: ints get the dtype of the others."""
     dtypes = [number.dtype for number in start if not isinstance(number, int)]
     return [np.asarray(n, *dtypes[:1]) if isinstance(n, int) else n for n in start]
 
@@ -215,10 +216,10 @@ def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
 def laid_out_as(
     avals: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """``run``, under an Explicit mesh with results that are laid out like these.
+    """Returns ``run``; under an Explicit mesh its results are laid out like these.
 
-    A piece of an axis that is on several devices has no layout that JAX would know
-    of, so that inside of the loops the compiler decides.
+    A piece of an axis that is on several devices has no layout that JAX knows, so
+    inside of the loops the compiler decides.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = mesh.explicit_axes
@@ -269,16 +270,16 @@ class Positions:
     """The positions of shards that run the same steps.
 
     Attributes:
-      count: how many shards there are.
-      first: what the loop counts from.
-      rows: what the loop runs over besides: positions that are looked up.
+      count: the number of shards.
+      first: the first value of the loop's counter.
+      rows: the positions that are looked up, which the loop scans over.
     """
 
     def __init__(self, members: Sequence[Alike]) -> None:
         boxes, recipe = members[0].pattern.boxes, members[0].pattern.recipe
         self._written = {k: len(box) for k, box in enumerate(boxes) if box is not None}
         self._reads = [len(box) for _, box in recipe.reads]
-        # Of a box the law has starts and stops, of which only the starts are positions.
+        # The law has the starts and stops of boxes; only the starts are positions.
         ends = 2 * (sum(self._written.values()) + sum(self._reads))
         chosen = np.r_[0:ends:2, ends : ends + len(recipe.starts)].astype(int)
         turn = np.argsort(np.concatenate([member.numbers for member in members]))
@@ -308,7 +309,7 @@ class Positions:
     def at(self, counter: Any, looked_up: Sequence[Any]) -> ShardPlaces:
         """The positions of one shard.
 
-        Boxes have plain numbers where all shards have the same.
+        A position of a box is an int if all shards have the same.
         """
         rest = iter(looked_up)
         found = [

@@ -38,7 +38,7 @@ def fft(node: Node) -> Factors:
 def axis_by_axis(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
-    """Writes a transform of several axes as one of each: the others can be cut."""
+    """Writes a transform of several axes as one per axis: other axes can be cut."""
     kind, lengths = node.params["fft_type"], tuple(node.params["fft_lengths"])
     count = len(lengths)
     if count < 2:

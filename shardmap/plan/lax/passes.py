@@ -54,8 +54,8 @@ def analysed(
       effects: rewrites equations with effects; None: they are refused.
       keeps: whether values may be kept that could be recomputed.
       most_equations: the most equations of a loop whose steps become stages.
-      inside: of the first values of `begins`.
-      sampled: whether a few steps may stand for all of a loop that is unrolled.
+      inside: the cuts of the first values of `begins`.
+      sampled: whether a few steps may represent all steps of an unrolled loop.
     """
 
     def analysis(opened: Opened | None) -> Analysis:
@@ -95,7 +95,7 @@ def _last(analysis: Analysis) -> int:
 
 
 def begins(closed: AnyJaxpr, effects: Effects | None = None) -> list[Value]:
-    """The values of a function made from positions only, such as random numbers."""
+    """The values at which cuts can begin, such as random numbers."""
     return barrier.begins(flatten(closed, CALLS._replace(effects=effects)))
 
 

@@ -120,7 +120,7 @@ def _widens(before: np.dtype, after: np.dtype) -> bool:
 
 
 def _as_it_is(local: Local) -> Sequence[Any]:
-    """Ignores where a value should be placed: a shard of it cannot be there."""
+    """Ignores a sharding, which cannot hold for a shard of the value."""
     return local.values
 
 
@@ -133,7 +133,7 @@ ONE_BY_ONE = """
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh
     threefry2x32 xor zeta
 """.split()
-"""The primitives that need complete operands."""
+"""The elementwise primitives that need complete operands."""
 
 RULES: dict[Any, RuleMaker] = {
     **{getattr(p, f"{name}_p"): pointwise() for name in ONE_BY_ONE},

@@ -1,7 +1,7 @@
 """Cuts running reductions such as ``cumsum`` along their axis, in three stages.
 
-These are the total of each piece, the totals of all pieces before it, and the running
-reduction of the piece, combined with these.
+They compute the total of each piece, the total of all pieces before each, and the
+running reduction of each piece, combined with the latter.
 """
 
 import functools

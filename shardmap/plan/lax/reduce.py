@@ -64,7 +64,7 @@ def general_reduction(node: Node) -> Factors:
 
 
 def arg_whole(node: Node) -> Factors:
-    """An argmax, whose axis is whole."""
+    """The rule of an argmax whose axis is whole."""
     gone = node.params["axes"]
     fit = places_fit(node.params, node.in_shapes[0])
     reason = FOUND_OVER_ALL if fit else TOO_FAR
@@ -100,7 +100,7 @@ def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
 
 
 def _bound(primitive: Primitive, x: jax.Array, axis: int) -> jax.Array:
-    """A reduction over one axis, with the parameters that this JAX wants besides."""
+    """A reduction over one axis, with the parameters that this JAX version needs."""
     made: jax.Array = primitive.bind(
         x, axes=(axis,), **dict(REDUCTION_PARAMS[primitive])
     )
@@ -208,7 +208,7 @@ def wide_sum(
 
 
 REWRITES: dict[Any, Rewrite] = {p.dot_general_p: of_transposed}
-"""Products that read an array as it lies."""
+"""Products read transposed operands without a copy."""
 
 STAGES: dict[Any, Stages] = {
     p.conv_general_dilated_p: wide_sum,

@@ -1,10 +1,10 @@
 """Computes sums and scatters of rows in loops that compute the rows too, on CPU.
 
-XLA for CPU before JAX 0.12 is slow at ``(u * u).sum(0)`` where rows are long: it reads
-memory in steps of a row. To add whole rows is 30 to 60 times as fast. The loop computes
+XLA for CPU before JAX 0.12 is slow at ``(u * u).sum(0)`` if rows are long: it reads
+memory in steps of a row. Adding whole rows is 30 to 60 times as fast. The loop computes
 the operand of the sum too, a block of rows at a time. Sums are pairwise, which is as
-accurate as XLA's order. A scatter of rows, as of the months of a series, is such a loop
-in XLA already, but its updates are computed before it, and take memory.
+accurate as XLA's order. In XLA a scatter of rows, as of the months of a series, is such
+a loop already, but its updates are computed before it and take memory.
 """
 
 import functools
@@ -46,11 +46,11 @@ COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
 def by_rows(
     function: Callable[..., Any], primitives: Collection[Any]
 ) -> Callable[..., Any]:
-    """A function of arrays, with sums and scatters of long rows as loops over rows.
+    """Returns a function whose sums and scatters of long rows are loops over rows.
 
     Args:
       function: the function.
-      primitives: those that it consists of.
+      primitives: the primitives that it uses.
     """
     if jax.default_backend() != "cpu":
         return function
@@ -226,7 +226,7 @@ def _total(
     start: Any,
     length: int,
 ) -> Any:
-    """The sum of rows, as sums of blocks of blocks: few numbers are added in a row."""
+    """Sums rows in blocks of blocks, so that few are added one after the other."""
     if length <= BLOCK:
         return _halved(block(start, length), combine)
     step = BLOCK

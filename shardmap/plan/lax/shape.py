@@ -162,7 +162,7 @@ def iota(node: Node) -> Factors:
 
 
 class Concatenate(Rule):
-    """``concatenate``: the axis of the result is those of the operands in a row."""
+    """``concatenate``: along its axis the operands follow each other."""
 
     cheap = True
 
@@ -224,7 +224,7 @@ class Concatenate(Rule):
 
 
 def split(graph: Graph, node: Node) -> list[Operand]:
-    """Written as slices: each result has boxes of its own."""
+    """Writes a split as slices, so that each result has boxes of its own."""
     axis, sizes = node.params["axis"], node.params["sizes"]
     edges = list(itertools.accumulate(sizes, initial=0))
 
@@ -257,15 +257,15 @@ def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
 
 
 MOST_COPIES = 16
-"""The most copies that a tile concatenates, each of which can be cut as the operand.
+"""The most copies that a tile concatenates. Each can be cut like the operand.
 
-More would make a large graph. They are a broadcast and a reshape: cuts fall between
-copies.
+More copies would make a large graph. They become a broadcast and a reshape, which are
+cut between copies.
 """
 
 
 def stack(graph: Graph, node: Node) -> list[Operand]:
-    """Written as a concatenation of operands with one axis more."""
+    """Writes a stack as a concatenation of operands with a new axis."""
     axis, [out] = node.params["axis"], node.outs
     shape = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
     params: Params = {
@@ -273,14 +273,14 @@ def stack(graph: Graph, node: Node) -> list[Operand]:
         "broadcast_dimensions": tuple(k for k in range(len(shape)) if k != axis),
         "sharding": None,
     }
-    # Added one by one: to trace thousands of them would take seconds.
+    # Added one by one: tracing thousands of them would take seconds.
     made = [out.aval.update(shape=shape)]
     rows = [graph.add(p.broadcast_in_dim_p, params, [x], made)[0] for x in node.ins]
     return list(graph.add(p.concatenate_p, {"dimension": axis}, rows, [out.aval]))
 
 
 def unstack(graph: Graph, node: Node) -> list[Operand]:
-    """Written as slices."""
+    """Writes an unstack as slices."""
     axis = node.params["axis"]
 
     def parts(x: jax.Array) -> Any:
@@ -293,7 +293,7 @@ def unstack(graph: Graph, node: Node) -> list[Operand]:
 
 
 def tile(graph: Graph, node: Node) -> list[Operand]:
-    """Written as concatenations; as a broadcast where there are many copies."""
+    """Writes a tile as concatenations, or as a broadcast if there are many copies."""
 
     def copies(x: jax.Array) -> Any:
         for axis, count in enumerate(node.params["reps"]):

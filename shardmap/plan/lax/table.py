@@ -39,19 +39,19 @@ from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall, top
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
-    """Newer primitives of JAX that JAX itself writes as others."""
+    """Writes newer primitives as others, as JAX itself does."""
     function = expansion(node.params)
     return None if function is None else graph.call(function, node.ins)
 
 
 def solved(graph: Graph, node: Node) -> list[Operand]:
-    """A linear solve is its solver: nothing is differentiated any more."""
+    """Writes a linear solve as its solver: nothing is differentiated after this."""
     jaxpr, operands = linear_solve(node.params, len(node.ins))
     return graph.inline(jaxpr, [node.ins[k] for k in operands])
 
 
 def mapped(graph: Graph, node: Node) -> list[Operand]:
-    """A map as one vectorized function."""
+    """Writes a map as one vectorized function."""
     params = node.params
     batch = Batch(params["axis_name"], params["axis_size"])
     function = batch.vectorize(
@@ -91,7 +91,7 @@ STAGES: dict[Any, Stages] = {
     **tall.STAGES,
     **top.STAGES,
 }
-"""What rewrites equations at which cuts end."""
+"""The rewrites of equations at which cuts end."""
 
 TABLE = RuleTable(otherwise=special.collective)
 

@@ -98,7 +98,7 @@ def _window_of(node: Node, k: int, is_summed: bool) -> Window:
     Args:
       node: a convolution.
       k: the number of the spatial axis.
-      is_summed: whether the places of the kernel see the image, and not the result's.
+      is_summed: whether the kernel's axis, not the result's, sees the image through it.
     """
     params, numbers = node.params, node.params["dimension_numbers"]
     lhs_shape, rhs_shape = node.in_shapes

@@ -1,1 +1,1 @@
-"""The memory that a plan takes, and the cuts that fit into what is given."""
+"""The memory that a plan takes, and cuts that fit into a bound."""

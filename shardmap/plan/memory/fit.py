@@ -17,36 +17,36 @@ MOST_AXES = 3
 """The most axes that are cut without ``in_slices``."""
 
 LEAVES_TRIED = 8
-"""The axes of so many arguments are tried, the largest first."""
+"""The axes of at most this many arguments are tried, the largest first."""
 
 SMALLER = 16
-"""Values that are so many times smaller are tried where larger ones do not help."""
+"""Values this many times smaller are tried only if larger ones do not help."""
 
 AXES_GROWN = 4
-"""The best axes that are tried in more pieces."""
+"""The number of the best axes, which are tried in more pieces."""
 
 TRIED = 8
-"""The pieces into which an axis is cut to see what that saves."""
+"""The number of pieces into which an axis is cut first, to see what that saves."""
 
 MOST_PIECES = 2**16
 """The most pieces of an axis that `AUTO` gives."""
 
 COMPILED = 3
-"""How often cuts are chosen anew if compiled shards hold more than the model says."""
+"""How often cuts are chosen if compiled shards hold more than the model says."""
 
 
 class _TooLittle(Exception):
-    """It does not fit into the memory that it may take."""
+    """The function does not fit into the memory."""
 
 
 T = TypeVar("T")
 
 Make: TypeAlias = Callable[[Asked, bool, bool, bool], CutProgram]
-"""Cuts at points: takes these, `Fit`'s ``partial``, whether values are kept that could
-be computed again, and whether a few steps may stand for all of an unrolled loop."""
+"""Cuts the function. Takes points, `Fit`'s ``partial``, whether values are kept that
+could be recomputed, and whether a few steps may represent all of an unrolled loop."""
 
 Chunks: TypeAlias = Callable[[int, int], tuple[int, ...] | None]
-"""Where the chunks of an axis of an operand begin, but for the first; None: in none."""
+"""(operand, axis) -> where its chunks begin, except the first; None: it has none."""
 
 
 class _Found(NamedTuple):
@@ -56,22 +56,22 @@ class _Found(NamedTuple):
 
 
 class Fit:
-    """A function, and the memory that its shards may take.
+    """Finds cuts with which the shards of a function fit into memory.
 
-    Where reduced axes may be cut, the cheaper of both ways is taken: where one array
-    stands on both sides of a product, as in self-attention, cutting what is summed over
-    means to keep the product.
+    If reduced axes may be cut, it tries both ways and takes the cheaper one: if one
+    array is on both sides of a product, as in self-attention, the product is kept if
+    the summed axis is cut.
 
     Args:
       jaxpr: the function.
-      make: what cuts it.
+      make: cuts the function.
       partial: whether reduced axes may be cut.
-      memory: the bytes.
+      memory: the bytes that shards may take.
       in_loops: whether shards are bodies of loops in one program.
       chunks: where the chunks of operands begin.
-      begins: gives the values inside at which cuts can begin. They are tried where the
-        function does not fit with cuts of the operands. Their axes come behind those of
-        the operands.
+      begins: returns the values inside at which cuts can begin. They are tried if the
+        function does not fit with cuts of the operands. Their axes follow those of the
+        operands.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Fit:
         self._begins = begins
         self._choices = [True, False] if partial else [False]
         self._memory, self._in_loops = memory, in_loops
-        self._refusal = math.inf, ""  # The way that takes the least, of those refused.
+        self._refusal = math.inf, ""  # The least bytes that were refused, and why.
         # Whether a few steps stand for all of a loop while cuts are tried.
         self._samples = True
         self._known: dict[tuple[Any, ...], _Found] = {}
@@ -97,7 +97,7 @@ class Fit:
     def axes(self) -> Asked:
         """The axes to cut, as few as possible, as `AUTO`.
 
-        Of several axes along which it fits, that is the one that saves the most.
+        If it fits along several axes, the one that saves the most is taken.
 
         Raises:
           ValueError: the function does not fit, whatever is cut.
@@ -109,7 +109,7 @@ class Fit:
             return self._inside(asked, error)[: len(asked)]
 
     def program(self, asked: Asked) -> CutProgram:
-        """The function, cut into as few pieces as fit where that is `AUTO`.
+        """The function, with as few pieces as fit where cuts are `AUTO`.
 
         Raises:
           ValueError: it does not fit in these pieces, or in any number of them.
@@ -135,7 +135,7 @@ class Fit:
         return _keeping_or_not(lambda keeps: self._axes(more, keeps))
 
     def _best(self, asked: Asked, keeps: bool) -> _Found:
-        """The first way of these cuts that fits, or the one that takes the least.
+        """These cuts with or without cut reductions: what fits, or takes the least.
 
         That way is tried first the next time.
         """
@@ -152,7 +152,7 @@ class Fit:
         return best
 
     def _found(self, asked: Asked, *key: bool) -> _Found:
-        """What is made of these arguments of `Make`."""
+        """The program that `Make` makes of these arguments. It is cached."""
         axes = tuple(
             (k, axis)
             for k, row in enumerate(asked)
@@ -169,7 +169,7 @@ class Fit:
         return found
 
     def _in_pieces(self, asked: Asked, count: int) -> Asked:
-        """``asked`` with so many pieces where it is `AUTO`."""
+        """``asked`` with ``count`` pieces in place of `AUTO`."""
         return tuple(
             tuple(
                 cut_points(count, value.aval.shape[axis], self._borders(k, axis))
@@ -181,7 +181,7 @@ class Fit:
         )
 
     def _most(self, asked: Asked) -> int:
-        """How many pieces there may be: 0 where none are to be chosen."""
+        """The most pieces that `AUTO` may give; 0 if no cut is `AUTO`."""
         lengths = [
             self._values[k].aval.shape[axis]
             for k, row in enumerate(asked)
@@ -192,7 +192,7 @@ class Fit:
 
     def _axes(self, asked: Asked, keeps: bool) -> Asked:
         count = 1
-        # Where the model finds no need for cuts, only the compiler knows of one.
+        # If the model finds no need for cuts, the bytes of the compiler decide.
         uncut = self._best(self._in_pieces(asked, count), keeps)
         ask_compiler = uncut.peak.bytes <= self._memory
 
@@ -234,7 +234,7 @@ class Fit:
     def _grown(
         self, asked: Asked, least: Peak, count: int, held: Callable[[Asked, int], Peak]
     ) -> tuple[Peak, int]:
-        """What it holds in more pieces, and how many, as long as more of them help."""
+        """Tries more pieces as long as they help; returns the peak and the number."""
         most = self._most(asked)
         while least.bytes > self._memory and count < most:
             more = min(4 * count, most)
@@ -250,7 +250,7 @@ class Fit:
         return self._chunks(k, axis) if k < len(self._jaxpr.in_avals) else None
 
     def _splits(self, asked: Asked) -> bool:
-        """Whether cuts that are `AUTO` lie inside of chunks that cannot be cut."""
+        """Whether a cut that is `AUTO` splits the only chunk along its axis."""
         return any(
             isinstance(points, Auto) and self._borders(k, axis) == ()
             for k, row in enumerate(asked)
@@ -292,8 +292,8 @@ class Fit:
                     return every_step.program
                 self._samples = False
                 return self._program(asked, keeps, count)
-            # Kernels may need the same for shorter pieces. Where that leaves no room, a
-            # shorter piece is taken to need proportionally less.
+            # Kernels may take as much for shorter pieces. If that leaves no room, the
+            # bytes are assumed to be proportional to the length of a piece.
             kernels = took - found.peak.bytes
             first, room = count + 1, self._memory - kernels
             if room <= 0:
@@ -306,7 +306,7 @@ class Fit:
     def _fewest(
         self, asked: Asked, most: int, keeps: bool, first: int, room: int
     ) -> int:
-        """In how many pieces it fits into ``room``, up to a sixteenth too many.
+        """The fewest pieces that fit into ``room``, or up to a sixteenth more.
 
         Args:
           asked: the cuts.
@@ -324,7 +324,7 @@ class Fit:
         while (least := held(count)).bytes > room:
             if count >= most:
                 raise self._too_little(least.plus(self._memory - room), count)
-            # A piece holds about as much less as it is shorter.
+            # The bytes are about proportional to the length of a piece.
             times = min(max(least.bytes / room, 1.25), 16)
             below, count = count, min(max(int(count * times), count + 1), most)
         tried = count - max(1, count // 16)
@@ -356,7 +356,7 @@ class Fit:
 
 
 def _keeping_or_not(choose: Callable[[bool], T]) -> T:
-    """What fits with values that are kept, or else without those that need not be.
+    """Chooses with values kept, or if that does not fit, with recomputed ones.
 
     Raises:
       ValueError: nothing fits.

@@ -2,8 +2,8 @@
 
 Every intermediate value is held from the equation that makes it to the last one that
 uses it. A result takes the place of an operand of its size that is not used any more.
-XLA for CPU runs equations breadth first, so that much can run at once: the program is
-looked at in this order too. What kernels take besides is measured, with programs of one
+XLA for CPU runs equations breadth first, so that much can run at once: the peak in this
+order counts too. The scratch memory of kernels was measured, with programs of one
 operation each.
 """
 
@@ -33,15 +33,15 @@ IN_PLACE = frozenset(
 """Primitives, besides pointwise ones, whose results may overwrite operands."""
 
 BETWEEN = 32
-"""The part of the memory that is added for what kernels hand on to each other."""
+"""The memory divided by this is added, for what kernels hand on to each other."""
 
 
 class Peak(NamedTuple):
     """The most that a program holds at once.
 
     Attributes:
-      bytes: how much, besides its arguments and results.
-      largest: the bytes of the largest value among it.
+      bytes: the bytes, besides its arguments and results.
+      largest: the bytes of the largest value that it holds then.
       shape: that value, as jaxprs print it.
       source: where it is made; empty if it is read.
     """
@@ -52,7 +52,7 @@ class Peak(NamedTuple):
     source: str = ""
 
     def plus(self, nbytes: int) -> "Peak":
-        """With so many bytes more."""
+        """The peak with more bytes."""
         return self._replace(bytes=self.bytes + nbytes)
 
 
@@ -67,7 +67,7 @@ def _variables(atoms: Sequence[Atom]) -> list[Var]:
 
 
 def _peak(jaxpr: Jaxpr, given: Collection[Var] = ()) -> Peak:
-    """As `peak`, of a program whose results ``given`` have memory already."""
+    """As `peak`, for a program with results ``given`` that have memory already."""
     steps = [(equation, _inside(equation)) for equation in jaxpr.eqns]
     users = _users(jaxpr)
     free = {*_made_in(jaxpr, users, given), *_read_through(jaxpr, users)}
@@ -106,7 +106,7 @@ def _breadth_first(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> list[int
 def _made_in(
     jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]], given: Collection[Var]
 ) -> set[Var]:
-    """The values in the memory of the results that are given."""
+    """The values that are made in the memory of the given results."""
     found = set(given)
     made = {v for equation in jaxpr.eqns for v in equation.outvars}
     for equation in reversed(jaxpr.eqns):
@@ -127,7 +127,7 @@ def _is_in_place(equation: Equation) -> bool:
 
 
 def _read_through(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> set[Var]:
-    """The values that XLA never makes: kernels read what they are made of instead."""
+    """The values that XLA never stores: kernels compute them from their operands."""
     results = set(_variables(jaxpr.outvars))
     found: set[Var] = set()
     for equation in jaxpr.eqns:
@@ -156,7 +156,7 @@ def _is_pointwise(equation: Equation) -> bool:
 
 
 def _is_product(equation: Equation) -> bool:
-    """Whether it is of two matrices, which may lie either way."""
+    """Whether it is a product of two matrices; kernels take these transposed too."""
     ranks = {len(aval_of(v).shape) for v in equation.invars}
     return equation.primitive is p.dot_general_p and ranks == {2}
 
@@ -164,7 +164,7 @@ def _is_product(equation: Equation) -> bool:
 def _peak_in(
     steps: Sequence[tuple[Equation, Peak]], results: Sequence[Atom], free: set[Var]
 ) -> Peak:
-    """The peak of equations that run in this order, with what is inside of each."""
+    """The peak of equations that run in this order, with the peak inside of each."""
     last: dict[Any, int] = {}
     for number, (equation, _) in enumerate(steps):
         last.update((v, number) for v in _variables(equation.invars))
@@ -244,18 +244,18 @@ def _sort(equation: Equation) -> float:
 
 
 def _convolution(equation: Equation) -> float:
-    """Operands and results are laid out anew."""
+    """Operands and results are copied to other layouts."""
     return _operands(1)(equation) + _results(1)(equation)
 
 
 LINES, SUMMED = 4096, 1024
-"""How many rows, or columns, and how much of what is summed, is in one block."""
+"""The most rows, or columns, of a block, and its most elements of the summed axes."""
 
 
 def _product(equation: Equation) -> float:
-    """Blocks of the operands are laid out anew, some operands as a whole before.
+    """Blocks of the operands are copied, after whole operands that are transposed.
 
-    With a vector it is a reduction, whose result is laid out anew.
+    A product with a vector is a reduction, and its result is copied.
     """
     left, right = (aval_of(v) for v in equation.invars)
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
@@ -274,8 +274,8 @@ def _product(equation: Equation) -> float:
 def _transposed(equation: Equation) -> Iterator[Atom]:
     """The operands of a product that XLA transposes before it.
 
-    It takes batches of matrices, which may lie either way, and makes matrices of all
-    others: it puts the axes that are summed last on the left, and first on the right.
+    XLA takes batches of matrices, also transposed ones. It transposes other operands to
+    matrices: the summed axes come last on the left, and first on the right.
     """
     summed, batch = equation.params["dimension_numbers"]
     is_mixed = any(list(axes) != sorted(axes) for axes in batch)
@@ -316,4 +316,4 @@ RULES: Mapping[Any, Callable[[Equation], float]] = {
     p.top_k_p: _operands(1 / 32),
     p.triangular_solve_p: _operands(1),
 }
-"""For each primitive that takes more: how much."""
+"""Primitive -> the bytes that an equation takes besides operands and results."""

@@ -20,17 +20,16 @@ COUNTERS = 2**10
 """Bytes that compilers take for counters and the like, which are not counted."""
 
 COPIED = 16
-"""The part of the memory that is added for what XLA copies between loops."""
+"""The memory divided by this is added, for what XLA copies between loops."""
 
 SAMPLED = 64
-"""How many shards of each family are looked at, at most."""
+"""The most shards of each family that are sampled."""
 
 
 def sample(stage: Stage) -> Iterator[int]:
     """Some shards of a stage, the largest among them.
 
-    Of each loop of a family these have the first piece, the last one, the one in the
-    middle, and the longest.
+    They have the first, the last, the middle or the longest piece of each loop.
     """
     first = 0
     for family in stage.families:
@@ -53,9 +52,9 @@ class _Shard(NamedTuple):
 
     Attributes:
       recipe: how it is computed.
-      temporary: what it computes besides its results.
-      moved: the bytes of what it reads and gives back.
-      sliced: those of it that are parts of larger values. A loop copies no others.
+      temporary: the memory of what it computes besides its results.
+      moved: the bytes that it reads and returns.
+      sliced: those of them that are parts of larger values. A loop copies only these.
     """
 
     recipe: Recipe
@@ -78,7 +77,7 @@ _KNOWN: "weakref.WeakKeyDictionary[Stage, list[_Shard]]" = weakref.WeakKeyDictio
 
 
 def _shards(cut_program: CutProgram, stage: Stage) -> list[_Shard]:
-    """One shard for each function of a stage, of those that are looked at."""
+    """One shard for each function of a stage, among those of `sample`."""
     if stage not in _KNOWN:
         found: dict[StaticRecipe, _Shard] = {}
         for number in sample(stage):
@@ -115,19 +114,19 @@ def _temporary(cut_program: CutProgram, stage: Stage, recipe: Recipe) -> Peak:
 
 
 def shard_peak(cut_program: CutProgram, stage: Stage, in_loops: bool = False) -> Peak:
-    """The most that a shard holds at once: what it reads, computes and gives back.
+    """The most that a shard holds at once: what it reads, computes and returns.
 
     Args:
       cut_program: the plan.
       stage: the shard's stage.
-      in_loops: whether it is the body of a loop, whose arguments and results are there.
+      in_loops: whether it is the body of a loop, whose arguments and results exist.
     """
     found = [shard.peak(in_loops) for shard in _shards(cut_program, stage)]
     return max(found, key=lambda each: each.bytes)
 
 
 def temporaries(cut_program: CutProgram, stage: Stage) -> int:
-    """The bytes of it that the largest shard neither reads nor gives back."""
+    """The bytes that the largest shard holds and neither reads nor returns."""
     largest = max(_shards(cut_program, stage), key=lambda each: each.peak(False).bytes)
     return largest.temporary.bytes
 
@@ -156,7 +155,7 @@ def plan_peak(cut_program: CutProgram, in_loops: bool = False) -> Peak:
 
 
 def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
-    """As `plan_peak`, with what the compiler says of the largest shard's function.
+    """As `plan_peak`, with the temporaries of the largest shard that XLA reports.
 
     The first run of the shard does not compile it again.
     """
@@ -178,14 +177,14 @@ def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
 
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
-    """The bytes of what is held in memory besides arguments and results."""
+    """The bytes held in memory while a stage runs, besides arguments and results."""
     made = [result.value for result in cut_program.stages[place].results]
     folds = sum(depth(cut_program.parts[v]) * nbytes(v) for v in made)
     return sum(map(nbytes, _kept(cut_program, place, in_scratch=False))) + folds
 
 
 def scratch_bytes(cut_program: CutProgram, place: int) -> int:
-    """The bytes of what is kept in ``scratch`` while a stage runs."""
+    """The bytes kept in ``scratch`` while a stage runs."""
     return sum(map(nbytes, _kept(cut_program, place, in_scratch=True)))
 
 

@@ -30,7 +30,7 @@ LONGEST = 1.0
 
 
 def place_in_job(task: Any) -> tuple[int, int]:
-    """What was given as ``task``: which process of the job, and how many there are.
+    """Checks ``task``: the number of this process, and how many the job has.
 
     Raises:
       TypeError, ValueError: it is no such pair.
@@ -51,12 +51,12 @@ def place_in_job(task: Any) -> tuple[int, int]:
 
 
 class ArrayJob(Accumulator):
-    """What one process makes and reads; results stay in the folder.
+    """The accumulator of one process; results stay in the folder.
 
     Args:
       cut_program: the plan.
       leaves: its arguments.
-      task: which process, and how many there are.
+      task: the number of this process, and how many the job has.
       saved: the folder.
     """
 
@@ -75,7 +75,7 @@ class ArrayJob(Accumulator):
 
     @property
     def is_last(self) -> bool:
-        """Whether it gives the result."""
+        """Whether this process returns the result."""
         return self.index == self.count - 1
 
     def numbers(self, stage: Stage) -> range:
@@ -97,7 +97,7 @@ class ArrayJob(Accumulator):
         return []
 
     def end_stage(self, stage: Stage) -> None:
-        """Runs its folds, and gives later stages their values."""
+        """Runs its folds of a stage, and keeps the values that later stages read."""
         made: dict[Value, dict[Box, Need]] = {r.value: {} for r in stage.results}
         for task in all_tasks(self.cut_program, stage):
             for place, (box, combiner, value) in enumerate(task.writes):
@@ -149,7 +149,7 @@ class ArrayJob(Accumulator):
         return results
 
     def put_into(self, acc: Accumulator) -> None:
-        """Puts the function's results where they belong, when all is there."""
+        """Puts the function's results into an accumulator, once all are there."""
         graph = self.cut_program.graph
         outputs = {v: self.stored[v] for v in graph.outputs if isinstance(v, Value)}
         for stored in outputs.values():
@@ -164,10 +164,10 @@ class Stored:
     """A value in files, read box by box.
 
     Args:
-      value: which.
+      value: the value.
       combiner: how its parts were combined.
-      made: the results that its boxes are.
-      load: gives a result.
+      made: box -> the task, and the number of its result, that has it.
+      load: returns a result of a task.
     """
 
     def __init__(

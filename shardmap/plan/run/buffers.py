@@ -32,7 +32,7 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
     index: Any = slices(box)
     part = np.asarray(part)
     if combiner != "insert":
-        # Parts of inf and -inf, and sums that overflow, come out as XLA has them.
+        # Like XLA, without warnings about inf - inf and sums that overflow.
         with np.errstate(all="ignore"):
             part = COMBINE_IN_NUMPY[combiner](np.asarray(buffer[index]), part)
     buffer[index] = part
@@ -62,7 +62,7 @@ class Fold:
     Sixteen of them make one, sixteen of those the next, and so on, so that every
     executor gives the same bytes. The top of the tree is the buffer.
 
-    Nodes are arrays, or what stands for arrays, such as futures.
+    Nodes are arrays, or stand for arrays, as results of tasks do.
 
     Args:
       combiner: how they are combined.
@@ -86,12 +86,12 @@ class Fold:
         self._counts = [0] * depth(count)
 
     def add(self, part: Any) -> Any:
-        """Takes the next one, and gives what is to be put into the buffer, if any."""
+        """Adds a partial result; returns what goes into the buffer, or None."""
         self.left -= 1
         return self._add(part, self.left == 0)
 
     def rest(self) -> Any:
-        """Combines what is not in the buffer yet, and gives it."""
+        """Combines what is not in the buffer yet, and returns it."""
         return self._add(None, True)
 
     def _add(self, node: Any, last: bool) -> Any:
@@ -101,7 +101,7 @@ class Fold:
                 self._counts[level] += 1
             whole = last or self._counts[level] == ARITY
             if len(nodes) == self._at_once or (whole and len(nodes) > 1):
-                # The first one is somebody else's, if it was not made here.
+                # The first node may be written to only if it was made here.
                 own = self._counts[level] > len(nodes)
                 nodes[:] = [self._combine(nodes.copy(), own)]
             if not whole:
@@ -163,7 +163,7 @@ def read_box(array: Any, box: Box, aval: Aval) -> Any:
     """A box of an array-like, as NumPy or JAX array of the aval's dtype.
 
     Raises:
-      ValueError: what came has another shape or dtype, or is masked.
+      ValueError: the box that was read has another shape or dtype, or is masked.
     """
     part = array
     if box:

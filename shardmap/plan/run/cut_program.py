@@ -1,4 +1,4 @@
-"""A function that is cut, which plans, shards and engines share."""
+"""A cut function, which plans, shards and workers share."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ from shardmap.plan.lax.row_sums import by_rows
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
 
 IN_MEMORY = 2**20
-"""Up to how many bytes a value is kept in memory, even where there is `scratch`."""
+"""The most bytes of a value that is kept in memory even if there is ``scratch``."""
 
 Spec: TypeAlias = tuple[tuple[int, ...], Any]
 """The shape and dtype of an array."""
@@ -36,7 +36,7 @@ def in_order(
     kwargs: Mapping[str, PyTree],
     statics: Collection[int | str] = (),
 ) -> tuple[PyTree, ...]:
-    """Arguments of a function, positional and by name, as those of its graph.
+    """Positional and keyword arguments, in the order of the graph's inputs.
 
     Static ones have no leaves: their values are a part of the structure.
     """
@@ -52,7 +52,7 @@ def spec(value: Value, box: Box) -> Spec:
 
 
 def arg_avals(recipe: Recipe) -> list[jax.ShapeDtypeStruct]:
-    """What a shard's function takes: boxes as they are stored, and starts."""
+    """The avals of a shard's function: of boxes as they are stored, and of starts."""
     specs = [spec(value, box) for value, box in recipe.reads]
     specs.append(((len(recipe.starts),), start_dtype(recipe.starts)))
     return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs]
@@ -66,7 +66,7 @@ class CutProgram:
       in_tree: the structure of the arguments.
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
-      names: what messages call the leaves of the arguments.
+      names: the names in messages of the leaves of the arguments.
       scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
@@ -110,7 +110,7 @@ class CutProgram:
 
     @functools.cached_property
     def output_names(self) -> dict[Value, str]:
-        """What messages call the values that the function returns."""
+        """The names in messages of the values that the function returns."""
         named = zip(self.graph.outputs, result_names(self.out_tree), strict=True)
         found: dict[Value, str] = {}
         for value, name in named:
@@ -120,7 +120,7 @@ class CutProgram:
 
     @functools.cached_property
     def kept(self) -> list[list[Value]]:
-        """Per stage, what is held while it runs, besides arguments and results."""
+        """Per stage, the values held while it runs, besides arguments and results."""
         both = (*self.graph.outputs, *self.graph.effects)
         others = {value for value in both if isinstance(value, Value)}
         last = {v: place for place, each in enumerate(self.stages) for v in each.reads}
@@ -138,7 +138,7 @@ class CutProgram:
         return nbytes(value) > IN_MEMORY
 
     def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
-        """The arguments, flat, checked against what was planned."""
+        """The arguments, flat, after a check against those of the plan."""
         leaves, tree = jax.tree.flatten(plain(arrays))
         if tree != self.in_tree:
             raise ValueError(
@@ -194,7 +194,7 @@ class CutProgram:
             raise ValueError(f"{name}: {error}") from error
 
     def compiled(self, stage: Stage, recipe: Recipe) -> jax.stages.Wrapped:
-        """The compiled function of all shards whose recipes do the same.
+        """The compiled function of all shards whose recipes compute the same.
 
         Recipes of one stage are compared by their static parts. Functions of several
         stages, such as the steps of an unrolled loop, are traced and compared.
@@ -203,7 +203,7 @@ class CutProgram:
         key = stage.number, recipe.static, starts.dtype
         if key not in self._compiled:
             own = jax.jit(self.function(stage, recipe.static))
-            # JAX keeps what it has traced, and takes it when the function is called.
+            # JAX caches the trace, and uses it when the function is called.
             alike = likeness(own.trace(*avals).jaxpr)
             self._compiled[key] = self._different.setdefault(alike, own)
         return self._compiled[key]
@@ -211,7 +211,7 @@ class CutProgram:
     def emitted(
         self, stage: Stage, static: StaticRecipe
     ) -> Callable[[Sequence[Any], Any], list[Any]]:
-        """``(boxes that are read, starts) -> results``, None for what others make."""
+        """The function ``(boxes, starts) -> results``, None for unwanted results."""
         values = [
             None if ref is None else result.value
             for result, ref in zip(stage.results, static.outs, strict=True)
@@ -221,7 +221,7 @@ class CutProgram:
         return by_rows(function, primitives)
 
     def function(self, stage: Stage, static: StaticRecipe) -> Callable[..., Any]:
-        """The function of `compiled`, not compiled: of boxes as stored, and starts."""
+        """The function of `compiled` before `jax.jit`, of stored boxes and starts."""
         inner = self.emitted(stage, static)
         impls = [key_impl(value.aval) for value in static.read_values]
 

@@ -20,10 +20,10 @@ from shardmap.plan.run.shards import Shard
 from shardmap.plan.run.tasks import Task, all_tasks, run_fold
 
 SMALL = 2**10
-"""Up to how many bytes an array travels with each task that needs it."""
+"""The most bytes of an array that is sent with each task that needs it."""
 
 INSIDE = 2**22
-"""Up to how many bytes an array is part of a task, which can run again."""
+"""The most bytes of an array that is part of a task, which can run again."""
 
 
 def unchanged(thing: Any) -> Any:
@@ -51,7 +51,7 @@ class DaskTasks(ProcessWorkers):
     """Shards and folds as tasks of Dask.
 
     Attributes:
-      results: what stands for the results of a task, by its name and their places.
+      results: (name of a task, number of its result) -> what Dask has of it.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -59,7 +59,7 @@ class DaskTasks(ProcessWorkers):
         self.results: dict[tuple[str, int], Any] = {}
 
     def of_dask(self, value: Value, box: Box) -> Any:
-        """A box of an argument that is an array of Dask, None of another value."""
+        """A box of an argument that is an array of Dask; None for other values."""
         is_input = value in self.cut_program.graph.inputs
         leaf: Any = self.leaves[value.number] if is_input else None
         return leaf[slices(box)].astype(value.aval.dtype) if is_dask(leaf) else None
@@ -88,7 +88,7 @@ class DaskWorkers(DaskTasks):
         self.ahead = 4 * max(sum(self.client.nthreads().values()), 1)
 
     def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
-        # Values that the last stage has made are others now.
+        # The last stage has changed the values that it made.
         self.shared.clear()
         self.results.clear()
         if self.saved:

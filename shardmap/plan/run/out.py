@@ -29,11 +29,11 @@ MOST_WORK = 10_000
 def outputs(
     cut_program: CutProgram, out: PyTree, leaves: Sequence[Any] = ()
 ) -> list[OutputPlace]:
-    """What was given for each output.
+    """The place of each output.
 
     Args:
-      cut_program: the plan, or what is behind it.
-      out: what was given, in the structure of the result.
+      cut_program: the plan's program.
+      out: the array-likes that were given, in the structure of the result.
       leaves: the arguments, flat.
 
     Raises:
@@ -64,7 +64,7 @@ def outputs(
 
 
 def misfits(operands: Sequence[Operand], arrays: Sequence[Any]) -> list[str]:
-    """Why outputs cannot be put in array-likes; None among these is passed over."""
+    """Messages that say why outputs cannot be put in array-likes; None is skipped."""
     found = []
     for k, (operand, array) in enumerate(zip(operands, arrays, strict=True)):
         problem = None if array is None else _misfit(data_aval(operand.aval), array)
@@ -122,7 +122,7 @@ def reserve_files(arrays: Iterable[Any]) -> None:
 def shared_chunks(
     cut_program: CutProgram, places: Sequence[OutputPlace]
 ) -> Iterator[str]:
-    """Tells of chunks that several shards have parts of, and so write again."""
+    """Yields a message for each axis of an output along which shards share chunks."""
     given = {value: (k, array) for k, (value, array) in enumerate(places) if value}
     for stage in cut_program.stages:
         for result in stage.results:
@@ -141,7 +141,7 @@ def shared_chunks(
 def _overlaps(
     cut_program: CutProgram, places: Sequence[OutputPlace], leaves: Sequence[Any]
 ) -> Iterator[str]:
-    """Tells of outputs that share memory with arguments or with each other."""
+    """Yields messages about outputs that share memory with arguments or each other."""
     for k, (value, array) in enumerate(places):
         if array is None:
             continue
@@ -149,7 +149,7 @@ def _overlaps(
             if other is not None and _share(array, other):
                 yield f"* outputs {j} and {k} share memory: give them arrays apart"
         for name, leaf in zip(cut_program.names, leaves, strict=False):
-            # An output without a value of its own is written when all is read.
+            # An output without a value is written after everything is read.
             if value is not None and _share(array, leaf):
                 yield (
                     f"* output {k} shares memory with {name}: shards would read what "

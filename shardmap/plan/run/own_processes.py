@@ -46,7 +46,7 @@ def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
 def _is_imported_by_worker() -> bool:
     """Whether a new process is importing the script that calls this.
 
-    `multiprocessing` asks itself the same before it starts a process.
+    `multiprocessing` checks the same before it starts a process.
     """
     return getattr(multiprocessing.current_process(), "_inheriting", False)
 
@@ -69,7 +69,7 @@ def _start(started: Any, count: int) -> None:
     """Called in each process before its first shard, and before JAX starts."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with started.get_lock():
-        # One that takes the place of another has the share of some other one.
+        # A process that replaces a dead one may get the share of another one.
         index = started.value % count
         started.value += 1
     if hasattr(os, "sched_setaffinity"):

@@ -1,8 +1,8 @@
 """Shards in other processes, by any executor of `concurrent.futures`, or by Ray.
 
 A process gets an exported function and, for each box that a shard reads or writes,
-either where the array is or the bytes themselves. What it cannot write comes back. No
-object of JAX is pickled.
+either where the array is or the bytes themselves. Results that it cannot write come
+back. No object of JAX is pickled.
 """
 
 import functools
@@ -65,7 +65,7 @@ def _imported(blob: bytes) -> Callable[..., Any]:
 def run_task(
     blob: bytes, args: Sequence[Arg], writes: Sequence[Write | None]
 ) -> list[np.ndarray | None]:
-    """Runs one shard, and gives those of its results that it has not written."""
+    """Runs one shard, and returns its results; None for those that it has written."""
     arrays = [arg.array() if isinstance(arg, Read) else arg for arg in args]
     with jax.enable_x64(True):  # The types are those of the function, whatever is set.
         results: list[np.ndarray | None] = [*map(np.asarray, _imported(blob)(*arrays))]
@@ -108,7 +108,7 @@ class RemoteAccess:
     def write(self, box: Box, combiner: str, value: Value) -> Write | None:
         """How the worker writes a result; None if it comes back.
 
-        Cells that several shards write are left to one process.
+        Cells that several shards share are written by this process.
         """
         sink = self.sinks.get(value)
         if sink is None or sink.grain is None or combiner != "insert":
@@ -144,7 +144,7 @@ class ProcessWorkers(Workers):
         self.access = RemoteAccess(self.cut_program.graph.inputs, self.leaves, out)
 
     def function(self, shard: Shard) -> Any:
-        """The exported function of a shard, or what stands for it.
+        """The exported function of a shard, as bytes or a future of them.
 
         Raises:
           ImportError: the package that writes its bytes is not installed.
@@ -170,7 +170,7 @@ class ProcessWorkers(Workers):
         return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Starts a function, and gives its future."""
+        """Starts a function, and returns its future."""
         future: Future[Any] = self.executor.submit(function, *args)
         return future
 

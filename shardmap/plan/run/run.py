@@ -1,7 +1,7 @@
-"""Running a plan: here, in threads, in other processes.
+"""Runs a plan: here, in threads, in other processes.
 
-Whatever runs the shards, their results are put together in the order of the shards, so
-that the same plan gives the same bytes each time.
+Every executor combines results in the order of the shards, so the same plan gives the
+same bytes each time.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def run(
     """See `ShardPlan.run`.
 
     Args:
-      trims: whether to give back what the allocator keeps of freed memory.
+      trims: whether to give freed memory that the allocator keeps back to the system.
     """
     own = None if task is None else place_in_job(task)
     if own and checkpoint is None:
@@ -131,7 +131,7 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
     """The kind of workers for an executor, and the executor that they use.
 
     Args:
-      executor: what was given to `ShardPlan.run`.
+      executor: the argument of `ShardPlan.run`.
       readers: how many threads read shards if it is None.
 
     Raises:
@@ -193,9 +193,9 @@ def _progress(cut_program: CutProgram, total: int) -> Iterator[Callable[[Task], 
 
 
 def _trim_of_glibc() -> Any:
-    """The function of glibc that gives back the freed memory it keeps; None if none.
+    """The function of glibc that gives back freed memory; None without glibc.
 
-    That can be several times what a shard holds.
+    That memory can be several times what a shard holds.
     """
     try:
         return ctypes.CDLL(None).malloc_trim

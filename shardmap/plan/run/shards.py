@@ -267,7 +267,7 @@ class Accumulator:
     """The results of a plan so far, and the values that later stages need.
 
     Args:
-      cut_program: the plan, or what is behind it.
+      cut_program: the plan's program.
       out: array-likes to put the outputs in, by value.
     """
 
@@ -298,9 +298,7 @@ class Accumulator:
         return self.kept[value]
 
     def put(self, writes: Iterable[Target], result: Sequence[Any]) -> None:
-        """Puts the results of a task into their buffers, without those that are None,
-        which are there already.
-        """
+        """Puts the results of a task into their buffers; None is there already."""
         for (box, combiner, value), part in zip(writes, result, strict=True):
             buffer = self.buffer(value)
             if part is None:
@@ -375,7 +373,7 @@ class Accumulator:
 
     def outputs(self, raw: bool = False) -> list[Any]:
         """As `result`, flat."""
-        # Somebody may look before all shards are done.
+        # Folds are unfinished if not all shards are done.
         for (value, box), fold in self._folds.items():
             if (part := fold.rest()) is not None:
                 buffers.put(self.buffer(value), box, self._combiners[value], part)

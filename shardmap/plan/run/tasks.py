@@ -76,7 +76,7 @@ def shard_tasks(stage: Stage, numbers: Iterable[int] | None = None) -> Iterator[
 
 
 def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
-    """The shards of a stage and the folds of their results, after what they need."""
+    """The shards of a stage and the folds of their results, each after its needs."""
     trees: dict[tuple[Value, Box], _Tree] = {}
     for task in shard_tasks(stage):
         yield task
@@ -90,7 +90,7 @@ def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
 
 
 def _writes(stage: Stage, number: int) -> Iterator[Target]:
-    """What a shard writes, without a look at how it computes it."""
+    """What a shard writes, found without its recipe."""
     family, index = stage.index(number)
     pieces = {k: stage.loops[k].pieces[piece] for k, piece in index.items()}
     flags = stage.written(family, index)

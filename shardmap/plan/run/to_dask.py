@@ -1,4 +1,4 @@
-"""A plan as arrays of Dask, which join a graph of Dask's."""
+"""A plan as arrays of Dask, which become part of a graph of Dask."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ class _Graph(DaskTasks):
         return self.joined(blocks, len(value.shape))
 
     def joined(self, blocks: Mapping[Box, Any], ndim: int, axis: int = 0) -> Any:
-        """The array of which these are the blocks."""
+        """The array with these blocks."""
         if axis == ndim:
             (block,) = blocks.values()
             return block

@@ -1,4 +1,4 @@
-"""Engines that run shards: what all have in common, and those of this process."""
+"""Workers that run shards: the base class, and those of this process."""
 
 import collections
 import contextlib
@@ -27,7 +27,7 @@ READ_AHEAD = 2
 """How many shards are read or computed at once in this process by default."""
 
 LARGE = 2**25
-"""From how many bytes on a shard is read only when the one before it is done."""
+"""If shards of a stage read more bytes than this, only one is under way by default."""
 
 
 class ShardError(RuntimeError):
@@ -41,8 +41,8 @@ class Workers:
       executor: what runs the tasks.
       cut_program: the plan.
       leaves: its arguments.
-      acc: where results are put together.
-      saved: where all results are kept, and taken from.
+      acc: the accumulator of results.
+      saved: the checkpoint that results are saved to and loaded from.
     """
 
     ahead = AHEAD
@@ -60,7 +60,7 @@ class Workers:
         self.executor, self.saved = executor, saved
 
     def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
-        """The tasks of a stage. What is not folded by them is folded here."""
+        """The tasks of a stage. Partial results that none folds are folded here."""
         return shard_tasks(stage, numbers)
 
     def shard(self, task: Task) -> Shard:
@@ -70,7 +70,7 @@ class Workers:
         return self.cut_program.read(shard.recipe, self.leaves, self.acc.kept)
 
     def submit(self, task: Task) -> Any:
-        """Starts a task, and gives its future."""
+        """Starts a task, and returns its future."""
         raise NotImplementedError
 
     def result(self, task: Task, future: Any) -> Any:
@@ -83,7 +83,7 @@ class Workers:
         Args:
           tasks: the tasks of one stage, each after those that it needs.
           ahead: how many may be under way.
-          retries: how often one that fails is tried again.
+          retries: how often a task that fails is tried again.
 
         Yields:
           The tasks that are done.
@@ -106,7 +106,7 @@ class Workers:
                     if self.saved:
                         self.saved.save(task, result)
                 self.acc.put(task.writes, result)
-                # Else they are there while the next task runs.
+                # Otherwise they are held while the next task runs.
                 del future, result
                 yield task
         finally:
@@ -115,7 +115,7 @@ class Workers:
                     future.cancel()
 
     def tried(self, task: Task, future: Any, retries: int) -> Any:
-        """The results of a task, which is tried again where it fails."""
+        """The results of a task, which is tried again if it fails."""
         attempt = 1
         while True:
             try:
@@ -149,7 +149,7 @@ class Workers:
 
 
 def named(task: Task) -> str:
-    """What messages call a task."""
+    """The name of a task in messages."""
     shard = f"shard {task.number} of stage {task.stage.number}"
     return f"the fold of partial results up to {shard}" if task.needs else shard
 
@@ -208,6 +208,6 @@ class LocalWorkers(ThreadWorkers):
 
 
 def bytes_read(stage: Stage) -> int:
-    """What the first shard of a stage reads."""
+    """The bytes that the first shard of a stage reads."""
     reads = stage.recipe(0)[1].reads
     return sum(box_bytes(value, box) for value, box in reads)

@@ -62,7 +62,7 @@ def _products(module: Module, name: str, once: bool = False) -> int:
 
     Args:
       module: the program.
-      name: the computation's.
+      name: the name of the computation.
       once: whether to count one step of each loop instead of all known steps.
     """
     total = 0

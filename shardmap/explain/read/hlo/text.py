@@ -206,7 +206,7 @@ def reached(
 
 
 def module_of(text: str) -> Module:
-    """Reads what ``as_text()`` of a `jax.stages.Compiled` gives."""
+    """Reads the text that ``as_text()`` of a `jax.stages.Compiled` returns."""
     partitions = re.search(r"num_partitions=(\d+)", text)
     computations: dict[str, list[Instruction]] = {}
     entry = current = ""

@@ -1,8 +1,8 @@
 """Analyses the bodies of loops and branches, which are graphs of their own.
 
-The boxes that a loop needs are a fixed point: a carried value enters a step in the box
-in which the step before leaves it, and that box grows until nothing more is needed. An
-axis that the body maps index by index onto itself stays cut. Any other becomes whole.
+The boxes that a loop needs are a fixed point: the box of a carried value that leaves a
+step enters the next one, and it grows until nothing more is needed. An axis that the
+body maps index by index onto itself stays cut. Any other becomes whole.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -127,7 +127,7 @@ class InnerBody:
         )
 
     def _ended(self, made: Analysis) -> dict[AxisKey, Node]:
-        """The loops that no cut can follow to the end, and the node where it ends."""
+        """The loops whose cuts end inside of the body, and the nodes where they end."""
         find, found = self.classes.find, dict[AxisKey, Node]()
         ended: dict[Node, set[AxisKey]] = {}
         for each in made.ended:
@@ -144,7 +144,7 @@ class InnerBody:
         return found
 
     def _not_summed(self) -> dict[AxisKey, Node]:
-        """The loops over which a sum is needed complete inside of the body."""
+        """The summed loops that cannot be cut, and the nodes that sum over them."""
         sizes = {loop: {each.size for each in own} for loop, own in self._sums.items()}
         for value in (*self.graph.inputs, *self.graph.outputs):
             if isinstance(value, Value):
@@ -166,7 +166,7 @@ class InnerBody:
         return found
 
     def parts(self, loops: Iterable[AxisKey]) -> list[Partial | None] | None:
-        """The partial sum that each output is if these loops are cut.
+        """For each output, the partial sum that it becomes if these loops are cut.
 
         A carried value that is a partial sum enters as one.
 
@@ -203,7 +203,7 @@ class InnerBody:
                 continue
             keys = [made.reductions[k].key for k in pending.reductions]
             own = frozenset(map(self.classes.find, keys))
-            # In a double sum over one loop, a piece would meet no other piece.
+            # In a double sum over one loop, a piece would meet only itself.
             if len(own) < len(keys):
                 return None
             found.append(Partial(pending.combiner, own))
@@ -262,7 +262,7 @@ class InnerBody:
         return [read.get(value) for value in self.graph.inputs]
 
     def shard(self, recipe: Recipe, wanted: Boxes, given: Boxes) -> "BodyShard":
-        """What a shard computes.
+        """The `BodyShard` of a recipe.
 
         Args:
           recipe: of the wanted boxes.
@@ -442,7 +442,7 @@ class Inner(Rule):
     def parts(self, names: Iterable[Any]) -> list[list[Partial | None]] | None:
         """The partial sums that the outputs of each body are if these loops are cut.
 
-        Of branches one runs: what is a partial sum in one of them is one in all.
+        Only one branch runs: a partial sum in one of them is one in all.
 
         Returns:
           None if the loops cannot be cut.
@@ -470,7 +470,7 @@ class Inner(Rule):
         return found
 
     def limited(self, loops: Mapping[Factor, Interval]) -> dict[Factor, Interval]:
-        """The loops of which only a part runs."""
+        """The loops that run over a part only."""
         sizes = {
             name: size
             for axes, shape in zip(self.ins, self.node.in_shapes, strict=True)
@@ -487,7 +487,7 @@ class Inner(Rule):
     def firsts(
         self, limited: Sequence[Factor], starts: Sequence[jax.Array]
     ) -> dict[Factor, jax.Array]:
-        """Whether a shard is the first along each loop of which only a part runs.
+        """Whether a shard is the first along each loop that runs over a part only.
 
         Args:
           limited: the loops.

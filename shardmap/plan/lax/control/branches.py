@@ -25,7 +25,7 @@ class Branches(NamedTuple):
 
     Attributes:
       bodies: the shard of each branch.
-      limited: the summed loops of which only a part runs.
+      limited: the summed loops that run over a part only.
     """
 
     bodies: tuple[BodyShard, ...]

@@ -42,7 +42,7 @@ class Looped(NamedTuple):
     Attributes:
       step: the shard of the body.
       crops: the parts of the results that are wanted.
-      limited: the summed loops of which only a part runs.
+      limited: the summed loops that run over a part only.
       length: the number of steps of a scan.
       test: the shard of the condition of a ``while``.
     """
@@ -127,7 +127,7 @@ class Scan(LoopRule):
             if grown == carry:
                 break
             carry = grown
-        # A carried box that the body does not read is carried all the same.
+        # A box is carried even if the body does not read it.
         given = [*needs[: self.consts], *carry, *needs[first:]]
         read = along[0] + self.first_row, along[1] + self.first_row
         needed = [*given[:first], *_along(read, given[first:])]
@@ -146,7 +146,7 @@ class Scan(LoopRule):
         step, first = static.step, self.consts + self.carries
         consts, carries = values[: self.consts], values[self.consts : first]
 
-        # JAX's loops take None, for what is not wanted, as a tree without leaves.
+        # JAX's loops take None, for unwanted values, as a tree without leaves.
         def body(carried: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
             outs = self.body.run(step, [*consts, *carried, *rows], starts)
             return self.carried(outs[: self.carries]), outs[self.carries :]

@@ -22,7 +22,7 @@ MOST_IN_STAGES = 2**16
 """The most equations if each step is a stage: all steps share their functions."""
 
 SAMPLE = 3
-"""The number of steps that show how a longer loop would be cut."""
+"""The number of steps that are unrolled to find out how a longer loop is cut."""
 
 
 class Opened:
@@ -42,7 +42,7 @@ class Opened:
         self.is_short, self.equations = False, 0
 
     def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
-        """What replaces a node; None: it stays."""
+        """Returns the operands that replace a node's results; None: it stays."""
         if node.primitive is p.cond_p:
             return every_branch(graph, node)
         length: int = node.params["length"]
@@ -94,7 +94,7 @@ def _stacked(graph: Graph, rows: Sequence[Operand]) -> Operand:
 
 
 def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
-    """Adds all branches and a choice; the others are computed in vain."""
+    """Adds all branches, which are all computed, and a choice between their results."""
     branches = node.params["branches"]
     if any(e.primitive is p.while_p for jaxpr in branches for e in equations(jaxpr)):
         return None  # A branch that is not chosen might never end.

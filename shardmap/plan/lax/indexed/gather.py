@@ -1,9 +1,9 @@
 """The rule of ``gather``: which axes of the operand and of the indices can be cut.
 
-An axis that is taken in full passes. One of which a window is taken is whole. One of
-which single places are taken gives partial results: each shard takes the elements in
+An axis that is taken in full passes. An axis that is taken in windows is whole. An axis
+that is taken in single places gives partial results: each shard takes the elements in
 its box, and zero for the others. For ``table[words]`` the rule is
-``a b, c * -> c b; a add``. Where indices are known and local, each piece of the result
+``a b, c * -> c b; a add``. If indices are known and local, each piece of the result
 reads a range of the axis instead.
 """
 
@@ -43,7 +43,7 @@ class _Named(NamedTuple):
       operand, indices, out: the factor of each axis.
       wholes: the factors that are never cut, and why.
       full: the operand's axes that are taken in full.
-      single: those of which single places are taken.
+      single: those that are taken in single places.
       along: those whose places count along an axis of the indices.
       stretches: those whose places are known and local, and their windows.
     """

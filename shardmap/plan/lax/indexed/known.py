@@ -1,9 +1,9 @@
-"""Finds what a plan can know of indices: their values, or that they count an axis.
+"""Finds the values of indices, or that they count along an axis.
 
 Indices that depend on no argument are evaluated with NumPy: JAX would compile each
 equation, which takes some 40 ms. A column that counts along an axis of the indices is
-recognized whatever its length: in ``x[jnp.arange(n), y]`` row ``i`` of the indices
-reads row ``i`` of ``x``, so both are one loop.
+recognized at any length: in ``x[jnp.arange(n), y]`` row ``i`` of the indices reads row
+``i`` of ``x``, so both are one loop.
 """
 
 import functools
@@ -32,7 +32,7 @@ def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
 
     Args:
       node: its second operand has the indices, one column per coordinate.
-      columns: the axis of the first operand that each column is a place of.
+      columns: the axis of the first operand that each column indexes.
 
     Returns:
       Axis of the first operand -> axis of the indices.
@@ -48,7 +48,7 @@ def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
 
 
 def _columns(indices: Operand) -> list[tuple[Operand, int]]:
-    """The operand that holds each column of indices, and its number in there."""
+    """For each column of indices, the operand that holds it, and its number there."""
     node, last = producer(indices), len(indices.shape) - 1
     if node is not None and node.primitive is p.concatenate_p:
         if node.params["dimension"] == last:
@@ -92,7 +92,7 @@ MOVES = frozenset({p.convert_element_type_p, p.copy_p, p.reshape_p, p.squeeze_p}
 
 
 def _is_never_less(operand: Operand) -> bool:
-    """Whether an operand tells which counts are negative: none is."""
+    """Returns True if an operand is ``counts < 0``, which holds nowhere."""
     node = producer(operand)
     if node is None or node.primitive is not p.lt_p:
         return False
@@ -119,7 +119,7 @@ MOST_NODES = 128
 
 
 def evaluated(operand: Operand) -> np.ndarray | None:
-    """Integers that depend on no argument; None if they do, or it is not known how."""
+    """The values of integers that depend on no argument; None if they are not known."""
     if not jnp.issubdtype(operand.aval.dtype, jnp.integer):
         return None
     made: dict[Value, np.ndarray | None] = {}
@@ -150,7 +150,7 @@ def constant(operand: Operand) -> Any:
     """A literal, or a small array that the function closed over; None otherwise."""
     found = operand.value if isinstance(operand, Scalar) else operand.constant
     if isinstance(found, jax.core.Tracer):
-        return None  # Of a function around this one.
+        return None  # Traced by an outer transformation.
     return None if np.size(found) > MOST_ELEMENTS else found
 
 

@@ -46,7 +46,7 @@ def _starts(
 def one_slice(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
-    """A ``gather`` of one window."""
+    """Writes a ``gather`` of one window as a slice."""
     numbers, taken = (
         node.params["dimension_numbers"],
         node.params["slice_sizes"],
@@ -66,7 +66,7 @@ def one_slice(
 def one_update(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
-    """A ``scatter`` of one window."""
+    """Writes a ``scatter`` of one window as a pad and an elementwise choice."""
     numbers = node.params["dimension_numbers"]
     operand, _, updates = node.ins
     inserted = [int(axis) for axis in numbers.inserted_window_dims]

@@ -66,7 +66,7 @@ def moved(
 
 
 def combiner_of(node: Node) -> str | None:
-    """How shards that give zero for elements of others combine; None: not at all."""
+    """How shards combine that give zero for others' elements; None: they cannot."""
     dtype = node.outs[0].aval.dtype
     # Keys cannot be added, and places beyond 2**31 do not fit into int32.
     if is_key(node.outs[0].aval) or max(node.in_shapes[0], default=0) >= 2**31:

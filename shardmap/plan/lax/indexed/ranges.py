@@ -62,7 +62,7 @@ class Ranges(Window):
         return (low, min(low + stretch(high - low), self.size)), ()
 
     def _changes(self, points: Iterable[int]) -> np.ndarray:
-        """The numbers of the places at which another piece begins to be seen."""
+        """The numbers of the places at which the piece that is seen changes."""
         edges = np.unique(np.asarray([*points], np.int64))
         _, lows, highs = self.rows
         piece = np.searchsorted(edges, (lows + highs) // 2, "right")
@@ -99,7 +99,7 @@ class Ranges(Window):
 
 
 SHORT = 8
-"""Runs shorter than one part in so many of a piece make no piece of their own."""
+"""Runs shorter than a piece divided by this number make no piece of their own."""
 
 COUNTS = (4, 8)
 """The numbers of pieces for which `Ranges.is_local` is tested."""
@@ -148,7 +148,7 @@ def lines(
 
     Args:
       node: its second operand has the indices, one column per coordinate.
-      columns: the axis of the first operand that each column is a place of.
+      columns: the axis of the first operand that each column indexes.
       taken: the length of the window on each axis; None: one element.
 
     Returns:
@@ -187,7 +187,7 @@ def looked_at(line: Line, size: int, taken: int) -> Window | None:
 
 
 def landing(line: Line, size: int) -> Window | None:
-    """The updates that each place of an axis gets; None if they come from all over."""
+    """The window through which places see their updates; None if these are all over."""
     count = len(line.places)
     step = 0 if line.varies else _step(line.places[:, 0])
     if step:

@@ -87,7 +87,7 @@ def of_each_piece(
 
 
 def edges_of(points: Sequence[int], size: int, least: int) -> tuple[int, ...]:
-    """The ends of pieces, of which each has at least so many elements."""
+    """The ends of pieces that have at least ``least`` elements each."""
     found = [0]
     for point in points:
         if point - found[-1] >= least > 0 and size - point >= least:

@@ -44,10 +44,10 @@ COMBINERS = {
 }
 
 METHODS = {"add": "add", "max": "max", "min": "min", "mul": "multiply"}
-"""Combiner -> what JAX calls a scatter with it."""
+"""Combiner -> the method of ``x.at[...]`` that scatters with it."""
 
 LANE = 1024
-"""How many rows are added one after the other, and how many such sums a group has."""
+"""About how many rows are added one by one; also the most such sums of a group."""
 
 
 class _Rows(NamedTuple):
@@ -120,7 +120,7 @@ class Grouping:
             self._find()
 
     def written(self, node: Node) -> Sequence[Operand] | None:
-        """What replaces a node of the graph; None: it stays."""
+        """Returns the operands that replace a node's results; None: it stays."""
         if node in self._groups:
             return [self._one_group(node, *self._groups[node])]
         if node.primitive is p.concatenate_p and self._groups:
@@ -270,7 +270,7 @@ class Grouping:
         return made, axis
 
     def _of_all(self, value: Operand) -> Operand:
-        """Adds the value that has all rows, of one that has some."""
+        """Adds the whole value for one that has some of its rows."""
         rows = self._rows_of(value)
         assert rows is not None
         if rows.first not in self._whole:
@@ -291,7 +291,7 @@ class Grouping:
     def _stacked(
         self, values: Sequence[Operand], axis: int, shape: tuple[int, ...]
     ) -> Operand | None:
-        """Adds one operation on all groups for the same one on each; None: they differ.
+        """Adds one operation on all groups, in place of one on each; None: they differ.
 
         Args:
           values: one of each group, with the axis of groups, of size 1, or without it.

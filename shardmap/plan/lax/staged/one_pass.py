@@ -35,7 +35,7 @@ from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
 from shardmap.plan.lax.staged.blocks import of_each_piece
 
 SMALLER = 8
-"""How many times smaller the statistics of all pieces are than what is read."""
+"""The statistics of all pieces must be this many times smaller than what is read."""
 
 MOST_KINDS = 2
 """The most kinds of statistics of one value. Each kind reads the value once, and two
@@ -76,7 +76,7 @@ class Pieces(NamedTuple):
 
 
 Statistics: TypeAlias = Callable[[Pieces], Sequence[Value]]
-"""Gives the arrays of a statistic of all pieces."""
+"""Returns the arrays of a statistic of all pieces."""
 
 
 class OnePass(NamedTuple):
@@ -94,7 +94,7 @@ class OnePass(NamedTuple):
 def writers(
     analysis: Analysis,
 ) -> dict[Node, Callable[[], Sequence[Operand] | None]]:
-    """What writes each reduction that can be computed in one pass."""
+    """Reductions that can be computed in one pass -> what rewrites them so."""
     graph, nodes = analysis.graph, analysis.graph.nodes
     reduced = [nodes[k] for k in dict.fromkeys(r.node for r in analysis.reductions)]
     extrema = [
@@ -250,12 +250,12 @@ class Term(NamedTuple):
 
 
 def _term(plain: Term, gone: Sequence[int], any_sign: bool = False) -> Term:
-    """What a factor of a product is made of.
+    """Finds ``x - c`` or ``exp(x - c) / d`` in a factor of a product.
 
     Args:
-      plain: the factor, as it is.
+      plain: the factor, as ``x`` itself. It is returned if it has neither form.
       gone: the names of the axes that are summed over.
-      any_sign: whether ``c - x`` will do for ``x - c``.
+      any_sign: whether ``c - x`` counts as ``x - c``.
     """
 
     def made_by(value: Operand, primitive: Any) -> Node | None:
@@ -284,7 +284,7 @@ def _term(plain: Term, gone: Sequence[int], any_sign: bool = False) -> Term:
 
 
 def _is_constant(c: Operand, axes: Sequence[int]) -> bool:
-    """Whether an operand is known to be the same all along these axes."""
+    """Returns True if an operand is known to be constant along these axes."""
     if not isinstance(c, Value):
         return False
     if not c.shape or all(c.shape[axis] == 1 for axis in axes):

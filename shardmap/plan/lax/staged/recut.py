@@ -56,7 +56,7 @@ def in_stages(
 
 
 def _costly(value: Value, rule: Callable[[Node], Rule]) -> Node | None:
-    """The operation that computes a value; None if it is arguments, reshaped."""
+    """The costly operation that computes a value; None if only cheap ones do."""
     node = value.producer
     while node is not None and rule(node).cheap:
         sources = [v for v in node.ins if isinstance(v, Value) and v.producer]

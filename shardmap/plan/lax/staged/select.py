@@ -19,10 +19,10 @@ from shardmap.plan.lax.indexed.places import as_int32
 from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
 
 MOST_PLACES = 16
-"""The most places that are selected. An axis of which more are used is sorted."""
+"""The most places that are selected. If more are used, the axis is sorted."""
 
 MOST_UNCUT = 8
-"""The most places of an axis that is not cut. Only on CPU XLA's sort is slower."""
+"""The most places of an axis that is not cut. XLA's sort is slower on CPU only."""
 
 
 def _can_be_counted(node: Node) -> bool:
@@ -122,7 +122,7 @@ def _axes_of(node: Node, axis: int) -> list[int | None] | None:
 
 
 def taken(graph: Graph, node: Node, axis: int, is_cut: bool) -> Sequence[Operand]:
-    """Adds what a node takes of a sort, from the operand of the sort.
+    """Adds the elements that a node takes of a sort, selected from its operand.
 
     Args:
       graph: the graph.

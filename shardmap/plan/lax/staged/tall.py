@@ -1,8 +1,8 @@
 """Cuts the QR and the SVD of tall matrices along their rows (TSQR).
 
 Each piece has an R factor. The R factor of all these, stacked, is that of the matrix.
-Its signs are made those of LAPACK, which follow from the first rows of Q. The singular
-values are those of R, as in LAPACK for matrices that are this tall.
+Its signs are changed to those of LAPACK, which follow from the first rows of Q. The
+singular values are those of R, as in LAPACK for matrices that are this tall.
 """
 
 import functools

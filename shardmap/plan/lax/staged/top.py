@@ -20,7 +20,7 @@ from shardmap.plan.lax.staged.blocks import edges_of, of_each_piece
 def in_stages(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand] | None:
-    """Writes a ``top_k`` in two stages; None if pieces have fewer than k elements."""
+    """Writes a ``top_k`` in two stages; None without two pieces of k elements."""
     [operand] = node.ins
     axis = len(operand.shape) - 1
     edges = edges_of(cuts[0][axis].at, operand.shape[axis], node.params["k"])

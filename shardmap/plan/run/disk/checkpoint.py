@@ -1,6 +1,6 @@
 """A folder with the results of tasks that are done.
 
-Checksums in a file say whether it is complete, and which result of which plan it is.
+Checksums in a file show that it is complete, and that it is of this task and plan.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from shardmap.plan.run.tasks import Task
 MANIFEST = "plan.json"
 
 SUM = hashlib.sha256().digest_size
-"""The length of a checksum. A file has those of its results first."""
+"""The length of a checksum. A file begins with the checksums of its results."""
 
 
 class Checkpoint:
@@ -30,7 +30,7 @@ class Checkpoint:
 
     Args:
       folder: where it is, or will be.
-      cut_program: the plan, or what is behind it.
+      cut_program: the plan's program.
       leaves: its arguments; those up to 1 MiB must be the same each time.
 
     Raises:
@@ -81,7 +81,7 @@ class Checkpoint:
                 )
 
     def _manifest(self) -> dict[str, Any] | None:
-        """What the folder says that it is for, None if it is new."""
+        """The manifest of the folder, None if it is new."""
         content = self.folder.read(MANIFEST)
         if content is None:
             return None

@@ -25,7 +25,7 @@ from shardmap.plan.engine.nodes import Scalar
 from shardmap.plan.run.cut_program import CutProgram
 
 COMPARED = 2**20
-"""Up to how many bytes the values of an argument are compared."""
+"""The most bytes of an argument whose values are compared."""
 
 CALLED = "callback"
 """The parameter of an equation that is a function which shards call."""
@@ -109,7 +109,7 @@ class Digest:
 
         Args:
           thing: the function, or a part of it.
-          inside: the ids of what holds it, as a function may hold itself.
+          inside: the ids of the things around it, as a function may hold itself.
         """
         if id(thing) in inside:
             return
@@ -142,7 +142,7 @@ class Digest:
 
 
 def _what_calls(thing: object) -> tuple[Any, ...]:
-    """The type of an object, and what a call of the object calls."""
+    """The type of an object, and its ``__call__``."""
     return type(thing), inspect.getattr_static(thing, "__call__", None)
 
 

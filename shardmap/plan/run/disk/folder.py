@@ -38,7 +38,7 @@ class Folder:
 
     Args:
       path: where it is.
-      what: what messages call it.
+      what: its name in messages.
     """
 
     def __init__(self, path: str | os.PathLike[str], what: str) -> None:
@@ -74,7 +74,7 @@ class Folder:
 
         Args:
           name: its name.
-          *spans: (offset, length) of what is read of it; default: all.
+          *spans: (offset, length) of each part to read; default: all.
         """
         path = self.path / name
         try:
@@ -125,7 +125,7 @@ def own_name() -> str:
 def is_left(name: str) -> bool:
     """Whether the process that made a name with `own_name` in it has ended.
 
-    Of another machine nobody knows that here.
+    Returns False for a name from another machine, as nothing is known of it.
     """
     found = re.search(rf"{re.escape(_machine())}\.(\d+)\.[0-9a-f]{{16}}", name)
     return found is not None and not _is_alive(int(found[1]))

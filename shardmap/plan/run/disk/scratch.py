@@ -32,7 +32,7 @@ CHUNK = 2**27
 
 
 def checked(scratch: Any) -> Any:
-    """What was given as ``scratch``: a zarr group, or a folder as its path.
+    """Checks ``scratch``, and returns None, a zarr group, or the path of a folder.
 
     Raises:
       TypeError, ValueError: it is neither.
@@ -191,7 +191,7 @@ class _Bits:
 def _mapped(path: pathlib.Path, aval: Aval) -> np.memmap:
     nbytes = math.prod(aval.shape) * aval.dtype.itemsize
     try:
-        # Made anew, or not at all: no file that is there is opened, nor a link.
+        # Mode "x" opens no file that exists, and follows no link.
         with open(path, "xb+") as file:
             reserve(file.fileno(), nbytes)
             return np.memmap(file, aval.dtype, "r+", shape=aval.shape)
