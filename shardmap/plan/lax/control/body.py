@@ -44,6 +44,7 @@ from shardmap.plan.engine.rules import (
     Lost,
     Reason,
     Rule,
+    linked,
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
@@ -541,10 +542,4 @@ class Inner(Rule):
         return Forward(outs, contracted, lost)
 
     def links(self) -> list[list[Link]]:
-        groups: dict[Any, list[Link]] = {}
-        for side, operands in (("in", self.ins), ("out", self.outs)):
-            for k, axes in enumerate(operands):
-                for axis, name in enumerate(axes):
-                    if name is not None:
-                        groups.setdefault(name, []).append(Link(side, k, axis))
-        return list(groups.values())
+        return linked(self.ins, self.outs)

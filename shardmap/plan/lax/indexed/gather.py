@@ -132,7 +132,7 @@ def gather(node: Node) -> Factors:
         wholes=wholes,
         starts=[*contracted, *(named.operand[axis] for axis in named.along)],
         emitter=functools.partial(_emitted, node, named),
-        commutes=passes,
+        passes=passes,
     )
 
 
