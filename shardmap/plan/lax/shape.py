@@ -281,10 +281,8 @@ def unstack(graph: Graph, node: Node) -> list[Operand]:
     axis = node.params["axis"]
 
     def parts(x: jax.Array) -> Any:
-        return [
-            lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), (axis,))
-            for k in range(x.shape[axis])
-        ]
+        every = range(x.shape[axis])
+        return [lax.index_in_dim(x, k, axis, keepdims=False) for k in every]
 
     return graph.call(parts, node.ins)
 
@@ -325,14 +323,15 @@ REWRITES: dict[Any, Rewrite] = {
 
 def bitcast(node: Node) -> Factors:
     """A change of width adds or removes a last axis, which is whole."""
-    before, after = node.in_shapes[0], node.out_shapes[0]
-    rank = min(len(before), len(after))
-    words = Reason("these are the parts of one element")
-    axes = [
-        [k if k < rank else "parts" for k in range(len(shape))]
-        for shape in (before, after)
-    ]
-    return Factors(node, [axes[0]], [axes[1]], wholes={"parts": words})
+    return in_parts(node, Reason("these are the parts of one element"))
+
+
+def in_parts(node: Node, reason: Reason) -> Factors:
+    """``i -> i *`` or ``i * -> i``: a last axis that only one side has is whole."""
+    before, after = len(node.in_shapes[0]), len(node.out_shapes[0])
+    every: list[Factor] = [*range(min(before, after)), "parts"]
+    ins, outs = [every[:before]], [every[:after]]
+    return Factors(node, ins, outs, wholes={"parts": reason})
 
 
 def empty(node: Node) -> Factors:
