@@ -19,7 +19,7 @@ import jax
 from jax import lax
 
 from shardmap._jax.types import Equation, Params, Primitive
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.rules import (
     MANY,
     UNCUT,
@@ -363,10 +363,12 @@ class RuleTable:
 
     Attributes:
       otherwise: for primitives that are not in ``makers``.
+      calls: what is looked through in jaxprs inside of equations.
       makers: by primitive.
     """
 
     otherwise: RuleMaker
+    calls: Calls
     makers: dict[Primitive, RuleMaker] = field(default_factory=dict)
 
     def rule(self, node: Node) -> Rule:
