@@ -81,20 +81,6 @@ RANDOM_SEED, RANDOM_WRAP, RANDOM_UNWRAP, RANDOM_CLONE = (
 # Parameters
 
 
-def _reduction_params(
-    function: Callable[..., Any], primitive: Primitive
-) -> dict[str, Any]:
-    use = equation_of(primitive.name, lambda x: function(x, 0), np.zeros(2, np.int32))
-    return {name: v for name, v in use.params.items() if name != "axes"}
-
-
-REDUCTION_PARAMS = {
-    p.reduce_max_p: _reduction_params(jnp.max, p.reduce_max_p),
-    p.reduce_min_p: _reduction_params(jnp.min, p.reduce_min_p),
-}
-"""The parameters, besides the axes, that a reduction has in this JAX."""
-
-
 def linear_solve(params: Params, operands: int) -> tuple[AnyJaxpr, list[int]]:
     """The jaxpr that solves, and the numbers of the operands that it takes."""
     counts, jaxprs = params["const_lengths"], params["jaxprs"]

@@ -33,10 +33,10 @@ from shardmap.plan.in_slices import InSlices
 from shardmap.plan.labels import Labels, named_cuts, without_labels
 from shardmap.plan.memory.plan_peak import plan_peak
 from shardmap.plan.run.cut_program import CutProgram, in_order
+from shardmap.plan.run.dask import to_dask
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards, index_of
-from shardmap.plan.run.to_dask import to_dask
 from shardmap.plan.run.traffic import Traffic, traffic
 from shardmap.units import bytes_of, check_bool, integer_of, shown
 

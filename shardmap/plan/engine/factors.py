@@ -19,7 +19,7 @@ import jax
 from jax import lax
 
 from shardmap._jax.types import Equation, Params, Primitive
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.rules import (
     MANY,
     UNCUT,
@@ -36,6 +36,7 @@ from shardmap.plan.engine.rules import (
     Rule,
     RuleMaker,
     Windowed,
+    linked,
     meet,
     nothing_passes,
 )
@@ -81,7 +82,6 @@ class Local(NamedTuple):
     """What an emitter gets of one equation and one shard.
 
     Attributes:
-      node: the equation.
       values: the operands' boxes, traced.
       sizes: factor -> its size in this shard.
       holes: (operand, axis) -> the second result of `Window.reads`, usually the holes
@@ -89,7 +89,6 @@ class Local(NamedTuple):
       starts: factor -> its start, a traced scalar, for those in `Factors.starts`.
     """
 
-    node: Node
     values: Sequence[Any]
     sizes: Mapping[Factor, int]
     holes: Mapping[tuple[int, int], tuple[int, ...]]
@@ -133,9 +132,8 @@ class Factors(Rule):
       wholes: factors that are never cut, and why.
       starts: factors whose start `emitter` needs.
       emitter: computes the results, with the local sizes of the factors; by default the
-        primitive with ``params``.
-      params: the parameters of the local equation.
-      commutes: the implementation of `Rule.passes`.
+        primitive.
+      passes: see `Rule`.
       cheap: see `Rule`.
       complete: see `Rule`.
       once: see `Rule`.
@@ -149,8 +147,7 @@ class Factors(Rule):
     wholes: Mapping[Factor, Reason] = field(default_factory=dict)
     starts: Sequence[Factor] = ()
     emitter: Callable[[Local], Sequence[Any]] | None = None
-    params: Callable[[Local], Params] | None = None
-    commutes: Passes = nothing_passes
+    passes: Passes = nothing_passes
     cheap: bool = True
     complete: frozenset[int] = frozenset()
     once: bool = False
@@ -241,17 +238,13 @@ class Factors(Rule):
         raise KeyError(factor)
 
     def links(self) -> list[list[Link]]:
-        groups: dict[Factor, list[Link]] = {}
-        for side, operands in (("in", self.ins), ("out", self.outs)):
-            for k, axes in enumerate(operands):
-                for number, axis in enumerate(axes):
-                    if isinstance(axis, Windowed):
-                        factor = axis.factor if axis.window.same_loop else None
-                    else:
-                        factor = axis
-                    if factor is not None and factor not in self.wholes:
-                        groups.setdefault(factor, []).append(Link(side, k, number))
-        return list(groups.values())
+        def loop(axis: Axis) -> Factor | None:
+            factor = _factor(axis)
+            seen = isinstance(axis, Windowed) and not axis.window.same_loop
+            return None if seen or factor in self.wholes else factor
+
+        ins, outs = ([list(map(loop, row)) for row in x] for x in (self.ins, self.outs))
+        return linked(ins, outs)
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
         return [
@@ -301,15 +294,17 @@ class Factors(Rule):
     ) -> Sequence[Any]:
         windowed = [(k, number) for k, number, _ in self._windowed]
         local = Local(
-            self.node,
             values,
             dict(zip(self._order, static.sizes, strict=True)),
             dict(zip(windowed, static.holes, strict=True)),
             # The starts of the crops follow.
             dict(zip(self.starts, starts, strict=False)),
         )
-        emitter = self.apply if self.emitter is None else self.emitter
-        return crop(emitter(local), static.crops, starts[len(self.starts) :])
+        if self.emitter is None:
+            made = bind(self.node, values, self.node.params)
+        else:
+            made = self.emitter(local)
+        return crop(made, static.crops, starts[len(self.starts) :])
 
     def __str__(self) -> str:
         """The rule in the notation of the module; ``~`` marks a `Window`."""
@@ -329,14 +324,6 @@ class Factors(Rule):
         ]
         combined = [f"; {named(k)} {how}" for k, how in self.contracted.items()]
         return " -> ".join(sides) + "".join(combined)
-
-    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
-        return self.commutes(combiner, pending)
-
-    def apply(self, local: Local) -> Sequence[Any]:
-        """The primitive itself, with local parameters."""
-        params = self.params(local) if self.params else self.node.params
-        return bind(self.node, local.values, params)
 
 
 def _factor(axis: Axis) -> Factor | None:
@@ -377,10 +364,12 @@ class RuleTable:
 
     Attributes:
       otherwise: the maker for primitives that are not in ``makers``.
+      calls: the calls that are inlined in jaxprs inside of equations.
       makers: primitive -> the maker of its rules.
     """
 
     otherwise: RuleMaker
+    calls: Calls
     makers: dict[Primitive, RuleMaker] = field(default_factory=dict)
 
     def rule(self, node: Node) -> Rule:
@@ -390,12 +379,3 @@ class RuleTable:
 
 def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:
     return tuple(1 if axis is None else local.sizes[axis] for axis in axes)
-
-
-def linked_but(node: Node, but: int) -> list[list[Link]]:
-    """Links each axis but one of the result to the same axis of every operand."""
-    return [
-        [Link("out", 0, axis)] + [Link("in", k, axis) for k in range(len(node.ins))]
-        for axis in range(len(node.out_shapes[0]))
-        if axis != but
-    ]

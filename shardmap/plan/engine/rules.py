@@ -169,6 +169,19 @@ class Link(NamedTuple):
     axis: int
 
 
+def linked(
+    ins: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]]
+) -> list[list[Link]]:
+    """The axes that have the same name; None names none."""
+    groups: dict[Any, list[Link]] = {}
+    for side, operands in (("in", ins), ("out", outs)):
+        for k, axes in enumerate(operands):
+            for number, name in enumerate(axes):
+                if name is not None:
+                    groups.setdefault(name, []).append(Link(side, k, number))
+    return list(groups.values())
+
+
 class Rule(ABC):
     """What the engine asks of one equation."""
 
@@ -237,7 +250,7 @@ class Rule(ABC):
     ) -> Sequence[Any]:
         """The results' boxes from the operands' boxes, as `backward` said."""
 
-    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
+    def passes(self, combiner: str, pending: frozenset[int], /) -> str | None:
         """How the results combine if these operands are partial; None: they cannot."""
         return None
 

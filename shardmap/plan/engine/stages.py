@@ -284,6 +284,20 @@ class Stage:
             for number, result in enumerate(self.results)
         )
 
+    def boxes(
+        self, pieces: Mapping[int, Interval], written: Sequence[bool]
+    ) -> list[Box | None]:
+        """The box of each result that a shard writes, from its pieces; None if not."""
+        return [
+            tuple(
+                (0, size) if k is None else pieces.get(k, (0, size))
+                for k, size in zip(result.axes, result.value.shape, strict=True)
+            )
+            if is_written
+            else None
+            for result, is_written in zip(self.results, written, strict=True)
+        ]
+
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
         """The box of each result that a shard writes, or None, and its recipe."""
         family, index = self.index(number)
@@ -325,7 +339,7 @@ class Stage:
         self, key: Equal, starts: Sequence[int]
     ) -> tuple[list[Box | None], Recipe]:
         """The boxes and the recipe of the shard with this key and these starts."""
-        pieces: dict[int | None, Interval] = {
+        pieces = {
             k: (start, start + length)
             for k, start, length in zip(key.loops, starts, key.lengths, strict=True)
         }
@@ -333,15 +347,7 @@ class Stage:
         for node, factor, loop in self._contracted:
             if loop in pieces:
                 contracted.setdefault(node, {})[factor] = pieces[loop]
-        boxes = [
-            tuple(
-                pieces.get(k, (0, size))
-                for k, size in zip(result.axes, result.value.shape, strict=True)
-            )
-            if is_written
-            else None
-            for result, is_written in zip(self.results, key.written, strict=True)
-        ]
+        boxes = self.boxes(pieces, key.written)
         demands = [
             None if box is None else (result.value, box)
             for result, box in zip(self.results, boxes, strict=True)

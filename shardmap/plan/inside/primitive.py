@@ -104,21 +104,14 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     return fit(jaxpr, options).program(asked)
 
 
-class Computed(NamedTuple):
-    """A jaxpr without the results that are only operands.
-
-    Attributes:
-      jaxpr: the jaxpr with the other results.
-      operands: for each result, the number of the operand that it is, or None.
-    """
-
-    jaxpr: ClosedJaxpr
-    operands: tuple[int | None, ...]
-
-
 @functools.lru_cache(maxsize=256)
-def computed(jaxpr: ClosedJaxpr) -> Computed:
-    """Removes the results of a jaxpr that are only operands."""
+def computed(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[int | None, ...]]:
+    """Removes the results of a jaxpr that are only operands.
+
+    Returns:
+      The jaxpr with the other results; for each result, the number of the operand that
+      it is, or None.
+    """
     places: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.jaxpr.invars)}
     operands = tuple(
         None if isinstance(atom, jex_core.Literal) else places.get(atom)
@@ -126,12 +119,12 @@ def computed(jaxpr: ClosedJaxpr) -> Computed:
     )
     # Mapped axes, which count as effects, are bound around the equation, not here.
     if jaxpr.effects or all(number is None for number in operands):
-        return Computed(jaxpr, (None,) * len(operands))
+        return jaxpr, (None,) * len(operands)
     is_new = [number is None for number in operands]
     pruned = jax.make_jaxpr(
         lambda *args: list(compress(_evaluate(jaxpr, args), is_new))
     )
-    return Computed(pruned(*jaxpr.in_avals), operands)
+    return pruned(*jaxpr.in_avals), operands
 
 
 def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:

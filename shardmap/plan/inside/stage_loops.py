@@ -129,20 +129,18 @@ def _run_shards(
     apart = any(nodes[step.node].primitive in WITH_PLACES for step in static.steps)
 
     def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
-        places = positions.at(counter, row)
+        ends, begins, starts = positions.at(counter, row)
         reads = [
             _read(known[value], start, shape)
             for value, start, shape in zip(
-                static.read_values, places.reads, static.read_shapes, strict=True
+                static.read_values, begins, static.read_shapes, strict=True
             )
         ]
         if apart:
             reads = lax.optimization_barrier(reads)
-        results = function(reads, places.starts)
+        results = function(reads, starts)
         return {
-            k: _write(
-                buffers[k], results[k], places.written[k], stage.results[k].combiner
-            )
+            k: _write(buffers[k], results[k], ends[k], stage.results[k].combiner)
             for k in written
         }
 
@@ -258,14 +256,6 @@ def _steps(numbers: np.ndarray) -> _Steps | None:
     return made if np.array_equal(made.at(np.arange(len(numbers))), numbers) else None
 
 
-class ShardPlaces(NamedTuple):
-    """Where one shard writes, per result; where it reads; and its other positions."""
-
-    written: dict[int, list[Any]]
-    reads: list[list[Any]]
-    starts: list[Any]
-
-
 class Positions:
     """The positions of shards that run the same steps.
 
@@ -306,8 +296,10 @@ class Positions:
         self.first = jnp.zeros((), dtype)
         self.rows = [row.astype(dtype) for row, steps in found if steps is None]
 
-    def at(self, counter: Any, looked_up: Sequence[Any]) -> ShardPlaces:
-        """The positions of one shard.
+    def at(
+        self, counter: Any, looked_up: Sequence[Any]
+    ) -> tuple[dict[int, list[Any]], list[list[Any]], list[Any]]:
+        """Where one shard writes, per result; where it reads; its other positions.
 
         A position of a box is an int if all shards have the same.
         """
@@ -332,4 +324,4 @@ class Positions:
         written = {k: taken(rank) for k, rank in self._written.items()}
         reads = [taken(rank) for rank in self._reads]
         starts = [jnp.asarray(number, self.first.dtype) for number in numbers]
-        return ShardPlaces(written, reads, starts)
+        return written, reads, starts

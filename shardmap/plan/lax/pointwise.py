@@ -32,8 +32,8 @@ def pointwise(
             for operand in node.in_shapes
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
-        commutes = functools.partial(passes, node) if passes else nothing_passes
-        return Factors(node, ins, outs, emitter=emitter, commutes=commutes)
+        own = functools.partial(passes, node) if passes else nothing_passes
+        return Factors(node, ins, outs, emitter=emitter, passes=own)
 
     return rule
 

@@ -24,6 +24,7 @@ from shardmap.plan.engine.keys import key_impl
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
 from shardmap.plan.lax.pointwise import pointwise
+from shardmap.plan.lax.shape import in_parts
 from shardmap.plan.lax.special import whole_because
 
 GENERATOR = Reason(
@@ -53,13 +54,14 @@ def by_position(node: Node, is_split: bool) -> Factors:
     """Key axes pass; on the others the bits are drawn by position."""
     keys = node.in_shapes[0]
     shape = node.params["shape"]
-    if not _partitionable(key_impl(node.ins[0].aval)):
+    impl = key_impl(node.ins[0].aval)
+    if not _partitionable(impl):
         return taken_whole(node, GENERATOR)
     if math.prod(shape) >= POSITIONS:
         return taken_whole(node, TOO_MANY)
     out: list[Factor] = list(range(len(keys) + len(shape)))
     drawn = out[len(keys) :]
-    impl = key_impl(node.ins[0].aval)
+    behind = range(len(keys), len(out))
 
     def emitter(local: Local) -> Sequence[Any]:
         data = jax.random.key_data(local.values[0])
@@ -70,15 +72,9 @@ def by_position(node: Node, is_split: bool) -> Factors:
             along = lax.broadcasted_iota(jnp.uint32, sizes, k)
             start = jnp.asarray(local.starts[factor]).astype(jnp.uint32)
             place = place + (along + start) * step
-        local_shape = (*data.shape[:-1], *sizes)
-        words = [
-            jnp.broadcast_to(
-                data[..., k].reshape((*data.shape[:-1], *[1] * len(sizes))), local_shape
-            )
-            for k in range(2)
-        ]
-        place = jnp.broadcast_to(place, local_shape)
-        high, low = p.threefry2x32_p.bind(*words, jnp.zeros_like(place), place)
+        words = (jnp.expand_dims(word, behind) for word in jnp.moveaxis(data, -1, 0))
+        first, second, place = jnp.broadcast_arrays(*words, place)
+        high, low = p.threefry2x32_p.bind(first, second, jnp.zeros_like(place), place)
         if is_split:
             return [jax.random.wrap_key_data(jnp.stack([high, low], -1), impl=impl)]
         width = node.params["bit_width"]
@@ -101,14 +97,7 @@ def gamma(node: Node) -> Factors:
 
 def key_axes(node: Node) -> Factors:
     """Wrapping and unwrapping: the words of a key are whole, other axes pass."""
-    rank = min(len(node.in_shapes[0]), len(node.out_shapes[0]))
-    words = Reason("these are the words of one key")
-
-    def axes(shape: tuple[int, ...]) -> list[Factor]:
-        return [k if k < rank else "word" for k in range(len(shape))]
-
-    ins = [axes(node.in_shapes[0])]
-    return Factors(node, ins, [axes(node.out_shapes[0])], wholes={"word": words})
+    return in_parts(node, Reason("these are the words of one key"))
 
 
 def fold_in(node: Node) -> Factors:

@@ -10,8 +10,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import REDUCTION_PARAMS
-from shardmap._jax.types import Params, Primitive
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite, Value
 from shardmap.plan.engine.rules import Cut, Factor, Reason, RuleMaker, Stages
@@ -29,10 +27,10 @@ TOO_FAR = Reason(
 )
 
 
-def places_fit(params: Params, shape: Sequence[int]) -> bool:
+def places_fit(node: Node) -> bool:
     """Whether the index type of an argmax has all places of its axis."""
-    [axis] = params["axes"]
-    return bool(shape[axis] <= np.iinfo(params["index_dtype"]).max)
+    [axis], most = node.params["axes"], np.iinfo(node.params["index_dtype"]).max
+    return bool(node.in_shapes[0][axis] <= most)
 
 
 def reduced(node: Node, gone: Sequence[int], **options: Any) -> Factors:
@@ -53,7 +51,7 @@ def reduction(combiner: str) -> RuleMaker:
     def rule(node: Node) -> Factors:
         gone = node.params["axes"]
         contracted = dict.fromkeys(gone, combiner)
-        return reduced(node, gone, contracted=contracted, commutes=passes)
+        return reduced(node, gone, contracted=contracted, passes=passes)
 
     return rule
 
@@ -66,8 +64,7 @@ def general_reduction(node: Node) -> Factors:
 def arg_whole(node: Node) -> Factors:
     """The rule of an argmax whose axis is whole."""
     gone = node.params["axes"]
-    fit = places_fit(node.params, node.in_shapes[0])
-    reason = FOUND_OVER_ALL if fit else TOO_FAR
+    reason = FOUND_OVER_ALL if places_fit(node) else TOO_FAR
     return reduced(node, gone, wholes=dict.fromkeys(gone, reason))
 
 
@@ -75,36 +72,28 @@ def arg_fits(node: Node) -> bool:
     """Whether an argmax can be computed from parts."""
     dtype = node.ins[0].aval.dtype
     ordered = not jnp.issubdtype(dtype, jnp.complexfloating)
-    return ordered and places_fit(node.params, node.in_shapes[0])
+    return ordered and places_fit(node)
 
 
 def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
     """``argmax`` as the least place with the maximum: two plain reductions."""
     dtype = node.ins[0].aval.dtype
     [axis], index_dtype = node.params["axes"], node.params["index_dtype"]
-    reducer = p.reduce_max_p if node.primitive is p.argmax_p else p.reduce_min_p
+    reduce = lax.reduce_max if node.primitive is p.argmax_p else lax.reduce_min
 
     def by_parts(x: jax.Array) -> Any:
         if dtype.kind == "b":
             x = lax.convert_element_type(x, jnp.uint8)
-        best = lax.expand_dims(_bound(reducer, x, axis), (axis,))
+        best = lax.expand_dims(reduce(x, (axis,)), (axis,))
         found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
         if jnp.issubdtype(dtype, jnp.inexact):
             found = lax.bitwise_or(found, lax.ne(x, x))
         index = lax.broadcasted_iota(index_dtype, x.shape, axis)
         behind = np.array(np.iinfo(index_dtype).max, index_dtype)
         places = lax.select(found, index, lax.full_like(index, behind))
-        return _bound(p.reduce_min_p, places, axis)
+        return lax.reduce_min(places, (axis,))
 
     return graph.call(by_parts, node.ins)
-
-
-def _bound(primitive: Primitive, x: jax.Array, axis: int) -> jax.Array:
-    """A reduction over one axis, with the parameters that this JAX version needs."""
-    made: jax.Array = primitive.bind(
-        x, axes=(axis,), **dict(REDUCTION_PARAMS[primitive])
-    )
-    return made
 
 
 def dot_names(node: Node) -> tuple[list[int], list[int], list[int]]:
@@ -131,7 +120,7 @@ def dot_general(node: Node) -> Factors:
         [left, right],
         [out],
         contracted=contracted,
-        commutes=functools.partial(product, node),
+        passes=functools.partial(product, node),
         cheap=False,
     )
 

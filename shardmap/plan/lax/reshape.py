@@ -127,7 +127,7 @@ class Reshape(Rule):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        [self.before, *_], [self.after] = node.in_shapes, node.out_shapes
+        [self.before], [self.after] = node.in_shapes, node.out_shapes
         self.groups = groups(self.before, self.after)
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
@@ -194,8 +194,7 @@ class Reshape(Rule):
                 taken, begins = self._taken(group, asked, needed)
                 static.append(taken)
                 starts += begins
-        rest: list[Box | None] = [() for _ in self.node.ins[1:]]
-        return Need((tuple(needed), *rest), tuple(static), tuple(starts))
+        return Need((tuple(needed),), tuple(static), tuple(starts))
 
     def _taken(
         self, group: AxisGroup, asked: list[Interval], needed: list[Interval]

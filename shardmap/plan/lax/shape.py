@@ -18,7 +18,7 @@ from shardmap._jax.lax_primitives import (
     UNSTACK,
 )
 from shardmap._jax.types import Params
-from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
+from shardmap.plan.engine.factors import Factors, Local, out_size
 from shardmap.plan.engine.nodes import (
     Graph,
     Node,
@@ -38,6 +38,7 @@ from shardmap.plan.engine.rules import (
     RuleMaker,
     Windowed,
     first_passes,
+    linked,
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, Window, refine
@@ -50,8 +51,6 @@ def broadcast_in_dim(node: Node) -> Factors:
         axis if size == shape[axis] else None
         for axis, size in zip(axes, node.in_shapes[0], strict=True)
     ]
-    # The sizes of dynamic shapes are operands too.
-    rest: list[list[None]] = [[] for _ in node.ins[1:]]
     everything = range(len(shape))
 
     def emitter(local: Local) -> Sequence[Any]:
@@ -59,22 +58,20 @@ def broadcast_in_dim(node: Node) -> Factors:
             lax.broadcast_in_dim(local.values[0], out_size(local, everything), axes)
         ]
 
-    return Factors(
-        node, [operand, *rest], [everything], emitter=emitter, commutes=first_passes
-    )
+    return Factors(node, [operand], [everything], emitter=emitter, passes=first_passes)
 
 
 def squeeze(node: Node) -> Factors:
     gone = {d % len(node.in_shapes[0]) for d in node.params["dimensions"]}
     axes = [None if d in gone else d for d in range(len(node.in_shapes[0]))]
     out = [axis for axis in axes if axis is not None]
-    return Factors(node, [axes], [out], commutes=first_passes)
+    return Factors(node, [axes], [out], passes=first_passes)
 
 
 def transpose(node: Node) -> Factors:
     permutation = node.params["permutation"]
     axes = range(len(permutation))
-    return Factors(node, [axes], [permutation], commutes=first_passes)
+    return Factors(node, [axes], [permutation], passes=first_passes)
 
 
 def rev(node: Node) -> Factors:
@@ -85,7 +82,7 @@ def rev(node: Node) -> Factors:
         else axis
         for axis, size in enumerate(shape)
     ]
-    return Factors(node, [axes], [range(len(shape))], commutes=first_passes)
+    return Factors(node, [axes], [range(len(shape))], passes=first_passes)
 
 
 def slice_rule(node: Node) -> Factors:
@@ -107,7 +104,7 @@ def slice_rule(node: Node) -> Factors:
         return [lax.slice(operand, (0,) * operand.ndim, operand.shape, steps)]
 
     return Factors(
-        node, [axes], [range(len(shape))], emitter=emitter, commutes=first_passes
+        node, [axes], [range(len(shape))], emitter=emitter, passes=first_passes
     )
 
 
@@ -136,7 +133,7 @@ def pad(node: Node) -> Factors:
         [axes, []],
         [range(len(shape))],
         emitter=emitter,
-        commutes=lambda combiner, pending: (
+        passes=lambda combiner, pending: (
             combiner if pending == {0} and zero and combiner == "add" else None
         ),
     )
@@ -157,8 +154,7 @@ def iota(node: Node) -> Factors:
         count = lax.broadcasted_iota(jnp.int32, local_shape, dimension)
         return [(count + local.starts[dimension]).astype(dtype)]
 
-    rest: list[list[None]] = [[] for _ in node.ins]
-    return Factors(node, rest, [axes], starts=(dimension,), emitter=emitter)
+    return Factors(node, [], [axes], starts=(dimension,), emitter=emitter)
 
 
 class Concatenate(Rule):
@@ -189,7 +185,8 @@ class Concatenate(Rule):
         return Forward([out])
 
     def links(self) -> list[list[Link]]:
-        return linked_but(self.node, self.axis)
+        names = [k if k != self.axis else None for k in range(self.rank)]
+        return linked([names] * len(self.node.ins), [names])
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -284,10 +281,8 @@ def unstack(graph: Graph, node: Node) -> list[Operand]:
     axis = node.params["axis"]
 
     def parts(x: jax.Array) -> Any:
-        return [
-            lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), (axis,))
-            for k in range(x.shape[axis])
-        ]
+        every = range(x.shape[axis])
+        return [lax.index_in_dim(x, k, axis, keepdims=False) for k in every]
 
     return graph.call(parts, node.ins)
 
@@ -328,14 +323,15 @@ REWRITES: dict[Any, Rewrite] = {
 
 def bitcast(node: Node) -> Factors:
     """A change of width adds or removes a last axis, which is whole."""
-    before, after = node.in_shapes[0], node.out_shapes[0]
-    rank = min(len(before), len(after))
-    words = Reason("these are the parts of one element")
-    axes = [
-        [k if k < rank else "parts" for k in range(len(shape))]
-        for shape in (before, after)
-    ]
-    return Factors(node, [axes[0]], [axes[1]], wholes={"parts": words})
+    return in_parts(node, Reason("these are the parts of one element"))
+
+
+def in_parts(node: Node, reason: Reason) -> Factors:
+    """``i -> i *`` or ``i * -> i``: a last axis that only one side has is whole."""
+    before, after = len(node.in_shapes[0]), len(node.out_shapes[0])
+    every: list[Factor] = [*range(min(before, after)), "parts"]
+    ins, outs = [every[:before]], [every[:after]]
+    return Factors(node, ins, outs, wholes={"parts": reason})
 
 
 def empty(node: Node) -> Factors:
@@ -345,7 +341,7 @@ def empty(node: Node) -> Factors:
     def emitter(local: Local) -> Sequence[Any]:
         return [lax.full(out_size(local, axes), 0, dtype)]
 
-    return Factors(node, [[] for _ in node.ins], [axes], emitter=emitter)
+    return Factors(node, [], [axes], emitter=emitter)
 
 
 RULES: dict[Any, RuleMaker] = {

@@ -50,7 +50,7 @@ def collective(node: Node) -> Factors:
         every = len(pending) == len(node.ins)
         return combiner if combiner == own and every else None
 
-    return Factors(node, axes, outs, summed, commutes=passes, cheap=False)
+    return Factors(node, axes, outs, summed, passes=passes, cheap=False)
 
 
 def stateful(node: Node) -> Factors:

@@ -35,7 +35,7 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
-from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall, top
+from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
@@ -89,11 +89,10 @@ STAGES: dict[Any, Stages] = {
     **one_window.STAGES,
     **prefix.STAGES,
     **tall.STAGES,
-    **top.STAGES,
 }
 """The rewrites of equations at which cuts end."""
 
-TABLE = RuleTable(otherwise=special.collective)
+TABLE = RuleTable(special.collective, CALLS)
 
 KINDS: dict[str, dict[Any, RuleMaker]] = {
     "elementwise": pointwise.RULES,
@@ -107,11 +106,11 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops and branches": {
-        p.cond_p: lambda node: branches.Cond(node, TABLE, CALLS),
-        p.scan_p: lambda node: loops.Scan(node, TABLE, CALLS),
-        along.PIECE: lambda node: along.Piece(node, TABLE, CALLS),
+        p.cond_p: lambda node: branches.Cond(node, TABLE),
+        p.scan_p: lambda node: loops.Scan(node, TABLE),
+        along.PIECE: lambda node: along.Piece(node, TABLE),
         along.JOINED: along.Joined,
-        p.while_p: lambda node: loops.While(node, TABLE, CALLS),
+        p.while_p: lambda node: loops.While(node, TABLE),
     },
 }
 

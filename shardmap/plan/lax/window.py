@@ -82,7 +82,7 @@ def conv(node: Node) -> Factors:
         contracted=contracted,
         wholes=wholes,
         emitter=emitter,
-        commutes=functools.partial(product, node),
+        passes=functools.partial(product, node),
         cheap=False,
     )
 
@@ -185,7 +185,7 @@ def reduce_window(node: Node) -> Factors:
         ins,
         outs,
         emitter=emitter,
-        commutes=passes,
+        passes=passes,
         cheap=False,
         each=math.prod(dims),
     )

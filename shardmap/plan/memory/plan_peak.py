@@ -15,6 +15,7 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.memory.liveness import Peak, peak
 from shardmap.plan.run.buffers import depth
 from shardmap.plan.run.cut_program import CutProgram, arg_avals
+from shardmap.plan.run.tasks import targets
 
 COUNTERS = 2**10
 """Bytes that compilers take for counters and the like, which are not counted."""
@@ -97,10 +98,8 @@ def _moved(
     stage: Stage, boxes: Sequence[Box | None], recipe: Recipe
 ) -> tuple[int, int]:
     """The bytes that a shard reads and writes, and those of parts of larger values."""
-    pairs = list(recipe.reads)
-    for result, box in zip(stage.results, boxes, strict=True):
-        if box is not None:
-            pairs.append((result.value, box))
+    written = ((value, box) for box, _, value in targets(stage, boxes))
+    pairs = [*recipe.reads, *written]
     every = [
         (box_bytes(value, box), shape_of(box) != value.shape) for value, box in pairs
     ]

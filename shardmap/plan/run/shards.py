@@ -18,7 +18,7 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
 from shardmap.plan.run.cut_program import CutProgram, arg_avals, in_order
 from shardmap.plan.run.out import misfits
-from shardmap.plan.run.tasks import Target
+from shardmap.plan.run.tasks import Target, targets
 from shardmap.units import integer_of
 
 
@@ -78,13 +78,7 @@ class Shard:
 
     @property
     def out_slices(self) -> PyTree:
-        return self._of_outputs(
-            {
-                result.value: slices(box)
-                for result, box in zip(self._stage.results, self.boxes, strict=True)
-                if box is not None
-            }
-        )
+        return self._of_outputs({value: slices(box) for box, _, value in self.writes})
 
     @property
     def combiner(self) -> PyTree:
@@ -202,11 +196,7 @@ class Shard:
     @property
     def writes(self) -> list[Target]:
         """Where each result goes, and how it is combined there."""
-        return [
-            (box, result.combiner, result.value)
-            for result, box in zip(self._stage.results, self.boxes, strict=True)
-            if box is not None
-        ]
+        return list(targets(self._stage, self.boxes))
 
     @property
     def nbytes(self) -> int:

@@ -71,7 +71,11 @@ def run_fold(combiner: str, start: Spec | None, parts: Iterable[Any]) -> np.ndar
 def shard_tasks(stage: Stage, numbers: Iterable[int] | None = None) -> Iterator[Task]:
     """The shards of a stage, or those with these numbers."""
     for number in range(stage.num_shards) if numbers is None else numbers:
-        writes = tuple(_writes(stage, number))
+        family, index = stage.index(number)
+        pieces = {k: stage.loops[k].pieces[piece] for k, piece in index.items()}
+        # Without a look at how the shard computes it.
+        boxes = stage.boxes(pieces, stage.written(family, index))
+        writes = tuple(targets(stage, boxes))
         yield Task(f"{stage.number}-{number}.bin", stage, number, writes)
 
 
@@ -89,18 +93,10 @@ def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
                 yield from trees[value, box].add((task, place))
 
 
-def _writes(stage: Stage, number: int) -> Iterator[Target]:
-    """What a shard writes, found without its recipe."""
-    family, index = stage.index(number)
-    pieces = {k: stage.loops[k].pieces[piece] for k, piece in index.items()}
-    flags = stage.written(family, index)
-    for result, is_written in zip(stage.results, flags, strict=True):
-        if is_written:
-            axes = zip(result.axes, result.value.shape, strict=True)
-            box = tuple(
-                (0, length) if k is None else pieces.get(k, (0, length))
-                for k, length in axes
-            )
+def targets(stage: Stage, boxes: Iterable[Box | None]) -> Iterator[Target]:
+    """Yields where the results of a shard that writes these boxes go."""
+    for result, box in zip(stage.results, boxes, strict=True):
+        if box is not None:
             yield box, result.combiner, result.value
 
 

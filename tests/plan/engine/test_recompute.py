@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.costs import choices
 from shardmap.plan.engine import recompute
 from shardmap.plan.plan import plan
+from shardmap.plan.report import choices
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
 

@@ -18,7 +18,7 @@ from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
-from shardmap.plan.engine.nodes import Calls, Graph, Node, Operand, Value, flatten
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, flatten
 from shardmap.plan.engine.propagate import (
     Analysis,
     AxisKey,
@@ -44,6 +44,7 @@ from shardmap.plan.engine.rules import (
     Lost,
     Reason,
     Rule,
+    linked,
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
@@ -58,7 +59,6 @@ class InnerBody:
     Args:
       jaxpr: the jaxpr.
       table: the rules of its equations.
-      calls: the calls that are looked through.
       carried: (output, input) of a loop: the output becomes the input of the next step.
       looked: the inputs that the condition of a loop needs complete.
 
@@ -71,11 +71,10 @@ class InnerBody:
         self,
         jaxpr: AnyJaxpr,
         table: RuleTable,
-        calls: Calls,
         carried: Sequence[tuple[int, int]] = (),
         looked: Iterable[int] = (),
     ) -> None:
-        self.graph: Graph = flatten(jaxpr, calls)
+        self.graph: Graph = flatten(jaxpr, table.calls)
         self.rules = {n.number: table.rule(n) for n in self.graph.nodes}
         self.nodes = {n.number: n for n in self.graph.nodes}
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
@@ -541,10 +540,4 @@ class Inner(Rule):
         return Forward(outs, contracted, lost)
 
     def links(self) -> list[list[Link]]:
-        groups: dict[Any, list[Link]] = {}
-        for side, operands in (("in", self.ins), ("out", self.outs)):
-            for k, axes in enumerate(operands):
-                for axis, name in enumerate(axes):
-                    if name is not None:
-                        groups.setdefault(name, []).append(Link(side, k, axis))
-        return list(groups.values())
+        return linked(self.ins, self.outs)

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from shardmap.plan.engine.factors import RuleTable
-from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.lax.control.body import (
@@ -35,11 +35,9 @@ class Branches(NamedTuple):
 class Cond(Inner):
     """``cond``: a shard reads the hull of the boxes that the branches need."""
 
-    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+    def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node)
-        self.bodies = [
-            InnerBody(jaxpr, table, calls) for jaxpr in node.params["branches"]
-        ]
+        self.bodies = [InnerBody(jaxpr, table) for jaxpr in node.params["branches"]]
         for body in self.bodies:
             self.name_loops(
                 body,

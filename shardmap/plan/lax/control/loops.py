@@ -8,7 +8,7 @@ from jax import lax
 
 from shardmap._jax.primitives import scan_counts
 from shardmap.plan.engine.factors import Crops, RuleTable, crop, crops
-from shardmap.plan.engine.nodes import Calls, Node, Value
+from shardmap.plan.engine.nodes import Node, Value
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.lax.control.body import (
@@ -85,7 +85,7 @@ class Scan(LoopRule):
     first_row = 0
     """The row of the operands with which it begins."""
 
-    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+    def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node)
         params = node.params
         self.consts, self.carries = scan_counts(params)
@@ -96,7 +96,7 @@ class Scan(LoopRule):
                 f"are one function, and this one has {size:,}"
             )
         carried = [(k, self.consts + k) for k in range(self.carries)]
-        self.body = InnerBody(params["jaxpr"], table, calls, carried)
+        self.body = InnerBody(params["jaxpr"], table, carried)
         first = self.consts + self.carries
         self.name_loops(
             self.body,
@@ -174,10 +174,10 @@ class While(LoopRule):
         "steps is known, as that of lax.fori_loop or lax.scan is"
     )
 
-    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+    def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node)
         params = node.params
-        self.test = InnerBody(params["cond_jaxpr"], table, calls)
+        self.test = InnerBody(params["cond_jaxpr"], table)
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
         self.front = self.tests + self.consts
         self.rank = len(self.test.graph.outputs[0].shape)
@@ -189,7 +189,7 @@ class While(LoopRule):
         carried = [(k, self.consts + k) for k in range(carries)]
         looked = [b for k, b in carried if self.looked[self.tests + k] is not None]
         body = params["body_jaxpr"]
-        self.body = InnerBody(body, table, calls, carried, looked)
+        self.body = InnerBody(body, table, carried, looked)
         outs = {k: (k, None) for k in range(carries)}
         self.name_loops(self.body, consts | entering, outs)
         self._name_condition()

@@ -67,7 +67,14 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
     consts, carries = scan_counts(params)
     first = consts + carries
     carry = list(ins[consts:first])
-    rows = [_rows(graph, x, steps) for x in ins[first:]]
+
+    def rows_of(x: jax.Array) -> list[jax.Array]:
+        return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(steps)]
+
+    def stacked(*rows: jax.Array) -> jax.Array:
+        return lax.concatenate([lax.expand_dims(row, (0,)) for row in rows], 0)
+
+    rows = [graph.call(rows_of, [x]) for x in ins[first:]]
     made: dict[int, list[Operand]] = {}
     order = range(steps)
     for k in reversed(order) if params["reverse"] else order:
@@ -75,22 +82,7 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
         outs = graph.inline(body, operands)
         carry, made[k] = outs[:carries], outs[carries:]
     columns = zip(*(made[k % steps] for k in range(length)), strict=True)
-    return [*carry, *(_stacked(graph, column) for column in columns)]
-
-
-def _rows(graph: Graph, x: Operand, count: int) -> list[Operand]:
-    def rows(x: jax.Array) -> list[jax.Array]:
-        return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(count)]
-
-    return graph.call(rows, [x])
-
-
-def _stacked(graph: Graph, rows: Sequence[Operand]) -> Operand:
-    def stacked(*rows: jax.Array) -> jax.Array:
-        return lax.concatenate([lax.expand_dims(row, (0,)) for row in rows], 0)
-
-    [found] = graph.call(stacked, rows)
-    return found
+    return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
 
 
 def every_branch(graph: Graph, node: Node) -> list[Operand] | None:

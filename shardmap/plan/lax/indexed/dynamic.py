@@ -54,7 +54,7 @@ def dynamic_slice(node: Node) -> Factors:
         wholes=wholes,
         starts=[*cut, *contracted],
         emitter=emitter,
-        commutes=lambda combiner, pending: combiner if pending == {0} else None,
+        passes=lambda combiner, pending: combiner if pending == {0} else None,
     )
 
 

@@ -66,7 +66,7 @@ def _named(node: Node) -> _Named:
     indices: list[Axis] = [f"i{k}" for k in range(len(indices_shape))]
     out: list[Factor] = [None] * len(node.out_shapes[0])
     wholes: dict[Factor, Reason] = {indices[-1]: INDEXED}
-    for axis, factor in zip(_batch_axes(node), indices[:-1], strict=True):
+    for axis, factor in zip(batch_axes(node), indices[:-1], strict=True):
         out[axis] = factor
     for axis, index_axis in zip(
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
@@ -78,7 +78,7 @@ def _named(node: Node) -> _Named:
     single = list(numbers.collapsed_slice_dims)
     full = []
     known = lines(node, numbers.start_index_map, sizes)
-    for axis, place in zip(_window_axes(node), numbers.offset_dims, strict=True):
+    for axis, place in zip(window_axes(node), numbers.offset_dims, strict=True):
         if sizes[axis] == shape[axis]:
             out[place] = operand[axis]
             full.append(axis)
@@ -132,7 +132,7 @@ def gather(node: Node) -> Factors:
         wholes=wholes,
         starts=[*contracted, *(named.operand[axis] for axis in named.along)],
         emitter=functools.partial(_emitted, node, named),
-        commutes=passes,
+        passes=passes,
     )
 
 
@@ -174,17 +174,17 @@ def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     # One shard fills in: the sum would have one fill value per shard.
     for axis in named.single:
         outside &= starts.get(axis, 0) == 0
-    outside = lax.broadcast_in_dim(outside, result.shape, _batch_axes(node))
+    outside = lax.broadcast_in_dim(outside, result.shape, batch_axes(node))
     return [jnp.where(outside, jnp.full_like(result, fill_value(node)), result)]
 
 
-def _batch_axes(node: Node) -> list[int]:
+def batch_axes(node: Node) -> list[int]:
     """The axes of the result that are those of the indices."""
     offsets = node.params["dimension_numbers"].offset_dims
     return [axis for axis in range(len(node.out_shapes[0])) if axis not in offsets]
 
 
-def _window_axes(node: Node) -> list[int]:
+def window_axes(node: Node) -> list[int]:
     """The axes of the operand that have an axis in the result."""
     numbers = node.params["dimension_numbers"]
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)

@@ -169,7 +169,7 @@ def _selected(which: np.ndarray, *cases: np.ndarray) -> Any:
     return np.choose(which.astype(np.int64), cases)
 
 
-def _spread(params: Params, array: np.ndarray, *sizes: np.ndarray) -> Any:
+def _spread(params: Params, array: np.ndarray) -> Any:
     shape, dims = params["shape"], params["broadcast_dimensions"]
     own = [1] * len(shape)
     for axis, size in zip(dims, array.shape, strict=True):
@@ -179,8 +179,8 @@ def _spread(params: Params, array: np.ndarray, *sizes: np.ndarray) -> Any:
 
 def _counts(params: Params) -> Any:
     shape, axis = params["shape"], params["dimension"]
-    own = [size if k == axis else 1 for k, size in enumerate(shape)]
-    return np.broadcast_to(np.arange(shape[axis]).reshape(own), shape)
+    dims = {"shape": shape, "broadcast_dimensions": (axis,)}
+    return _spread(dims, np.arange(shape[axis]))
 
 
 def _part(params: Params, array: np.ndarray) -> Any:
@@ -241,7 +241,7 @@ EVALUATORS: dict[Any, Callable[..., Any]] = {
     p.cumsum_p: _sums,
     p.iota_p: _counts,
     p.reduce_sum_p: lambda params, x: np.sum(x, params["axes"], x.dtype),
-    p.reshape_p: lambda params, x, *sizes: x.reshape(params["new_sizes"]),
+    p.reshape_p: lambda params, x: x.reshape(params["new_sizes"]),
     p.rev_p: lambda params, x: np.flip(x, params["dimensions"]),
     p.scatter_add_p: _added,
     p.slice_p: _part,

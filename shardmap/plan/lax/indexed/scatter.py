@@ -40,7 +40,8 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
             continue
         is_sorted = node.params["indices_are_sorted"]
         if node.primitive in COMBINERS and not is_sorted:
-            if _together(line.places) > MOST_TOGETHER:
+            _, together = np.unique(line.places, return_counts=True)
+            if together.max() > MOST_TOGETHER:
                 continue
         window = landing(line, node.in_shapes[0][line.axis])
         if window is not None:
@@ -48,12 +49,6 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
         else:
             all_over.add(line.along)
     return united, all_over
-
-
-def _together(places: np.ndarray) -> int:
-    """The most updates that go to one place."""
-    _, counts = np.unique(places, return_counts=True)
-    return int(np.max(counts))
 
 
 def scatter(node: Node) -> Factors:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shardmap._jax.primitives import scan_counts
 from shardmap.plan.engine.factors import RuleTable
-from shardmap.plan.engine.nodes import Calls, Graph, Node, Operand, PlanPrimitive
+from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Lost, Reason, meet
 from shardmap.plan.lax.control.loops import Scan
 from shardmap.plan.lax.shape import Concatenate
@@ -67,8 +67,8 @@ class Piece(Scan):
 
     once = True
 
-    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
-        super().__init__(node, table, calls)
+    def __init__(self, node: Node, table: RuleTable) -> None:
+        super().__init__(node, table)
         self.first_row = node.params["first_row"]
         self.shared_out = frozenset(range(self.consts + self.carries, len(node.ins)))
 

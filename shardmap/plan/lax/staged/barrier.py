@@ -134,7 +134,7 @@ def rule(node: Node) -> Rule:
         [axes],
         emitter=lambda local: local.values,
         complete=frozenset({0} if complete else ()),
-        commutes=nothing_passes if complete else lambda combiner, pending: combiner,
+        passes=nothing_passes if complete else lambda combiner, pending: combiner,
     )
 
 

@@ -43,9 +43,6 @@ COMBINERS = {
     p.reduce_sum_p: "add",
 }
 
-METHODS = {"add": "add", "max": "max", "min": "min", "mul": "multiply"}
-"""Combiner -> the method of ``x.at[...]`` that scatters with it."""
-
 LANE = 1024
 """About how many rows are added one by one; also the most such sums of a group."""
 
@@ -423,7 +420,7 @@ def scattered(graph: Graph, node: Node, cuts: Sequence[Cut]) -> Sequence[Operand
         )
         at = start.at[(*[slice(None)] * axis, labels)]
         options = {"mode": "drop", "indices_are_sorted": in_order}
-        made = getattr(at, METHODS[combiner])(rows, **options)
+        made = getattr(at, combiner)(rows, **options)
         if lanes > 1:
             made = made.reshape(*before, count, lanes, *after).sum(axis + 1)
         return made.astype(dtype)

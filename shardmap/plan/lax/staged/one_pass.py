@@ -290,7 +290,7 @@ def _is_constant(c: Operand, axes: Sequence[int]) -> bool:
     if not c.shape or all(c.shape[axis] == 1 for axis in axes):
         return True
     node = c.producer
-    if node is None or node.primitive is not p.broadcast_in_dim_p or len(node.ins) > 1:
+    if node is None or node.primitive is not p.broadcast_in_dim_p:
         return False
     dims = node.params["broadcast_dimensions"]
     sizes = dict(zip(dims, node.in_shapes[0], strict=True))

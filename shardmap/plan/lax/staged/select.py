@@ -13,7 +13,7 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.lax import pointwise
-from shardmap.plan.lax.indexed.gather import FILL, fill_value
+from shardmap.plan.lax.indexed.gather import FILL, batch_axes, fill_value, window_axes
 from shardmap.plan.lax.indexed.known import counted, scalar_of
 from shardmap.plan.lax.indexed.places import as_int32
 from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
@@ -98,13 +98,11 @@ def _axes_of(node: Node, axis: int) -> list[int | None] | None:
     found: list[int | None] = list(range(len(shape)))
     if node.primitive is p.gather_p:
         numbers, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
-        batch = [k for k in range(len(out)) if k not in numbers.offset_dims]
+        batch = batch_axes(node)
         batching = numbers.operand_batching_dims, numbers.start_indices_batching_dims
         along = counted(node, numbers.start_index_map)
         along |= dict(zip(*batching, strict=True))
-        gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-        rest = iter(numbers.offset_dims)
-        window = {k: next(rest) for k in range(len(shape)) if k not in gone}
+        window = dict(zip(window_axes(node), numbers.offset_dims, strict=True))
         if {*numbers.start_index_map} - {*along} != {axis} or sizes[axis] != 1:
             return None
         if any(k not in along and sizes[k] != shape[k] for k in others):
@@ -139,7 +137,7 @@ def taken(graph: Graph, node: Node, axis: int, is_cut: bool) -> Sequence[Operand
     def ranks(*places: jax.Array) -> jax.Array:
         if node.primitive is p.gather_p:
             numbers = params["dimension_numbers"]
-            batch = [k for k in range(len(shape)) if k not in numbers.offset_dims]
+            batch = batch_axes(node)
             rows = [n if k in batch else 1 for k, n in enumerate(shape)]
             column = places[0][..., numbers.start_index_map.index(axis)]
             wanted = lax.broadcast_in_dim(as_int32(column), rows, batch)
