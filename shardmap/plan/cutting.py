@@ -126,10 +126,7 @@ def _aval_of(leaf: Any, name: str) -> Any:
                 f"plan takes numbers and booleans, got {dtype} in {name}: give what "
                 "it stands for as numbers, such as array.astype('int64')"
             )
-        try:
-            refuse_masked(leaf)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+        refuse_masked(leaf, name)
         if is_array_like(leaf):
             dtype = abstract_value(leaf).dtype
         dtype = device_dtype(np.dtype(dtype))

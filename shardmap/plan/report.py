@@ -11,7 +11,7 @@ import jax
 from shardmap._jax.types import PyTree
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import nbytes
-from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.recompute import counted
 from shardmap.plan.engine.slices import Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage
@@ -182,7 +182,7 @@ def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
 
 def out_slices(cut_program: CutProgram) -> PyTree:
     """How the outputs are cut: per output {axis: list of (start, stop)}."""
-    found: dict[Value, dict[int, list[Interval]]] = {}
+    found: dict[Operand, dict[int, list[Interval]]] = {}
     for stage in cut_program.stages:
         for result in stage.results:
             found[result.value] = {
@@ -190,10 +190,7 @@ def out_slices(cut_program: CutProgram) -> PyTree:
                 for axis, k in enumerate(result.axes)
                 if k is not None
             }
-    outputs = [
-        found.get(v, {}) if isinstance(v, Value) else {}
-        for v in cut_program.graph.outputs
-    ]
+    outputs = [found.get(v, {}) for v in cut_program.graph.outputs]
     return jax.tree.unflatten(cut_program.out_tree, outputs)
 
 

@@ -315,7 +315,7 @@ class Factors(Rule):
             lonely = factor not in self._on_outs and factor not in self.contracted
             if factor is None or factor in self.wholes or lonely:
                 return "1" if factor is None else "*"
-            letter = letters.setdefault(factor, f"{chr(ord('a') + len(letters))}")
+            letter = letters.setdefault(factor, chr(ord("a") + len(letters)))
             return letter + "~" * isinstance(axis, Windowed)
 
         sides = [

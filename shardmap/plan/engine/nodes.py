@@ -43,11 +43,13 @@ class Value:
         return self.aval.size
 
 
-class Scalar(NamedTuple):
+@dataclass(eq=False, repr=False, slots=True)
+class Scalar:
     """A literal, or another constant of rank 0, which every shard gets unchanged."""
 
     value: Any
     aval: Aval
+    producer: None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,6 +97,12 @@ class Node:
         return [operand.shape for operand in self.ins]
 
 
+def made_by(operand: Operand, primitive: Any) -> Node | None:
+    """The node that makes an operand, if it is one of this primitive."""
+    node = operand.producer
+    return node if node is not None and node.primitive is primitive else None
+
+
 class PlanPrimitive(NamedTuple):
     """The primitive of nodes that only the planner adds."""
 
@@ -130,7 +138,7 @@ class Graph:
         self.source_info: SourceInfo | None = None
         self._values = 0
         self._ahead: list[Node] = []
-        self._replaced: dict[Value, Operand] = {}
+        self._replaced: dict[Operand, Operand] = {}
         self._sources: dict[int, tuple[Any, Value]] = {}
 
     def value(self, aval: Aval) -> Value:
@@ -172,13 +180,46 @@ class Graph:
           ins: its arguments.
           fixed: whether the nodes get ``source`` instead of their own lines.
         """
-        return _inline(self, jaxpr, ins, self.source, fixed)
+        calls, inner = self.calls, opened(jaxpr)
+        outer = self.source  # For equations without a source of their own.
+        known: dict[Any, Operand] = {}
+        known.update(zip(inner.invars, ins, strict=True))
+        known.update(
+            (var, self.constant(array))
+            # A jaxpr that is not closed has no constants, and is given none.
+            for var, array in zip(inner.constvars, constants_of(jaxpr), strict=False)
+        )
+
+        def read(atom: Atom) -> Operand:
+            if not isinstance(atom, jex_core.Literal):
+                return known[atom]
+            aval: Any = atom.aval
+            return self.constant(atom.val) if aval.shape else Scalar(atom.val, aval)
+
+        for equation in inner.eqns:
+            operands = list(map(read, equation.invars))
+            if not fixed:
+                own = source_info_util.summarize(equation.source_info)
+                self.source, self.source_info = own or outer, equation.source_info
+            outs: Sequence[Operand] | None
+            primitive, params = equation.primitive, equation.params
+            if primitive in calls.jaxprs:
+                outs = self.inline(params[calls.jaxprs[primitive]], operands, fixed)
+            else:
+                node = self.node(primitive, params, operands, avals(equation.outvars))
+                outs = _decomposed(self, node, equation)
+                if outs is None:
+                    self.nodes.append(node)
+                    outs = node.outs
+            known.update(zip(equation.outvars, outs, strict=True))
+        return list(map(read, inner.outvars))
 
     def call(
         self, function: Callable[..., Any], ins: Sequence[Operand], fixed: bool = True
     ) -> list[Operand]:
         """Traces a function of the operands, and appends its equations."""
-        return self.inline(traced(function, ins), ins, fixed)
+        shapes = (jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
+        return self.inline(jax.make_jaxpr(function)(*shapes), ins, fixed)
 
     def rewrite(self, write: Callable[[Node], Sequence[Operand] | None]) -> None:
         """Visits the nodes, first to last, and replaces some of them.
@@ -209,11 +250,11 @@ class Graph:
 
     def drop_unused(self) -> None:
         """Drops the nodes that no output and no effect needs."""
-        used = {*self.effects, *(v for v in self.outputs if isinstance(v, Value))}
+        used: set[Operand] = {*self.effects, *self.outputs}
         kept = []
         for node in reversed(self.nodes):
             if not used.isdisjoint(node.outs):
-                used.update(v for v in node.ins if isinstance(v, Value))
+                used.update(node.ins)
                 kept.append(node)
         self.nodes = kept[::-1]
         for number, node in enumerate(self.nodes):
@@ -221,17 +262,16 @@ class Graph:
 
     def now(self, operand: Operand) -> Operand:
         """The operand that replaces this one so far, or itself."""
-        while isinstance(operand, Value) and operand in self._replaced:
+        while operand in self._replaced:
             operand = self._replaced[operand]
         return operand
 
-    def ahead(self) -> dict[Value, list[Node]]:
+    def ahead(self) -> dict[Operand, list[Node]]:
         """The nodes that `rewrite` has not visited yet, by operand."""
-        users: dict[Value, list[Node]] = {}
+        users: dict[Operand, list[Node]] = {}
         for node in reversed(self._ahead):
             for operand in map(self.now, node.ins):
-                if isinstance(operand, Value):
-                    users.setdefault(operand, []).append(node)
+                users.setdefault(operand, []).append(node)
         return users
 
     def constant(self, array: ArrayLike) -> Operand:
@@ -300,63 +340,9 @@ def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Graph:
     graph = Graph(calls)
     inner = opened(jaxpr)
     graph.inputs = [graph.value(aval) for aval in avals(inner.invars)]
-    graph.outputs = _inline(graph, jaxpr, graph.inputs)
+    graph.outputs = graph.inline(jaxpr, graph.inputs, fixed=False)
     graph.drop_unused()
     return graph
-
-
-def _inline(
-    graph: Graph,
-    jaxpr: AnyJaxpr,
-    arguments: Sequence[Operand],
-    outer: str = "",
-    fixed: bool = False,
-) -> list[Operand]:
-    """Appends a jaxpr's equations.
-
-    Args:
-      graph: the graph.
-      jaxpr: the jaxpr.
-      arguments: its arguments.
-      outer: the source of equations for which JAX knows none.
-      fixed: whether all equations get the graph's present source.
-    """
-    calls = graph.calls
-    inner = opened(jaxpr)
-    known: dict[Any, Operand] = {}
-    known.update(zip(inner.invars, arguments, strict=True))
-    known.update(
-        (var, graph.constant(array))
-        # A jaxpr that is not closed has no constants, and is given none.
-        for var, array in zip(inner.constvars, constants_of(jaxpr), strict=False)
-    )
-
-    def read(atom: Atom) -> Operand:
-        if not isinstance(atom, jex_core.Literal):
-            return known[atom]
-        aval: Any = atom.aval
-        if aval.shape:
-            return graph.constant(atom.val)
-        return Scalar(atom.val, aval)
-
-    for equation in inner.eqns:
-        ins = [read(atom) for atom in equation.invars]
-        primitive = equation.primitive
-        if not fixed:
-            own = source_info_util.summarize(equation.source_info)
-            graph.source, graph.source_info = own or outer, equation.source_info
-        outs: Sequence[Operand] | None = None
-        if primitive in calls.jaxprs:
-            called = equation.params[calls.jaxprs[primitive]]
-            outs = _inline(graph, called, ins, graph.source, fixed)
-        else:
-            node = graph.node(primitive, equation.params, ins, avals(equation.outvars))
-            outs = _decomposed(graph, node, equation)
-            if outs is None:
-                graph.nodes.append(node)
-                outs = node.outs
-        known.update(zip(equation.outvars, outs, strict=True))
-    return [read(atom) for atom in inner.outvars]
 
 
 def _decomposed(
@@ -385,10 +371,3 @@ def _decomposed(
 def avals(variables: Iterable[Var]) -> list[Aval]:
     """The avals of variables of a jaxpr, which are all arrays."""
     return [cast(Aval, var.aval) for var in variables]
-
-
-def traced(function: Callable[..., Any], ins: Sequence[Operand]) -> AnyJaxpr:
-    """The jaxpr of a function of arrays with the shapes and dtypes of operands."""
-    return jax.make_jaxpr(function)(
-        *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
-    )

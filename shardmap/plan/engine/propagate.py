@@ -158,11 +158,11 @@ class Analysis:
     ) -> None:
         self.graph = graph
         self.partial = partial
-        self.cuts: dict[Value, list[Cut]] = {}
+        self.cuts: dict[Operand, list[Cut]] = {}
         self.classes = Unions() if classes is None else classes
         self._same_reductions = Unions()
-        self.pending: dict[Value, Pending] = {}
-        self.level: dict[Value, int] = {}
+        self.pending: dict[Operand, Pending] = {}
+        self.level: dict[Operand, int] = {}
         self.kept: dict[Value, None] = {}
         self.work = Work(keeps)
         self._once = once
@@ -233,7 +233,7 @@ class Analysis:
 
     def _visit(self, node: Node, may_recompute: bool) -> None:
         rule = self.rules[node.number]
-        cuts = [self._cuts_of(operand) for operand in node.ins]
+        cuts = [self.cuts.get(v) or [UNCUT] * len(v.shape) for v in node.ins]
         forward = rule.forward(cuts)
         for lost in forward.lost:
             if lost.origins:
@@ -251,21 +251,8 @@ class Analysis:
             if lacks is not None:
                 self.pending[out] = lacks
         if may_recompute:
-            self._count(node, rule, level)
-
-    def _count(self, node: Node, rule: Rule, level: int) -> None:
-        """Counts the work of recomputing a node's results."""
-        again = [
-            number
-            for number, v in enumerate(node.ins)
-            if isinstance(v, Value) and v not in self.kept and self.level[v] == level
-        ]
-        self.work.count(node, rule, again)
-
-    def _cuts_of(self, operand: Operand) -> list[Cut]:
-        if isinstance(operand, Value):
-            return self.cuts[operand]
-        return [UNCUT] * len(operand.shape)
+            again = [v for v in node.ins if self.level.get(v) == level]
+            self.work.count(node, rule, {*again} - self.kept.keys())
 
     def _combine(
         self,
@@ -285,9 +272,7 @@ class Analysis:
         once = {
             k
             for k, v in enumerate(node.ins)
-            if isinstance(v, Value)
-            and v.producer
-            and self.rules[v.producer.number].once
+            if v.producer and self.rules[v.producer.number].once
         }
         for number, choice in self._once.get(node.number, {}).items():
             if isinstance(value := node.ins[number], Value):
@@ -301,7 +286,7 @@ class Analysis:
         partial = [
             k
             for k, v in enumerate(node.ins)
-            if isinstance(v, Value) and v in self.pending and self.level[v] == level
+            if v in self.pending and self.level[v] == level
         ]
         late = [v for v in operands if v in self.pending and self.level[v] < level]
         own = [{c for each in contracted if (c := each.of(k))} for k in outs]
@@ -331,9 +316,7 @@ class Analysis:
         self, node: Node, rule: Rule, partial: list[int], own: list[set[str]]
     ) -> Pending | None:
         """The state of the results if all partial operands pass; None if not."""
-        states = [
-            self.pending[v] for k in partial if isinstance(v := node.ins[k], Value)
-        ]
+        states = [self.pending[node.ins[k]] for k in partial]
         combiners = {state.combiner for state in states}
         if len(combiners) != 1:
             return None

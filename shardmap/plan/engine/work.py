@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from shardmap.plan.engine.keys import nbytes
-from shardmap.plan.engine.nodes import Node, Value
+from shardmap.plan.engine.nodes import Node, Operand, Value
 from shardmap.plan.engine.rules import Rule
 
 BYTE = 16
@@ -62,13 +62,13 @@ class Work:
         self._operations: dict[int, int] = {}
         self._nbytes: dict[int, int] = {}
 
-    def count(self, node: Node, rule: Rule, again: Collection[int]) -> None:
-        """Counts the work of a node; operands numbered in ``again`` are recomputed."""
+    def count(self, node: Node, rule: Rule, again: Collection[Operand]) -> None:
+        """Counts the work of a node; operands in ``again`` are recomputed."""
         computes, reads = 0 if rule.cheap else 1 << node.number, 0
         self._operations[node.number] = operations(rule)
-        for number, source in enumerate(node.ins):
+        for source in node.ins:
             if isinstance(source, Value):
-                is_again = number in again and source in self._reads
+                is_again = source in again and source in self._reads
                 self._nbytes[source.number] = nbytes(source)
                 reads |= self._reads[source] if is_again else 1 << source.number
                 computes |= self._computes[source] if is_again else 0

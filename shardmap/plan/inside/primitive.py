@@ -134,7 +134,8 @@ def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     loops. Other constants stay, since cuts may depend on their values.
     """
     traced = [
-        isinstance(value, jax.core.Tracer) or bool(_explicit_axes(value))
+        isinstance(value, jax.core.Tracer)
+        or bool(jax.typeof(value).sharding.mesh.explicit_axes)
         for value in jaxpr.consts
     ]
     if not any(traced):
@@ -148,10 +149,6 @@ def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
     # The avals unchanged: under an Explicit mesh they have the layout.
     return jax.make_jaxpr(fun)(*jaxpr.in_avals, *map(jax.typeof, held)), held
-
-
-def _explicit_axes(value: Any) -> tuple[Any, ...]:
-    return jax.typeof(value).sharding.mesh.explicit_axes
 
 
 def bind(

@@ -13,51 +13,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import primitives as p
 
 from shardmap._jax.context import varying_like
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.plan.engine.classes import Alike
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
-from shardmap.plan.engine.recipe import StaticRecipe
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
+from shardmap.plan.lax.indexed import dynamic, gather, scatter
 from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
-WITH_PLACES = frozenset(
-    {
-        *(p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.scatter_p),
-        *(p.scatter_add_p, p.scatter_max_p, p.scatter_min_p, p.scatter_mul_p),
-    }
-)
+WITH_PLACES = frozenset({*dynamic.RULES, *gather.RULES, *scatter.RULES})
 """Primitives whose operands say which places they read or write."""
 
 
-class SameSteps(NamedTuple):
-    """Shards of a stage that run the same steps.
-
-    Attributes:
-      static: the static part of their recipes.
-      sizes: the shape of what each writes, per result of the stage; None for nothing.
-      members: the shards, grouped by pattern.
-    """
-
-    static: StaticRecipe
-    sizes: tuple[tuple[int, ...] | None, ...]
-    members: list[Alike]
-
-
-def with_same_steps(stage: Stage) -> list[SameSteps]:
+def with_same_steps(stage: Stage) -> list[list[Alike]]:
     """Groups the shards of a stage by the steps that they run."""
-    found: dict[Any, SameSteps] = {}
+    found: dict[Any, list[Alike]] = {}
     alike = stage.alike()
     for member in sorted(alike, key=lambda member: int(member.numbers[0])):
         pattern = member.pattern
         sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
-        key = pattern.recipe.static, sizes
-        found.setdefault(key, SameSteps(*key, [])).members.append(member)
+        found.setdefault((pattern.recipe.static, sizes), []).append(member)
     return list(found.values())
 
 
@@ -74,7 +53,7 @@ def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
         }
         every = with_same_steps(stage)
         for shards in every:
-            beside = len(every) > 1 or _runs_once(cut_program, shards)
+            beside = len(every) > 1 or _runs_once(cut_program, shards[0])
             made = _run_shards(cut_program, stage, shards, known, made, beside)
         known |= made
     return [
@@ -99,7 +78,7 @@ def _new_buffer(value: Value, combiner: str) -> Any:
 def _run_shards(
     cut_program: CutProgram,
     stage: Stage,
-    shards: SameSteps,
+    shards: Sequence[Alike],
     known: Mapping[Value, Any],
     made: dict[Value, Any],
     beside: bool,
@@ -114,14 +93,14 @@ def _run_shards(
       made: the buffers.
       beside: whether XLA could run other shards at the same time.
     """
-    static = shards.static
+    boxes, static = shards[0].pattern.boxes, shards[0].pattern.recipe.static
     function = cut_program.emitted(stage, static)
-    positions = Positions(shards.members)
+    positions = Positions(shards)
     nodes = {node.number: node for node in cut_program.graph.nodes}
     written = [
         k
-        for k, size in enumerate(shards.sizes)
-        if size is not None and stage.results[k].value in made
+        for k, box in enumerate(boxes)
+        if box is not None and stage.results[k].value in made
     ]
 
     # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
@@ -159,10 +138,10 @@ def _run_shards(
     return made | {stage.results[k].value: buffers[k] for k in written}
 
 
-def _runs_once(cut_program: CutProgram, shards: SameSteps) -> bool:
+def _runs_once(cut_program: CutProgram, shards: Alike) -> bool:
     """Whether a step runs once, as a piece of a scan does."""
-    rules = cut_program.analysis.rules
-    return any(rules[step.node].once for step in shards.static.steps)
+    rules, steps = cut_program.analysis.rules, shards.pattern.recipe.static.steps
+    return any(rules[step.node].once for step in steps)
 
 
 def _by_itself(

@@ -140,18 +140,15 @@ class _Follow:
         opened: Opened | None,
     ) -> None:
         self._graph, self._rules, self._opened = graph, rules, opened
-        self._cuts = dict(zip(graph.inputs, cuts, strict=True))
+        self._cuts: dict[Operand, list[Cut]] = {}
+        self._cuts.update(zip(graph.inputs, cuts, strict=True))
         # Nodes that take single places of a sort, its axis, and whether that is cut.
         self._places: dict[Node, tuple[int, bool]] = {}
 
     def __call__(self, node: Node) -> Sequence[Operand] | None:
         if node in self._places:
             return select.taken(self._graph, node, *self._places[node])
-        cuts = [
-            (self._cuts.get(x) if isinstance(x, Value) else None)
-            or [UNCUT] * len(x.shape)
-            for x in node.ins
-        ]
+        cuts = [self._cuts.get(x) or [UNCUT] * len(x.shape) for x in node.ins]
         if node.primitive is groups.GROUPED:
             return groups.scattered(self._graph, node, cuts[0])
         forward = self._rules.rule(node).forward(cuts)

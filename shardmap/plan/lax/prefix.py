@@ -61,14 +61,10 @@ def in_stages(
         return [found.astype(piece.dtype)]
 
     def before(totals: jax.Array) -> jax.Array:
-        first = lax.slice_in_dim(totals, 0, 1, axis=axis)
-        neutral = lax.full_like(first, identity(kind.identity, totals.dtype))
-        found = [neutral, running(totals)]
-        count = totals.shape[axis]
-        if reverse:
-            joined = lax.concatenate(found[::-1], axis)
-            return lax.slice_in_dim(joined, 1, None, axis=axis)
-        return lax.slice_in_dim(lax.concatenate(found, axis), 0, count, axis=axis)
+        neutral = jnp.asarray(identity(kind.identity, totals.dtype), totals.dtype)
+        moved = (-1, 1, 0) if reverse else (1, -1, 0)
+        around = [moved if k == axis else (0, 0, 0) for k in axes]
+        return lax.pad(running(totals), neutral, around)
 
     def of_piece(value: jax.Array, before: jax.Array) -> jax.Array:
         return kind.join(before, running(value)).astype(value.dtype)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite, Value
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite, made_by
 from shardmap.plan.engine.rules import Cut, Factor, Reason, RuleMaker, Stages
 from shardmap.plan.lax.pointwise import product
 
@@ -130,8 +130,8 @@ def of_transposed(graph: Graph, node: Node) -> Sequence[Operand] | None:
     ins = list(node.ins)
     sums, batches = map(list, node.params["dimension_numbers"])
     for k, operand in enumerate(ins):
-        transpose = operand.producer if isinstance(operand, Value) else None
-        if transpose is None or transpose.primitive is not p.transpose_p:
+        transpose = made_by(operand, p.transpose_p)
+        if transpose is None:
             continue
         order = transpose.params["permutation"]
         shared = *sums[k], *batches[k]
@@ -206,16 +206,21 @@ STAGES: dict[Any, Stages] = {
 }
 """How sums over a cut axis are rewritten."""
 
+COMBINERS = {
+    p.reduce_and_p: "and",
+    p.reduce_max_p: "max",
+    p.reduce_min_p: "min",
+    p.reduce_or_p: "or",
+    p.reduce_prod_p: "mul",
+    p.reduce_sum_p: "add",
+    p.reduce_xor_p: "xor",
+}
+"""The reductions whose parts combine, in any order."""
+
 RULES: dict[Any, RuleMaker] = {
     p.argmax_p: arg_whole,
     p.argmin_p: arg_whole,
     p.dot_general_p: dot_general,
-    p.reduce_and_p: reduction("and"),
-    p.reduce_max_p: reduction("max"),
-    p.reduce_min_p: reduction("min"),
-    p.reduce_or_p: reduction("or"),
     p.reduce_p: general_reduction,
-    p.reduce_prod_p: reduction("mul"),
-    p.reduce_sum_p: reduction("add"),
-    p.reduce_xor_p: reduction("xor"),
+    **{primitive: reduction(combiner) for primitive, combiner in COMBINERS.items()},
 }

@@ -6,7 +6,6 @@ other, a box of the result is widened until its elements are contiguous in memor
 shard reads the smallest contiguous box of the operand that contains them.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -92,14 +91,12 @@ def flat(intervals: Sequence[Interval], sizes: Sequence[int]) -> Interval:
 def around(span: Interval, sizes: Sequence[int]) -> list[Interval]:
     """The smallest contiguous box that contains a range of memory."""
     first, last = span[0], span[1] - 1
-    inner = list(
-        itertools.accumulate(reversed(sizes[1:]), lambda a, b: a * b, initial=1)
-    )
     found: list[Interval] = []
-    for size, below in zip(sizes, reversed(inner), strict=True):
+    for k, size in enumerate(sizes):
         if found and found[-1][1] - found[-1][0] != 1:
             found.append((0, size))
             continue
+        below = math.prod(sizes[k + 1 :])
         a, first = divmod(first, below)
         b, last = divmod(last, below)
         found.append((a, b + 1))

@@ -120,14 +120,17 @@ def shard_peak(cut_program: CutProgram, stage: Stage, in_loops: bool = False) ->
       stage: the shard's stage.
       in_loops: whether it is the body of a loop, whose arguments and results exist.
     """
-    found = [shard.peak(in_loops) for shard in _shards(cut_program, stage)]
-    return max(found, key=lambda each: each.bytes)
+    return _largest(cut_program, stage, in_loops).peak(in_loops)
+
+
+def _largest(cut_program: CutProgram, stage: Stage, in_loops: bool) -> _Shard:
+    shards = _shards(cut_program, stage)
+    return max(shards, key=lambda each: each.peak(in_loops).bytes)
 
 
 def temporaries(cut_program: CutProgram, stage: Stage) -> int:
     """The bytes that the largest shard holds and neither reads nor returns."""
-    largest = max(_shards(cut_program, stage), key=lambda each: each.peak(False).bytes)
-    return largest.temporary.bytes
+    return _largest(cut_program, stage, in_loops=False).temporary.bytes
 
 
 def _stage_peak(cut_program: CutProgram, place: int, in_loops: bool) -> Peak:
@@ -164,8 +167,7 @@ def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
     peaks = [_stage_peak(cut_program, place, in_loops).bytes for place in places]
     place = max(places, key=peaks.__getitem__)
     stage = cut_program.stages[place]
-    shards = _shards(cut_program, stage)
-    largest = max(shards, key=lambda each: each.peak(in_loops).bytes)
+    largest = _largest(cut_program, stage, in_loops)
     function = cut_program.compiled(stage, largest.recipe)
     compiled = function.lower(*arg_avals(largest.recipe)).compile()
     analysis = compiled.memory_analysis()

@@ -145,17 +145,18 @@ def holds(array: Any, dtype: np.dtype) -> bool:
     return bool(device_dtype(array.dtype) == dtype)
 
 
-def refuse_masked(array: Any) -> None:
+def refuse_masked(array: Any, name: str = "") -> None:
     """Refuses an array with masked elements, which JAX does not have.
 
     Raises:
       ValueError: some elements are masked.
     """
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        where, masked = f"{name}: " if name else "", int(np.ma.count_masked(array))
         raise ValueError(
-            f"{int(np.ma.count_masked(array)):,} of {array.size:,} elements are "
-            "masked, and JAX has no masks: give array.filled(value), and "
-            "numpy.ma.getmaskarray(array) as an argument of its own if it is needed"
+            f"{where}{masked:,} of {array.size:,} elements are masked, and JAX has no "
+            "masks: give array.filled(value), and numpy.ma.getmaskarray(array) as an "
+            "argument of its own if it is needed"
         )
 
 

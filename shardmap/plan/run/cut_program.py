@@ -121,8 +121,7 @@ class CutProgram:
     @functools.cached_property
     def kept(self) -> list[list[Value]]:
         """Per stage, the values held while it runs, besides arguments and results."""
-        both = (*self.graph.outputs, *self.graph.effects)
-        others = {value for value in both if isinstance(value, Value)}
+        others = {*self.graph.outputs, *self.graph.effects}
         last = {v: place for place, each in enumerate(self.stages) for v in each.reads}
         found: list[list[Value]] = [[] for _ in self.stages]
         for place, stage in enumerate(self.stages):
@@ -158,10 +157,7 @@ class CutProgram:
                     f"the plan was made for {value.aval.dtype} in {name}, got "
                     f"{getattr(leaf, 'dtype', leaf)}"
                 )
-            try:
-                refuse_masked(leaf)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+            refuse_masked(leaf, name)
         return leaves
 
     def read(

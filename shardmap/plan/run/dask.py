@@ -57,11 +57,19 @@ class DaskTasks(ProcessWorkers):
 
     Attributes:
       results: (name of a task, number of its result) -> what Dask has of it.
+      shared: what Dask has of values that several tasks take.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.results: dict[tuple[str, int], Any] = {}
+        self.shared: dict[Any, Any] = {}
+
+    def function(self, shard: Shard) -> Any:
+        blob = super().function(shard)
+        if blob not in self.shared:
+            self.shared[blob] = self.call(unchanged, blob)
+        return self.shared[blob]
 
     def of_dask(self, value: Value, box: Box) -> Any:
         """A box of an argument that is an array of Dask; None for other values."""
@@ -88,11 +96,10 @@ class DaskWorkers(DaskTasks):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.client: Any = self.executor
-        self.shared: dict[Any, Any] = {}
         # Four shards for each thread of the cluster, as it is now.
         self.ahead = 4 * max(sum(self.client.nthreads().values()), 1)
 
-    def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
+    def tasks(self, stage: Stage, numbers: Iterable[int]) -> Iterable[Task]:
         # The last stage has changed the values that it made.
         self.shared.clear()
         self.results.clear()
@@ -102,12 +109,6 @@ class DaskWorkers(DaskTasks):
 
     def call(self, function: Any, *args: Any) -> Any:
         return self.client.submit(function, *args, pure=False)
-
-    def function(self, shard: Shard) -> Any:
-        key = shard.stage, shard.recipe.static
-        if key not in self.shared:
-            self.shared[key] = self.call(unchanged, super().function(shard))
-        return self.shared[key]
 
     def arg(self, value: Value, box: Box) -> Any:
         part = self.of_dask(value, box)
@@ -179,7 +180,6 @@ class _Graph(DaskTasks):
         super().__init__(None, cut_program, leaves, Accumulator(cut_program))
         self.dask: Any = importlib.import_module("dask")
         self.da: Any = importlib.import_module("dask.array")
-        self.functions: dict[bytes, Any] = {}
         self.made: dict[Value, Any] = {}
 
     def outputs(self) -> PyTree:
@@ -201,12 +201,6 @@ class _Graph(DaskTasks):
 
     def call(self, function: Any, *args: Any) -> Any:
         return self.dask.delayed(function, pure=False)(*args)
-
-    def function(self, shard: Shard) -> Any:
-        blob = super().function(shard)
-        if blob not in self.functions:
-            self.functions[blob] = self.dask.delayed(blob)
-        return self.functions[blob]
 
     def arg(self, value: Value, box: Box) -> Any:
         if value.producer is not None:

@@ -27,7 +27,7 @@ MOST_WORK = 10_000
 
 
 def outputs(
-    cut_program: CutProgram, out: PyTree, leaves: Sequence[Any] = ()
+    cut_program: CutProgram, out: PyTree, leaves: Sequence[Any]
 ) -> list[OutputPlace]:
     """The place of each output.
 
@@ -148,7 +148,7 @@ def _overlaps(
         for j, (_, other) in enumerate(places[:k]):
             if other is not None and _share(array, other):
                 yield f"* outputs {j} and {k} share memory: give them arrays apart"
-        for name, leaf in zip(cut_program.names, leaves, strict=False):
+        for name, leaf in zip(cut_program.names, leaves, strict=True):
             # An output without a value is written after everything is read.
             if value is not None and _share(array, leaf):
                 yield (

@@ -24,7 +24,8 @@ def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     Raises:
       RuntimeError: none of them could start.
     """
-    if _is_imported_by_worker():
+    # A new process imports the script that calls this: `multiprocessing` asks so too.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)  # The process that started the worker tells why.
     context = multiprocessing.get_context("spawn")
     started = context.Value("i", 0)
@@ -41,14 +42,6 @@ def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
                 'if __name__ == "__main__":'
             ) from None
         raise
-
-
-def _is_imported_by_worker() -> bool:
-    """Whether a new process is importing the script that calls this.
-
-    `multiprocessing` checks the same before it starts a process.
-    """
-    return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
 def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:

@@ -1,6 +1,6 @@
 """One shard of a plan, the sequence of shards, and the accumulator of results."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex, overload
 
 import jax
@@ -12,7 +12,7 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays import combining
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.keys import box_bytes, data_aval, is_key, key_impl
-from shardmap.plan.engine.nodes import Scalar, Value
+from shardmap.plan.engine.nodes import Operand, Scalar, Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
@@ -69,11 +69,8 @@ class Shard:
         found = [p if len(p) > 1 else next(iter(p), None) for p in parts.values()]
         return jax.tree.unflatten(self._cut_program.in_tree, found)
 
-    def _of_outputs(self, made: dict[Value, Any]) -> PyTree:
-        outputs = [
-            made.get(v) if isinstance(v, Value) else None
-            for v in self._cut_program.graph.outputs
-        ]
+    def _of_outputs(self, made: Mapping[Any, Any]) -> PyTree:
+        outputs = list(map(made.get, self._cut_program.graph.outputs))
         return jax.tree.unflatten(self._cut_program.out_tree, outputs)
 
     @property
@@ -342,8 +339,7 @@ class Accumulator:
 
     def free(self, place: int) -> list[Value]:
         """Frees the values that no stage from this one on needs, and returns them."""
-        outputs = self.cut_program.graph.outputs
-        needed = {value for value in outputs if isinstance(value, Value)}
+        needed: set[Operand] = {*self.cut_program.graph.outputs}
         needed.update(*(stage.reads for stage in self.cut_program.stages[place:]))
         gone = [value for value in self.kept if value not in needed]
         for value in gone:

@@ -68,9 +68,9 @@ def run_fold(combiner: str, start: Spec | None, parts: Iterable[Any]) -> np.ndar
     return fold(combiner, parts)
 
 
-def shard_tasks(stage: Stage, numbers: Iterable[int] | None = None) -> Iterator[Task]:
-    """The shards of a stage, or those with these numbers."""
-    for number in range(stage.num_shards) if numbers is None else numbers:
+def shard_tasks(stage: Stage, numbers: Iterable[int]) -> Iterator[Task]:
+    """The shards of a stage with these numbers."""
+    for number in numbers:
         family, index = stage.index(number)
         pieces = {k: stage.loops[k].pieces[piece] for k, piece in index.items()}
         # Without a look at how the shard computes it.
@@ -82,7 +82,7 @@ def shard_tasks(stage: Stage, numbers: Iterable[int] | None = None) -> Iterator[
 def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
     """The shards of a stage and the folds of their results, each after its needs."""
     trees: dict[tuple[Value, Box], _Tree] = {}
-    for task in shard_tasks(stage):
+    for task in shard_tasks(stage, range(stage.num_shards)):
         yield task
         for place, (box, combiner, value) in enumerate(task.writes):
             if combiner != "insert":

@@ -59,7 +59,7 @@ class Workers:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
         self.executor, self.saved = executor, saved
 
-    def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
+    def tasks(self, stage: Stage, numbers: Iterable[int]) -> Iterable[Task]:
         """The tasks of a stage. Partial results that none folds are folded here."""
         return shard_tasks(stage, numbers)
 
@@ -186,8 +186,9 @@ class LocalWorkers(ThreadWorkers):
         # CPU devices share their cores: only one gets the work.
         several = len(devices) > 1 and devices[0].platform != "cpu"
         self.devices = itertools.cycle(devices if several else [None])
-        large = any(bytes_read(stage) > LARGE for stage in self.cut_program.stages)
-        self.ahead = 1 if large else READ_AHEAD
+        reads = (stage.recipe(0)[1].reads for stage in self.cut_program.stages)
+        is_large = any(sum(box_bytes(*x) for x in each) > LARGE for each in reads)
+        self.ahead = 1 if is_large else READ_AHEAD
         # Reads wait for disks and networks, and overlap; shards would share the cores.
         self.starting = threading.Lock()
 
@@ -205,9 +206,3 @@ class LocalWorkers(ThreadWorkers):
 
     def result(self, task: Task, future: Future[Any]) -> Any:
         return [np.asarray(part) for part in future.result()]
-
-
-def bytes_read(stage: Stage) -> int:
-    """The bytes that the first shard of a stage reads."""
-    reads = stage.recipe(0)[1].reads
-    return sum(box_bytes(value, box) for value, box in reads)

@@ -196,7 +196,7 @@ class InnerBody:
             return None
         found: list[Partial | None] = []
         for output in self.graph.outputs:
-            pending = made.pending.get(output) if isinstance(output, Value) else None
+            pending = made.pending.get(output)
             if pending is None:
                 found.append(None)
                 continue
@@ -212,21 +212,19 @@ class InnerBody:
     def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Partial]:
         """The carried inputs that are partial sums: a sum reaches them in some step."""
         inputs, outputs = self.graph.inputs, self.graph.outputs
-        found: dict[Value, dict[AxisKey, str]] = {}
+        found: dict[Operand, dict[AxisKey, str]] = {}
         count = -1
         while count < (count := sum(map(len, found.values()))):
             for node in self.graph.nodes:
                 reached: dict[AxisKey, str] = {}
                 for v in node.ins:
-                    if isinstance(v, Value):
-                        reached |= found.get(v, {})
+                    reached |= found.get(v, {})
                 for out in node.outs:
                     summed = self._made_parts.get(out, {}).items()
                     found[out] = reached | {k: how for k, how in summed if k in loops}
             for number, into in self._carried:
-                if isinstance(left := outputs[number], Value):
-                    entered = found.get(inputs[into], {})
-                    found[inputs[into]] = entered | found.get(left, {})
+                entered = found.get(inputs[into], {})
+                found[inputs[into]] = entered | found.get(outputs[number], {})
         return {
             k: Partial(next(iter(own.values())), frozenset(own))
             for k, value in enumerate(inputs)

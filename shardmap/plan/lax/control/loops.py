@@ -180,11 +180,11 @@ class While(LoopRule):
         self.test = InnerBody(params["cond_jaxpr"], table)
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
         self.front = self.tests + self.consts
-        self.rank = len(self.test.graph.outputs[0].shape)
+        shape = self.test.graph.outputs[0].shape
+        self.rank = len(shape)
         carries = len(node.outs)
         consts = {k: (self.tests + k, None) for k in range(self.consts)}
         entering = {self.consts + k: (self.front + k, None) for k in range(carries)}
-        shape = self.test.graph.outputs[0].shape
         self.looked = self.test.needs(self.test.trace([whole(shape)]))
         carried = [(k, self.consts + k) for k in range(carries)]
         looked = [b for k, b in carried if self.looked[self.tests + k] is not None]

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Params
-from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
+from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value, made_by
 
 
 def known_columns(indices: Operand) -> list[np.ndarray | None]:
@@ -49,20 +49,15 @@ def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
 
 def _columns(indices: Operand) -> list[tuple[Operand, int]]:
     """For each column of indices, the operand that holds it, and its number there."""
-    node, last = producer(indices), len(indices.shape) - 1
-    if node is not None and node.primitive is p.concatenate_p:
-        if node.params["dimension"] == last:
-            return [column for part in node.ins for column in _columns(part)]
+    node, last = made_by(indices, p.concatenate_p), len(indices.shape) - 1
+    if node is not None and node.params["dimension"] == last:
+        return [column for part in node.ins for column in _columns(part)]
     return [(indices, k) for k in range(indices.shape[last])]
-
-
-def producer(operand: Operand) -> Node | None:
-    return operand.producer if isinstance(operand, Value) else None
 
 
 def _counts_along(operand: Operand) -> int | None:
     """The axis along which an operand counts 0, 1, 2, ...; None if it is not known."""
-    node = producer(operand)
+    node = operand.producer
     if node is None or not jnp.issubdtype(operand.aval.dtype, jnp.integer):
         return None
     axis = None
@@ -93,8 +88,8 @@ MOVES = frozenset({p.convert_element_type_p, p.copy_p, p.reshape_p, p.squeeze_p}
 
 def _is_never_less(operand: Operand) -> bool:
     """Returns True if an operand is ``counts < 0``, which holds nowhere."""
-    node = producer(operand)
-    if node is None or node.primitive is not p.lt_p:
+    node = made_by(operand, p.lt_p)
+    if node is None:
         return False
     counts, bound = node.ins
     is_low = isinstance(bound, Scalar) and int(np.asarray(bound.value)) <= 0
@@ -105,10 +100,8 @@ def scalar_of(operand: Operand) -> Operand | None:
     """The one value of all elements of an operand; None if it is not known."""
     if isinstance(operand, Scalar) or not operand.shape:
         return operand
-    node = operand.producer
-    if node is None or node.primitive is not p.broadcast_in_dim_p:
-        return None
-    return scalar_of(node.ins[0])
+    node = made_by(operand, p.broadcast_in_dim_p)
+    return None if node is None else scalar_of(node.ins[0])
 
 
 MOST_ELEMENTS = 2**20

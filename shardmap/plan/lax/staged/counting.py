@@ -93,13 +93,6 @@ def ordered(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(x), np.array(np.iinfo(bits).max, bits), found)
 
 
-def signed(keys: jax.Array) -> jax.Array:
-    """Signed integers of the same order: a CPU compares them in fewer instructions."""
-    bits = 8 * keys.dtype.itemsize
-    top = np.array(1 << (bits - 1), keys.dtype)
-    return lax.bitcast_convert_type(keys ^ top, np.dtype(f"int{bits}"))
-
-
 def from_ordered(found: jax.Array, dtype: np.dtype) -> jax.Array:
     """The inverse of `ordered`."""
     top = np.array(1 << (8 * dtype.itemsize - 1), found.dtype)
@@ -148,9 +141,12 @@ def how_many_below(node: Node) -> Factors:
         bounds = low[None] + lax.expand_dims(steps, range(1, rank + 1))
         shape = bounds.shape
         bounds = bounds.reshape(-1, *keys.shape[1:])
+        # A CPU compares signed integers in fewer instructions.
+        signed = np.dtype(f"int{8 * keys.dtype.itemsize}")
 
         def add_rows(total: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
-            below = signed(rows)[:, None] < signed(bounds)[None]
+            rows = from_ordered(rows, signed)
+            below = rows[:, None] < from_ordered(bounds, signed)[None]
             return total + jnp.sum(below, 0, dtype=jnp.int32), None
 
         def below(bound: jax.Array) -> jax.Array:

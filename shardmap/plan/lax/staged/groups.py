@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Params
@@ -106,12 +107,12 @@ class Grouping:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._rows: dict[Value, _Rows] = {}
+        self._rows: dict[Operand, _Rows] = {}
         # Each reduction that is grouped, and its number there.
         self._groups: dict[Node, tuple[_Groups, int]] = {}
         # What is written: values with all their rows, single groups, and stacks.
         self._whole: dict[Value, Operand] = {}
-        self._single: dict[Value, tuple[Value, int]] = {}
+        self._single: dict[Operand, tuple[Value, int]] = {}
         self._stacks: dict[Any, Operand | None] = {}
         if sum(node.primitive in COMBINERS for node in graph.nodes) >= FEWEST:
             self._find()
@@ -132,10 +133,10 @@ class Grouping:
         """Finds rows, and groups of reductions of them."""
         first: dict[Any, Value] = {}
         found: dict[Any, list[_Groups]] = {}
-        users: dict[Value, list[Node]] = {}
+        users: dict[Operand, list[Node]] = {}
         for node in self._graph.nodes:
             for v in node.ins:
-                if isinstance(v, Value) and v in self._rows:
+                if v in self._rows:
                     users.setdefault(v, []).append(node)
             if node.primitive in COMBINERS:
                 self._group(node, found)
@@ -150,15 +151,12 @@ class Grouping:
 
     def _are_all_rows(self, values: Sequence[Operand], axis: int) -> bool:
         """Whether values, joined, are all rows of one value, in order."""
-        rows = [each for each in map(self._rows_of, values) if each is not None]
+        rows = [self._rows[v] for v in values if v in self._rows]
         alike = {(each.first, each.axis, each.size) for each in rows}
         if len(rows) < len(values) or len(alike) != 1 or rows[0].axis != axis:
             return False
         places = np.concatenate([each.numbers for each in rows])
         return np.array_equal(places, np.arange(rows[0].size))
-
-    def _rows_of(self, operand: Operand) -> _Rows | None:
-        return self._rows.get(operand) if isinstance(operand, Value) else None
 
     def _taken(self, node: Node, first: dict[Any, Value]) -> _Rows | None:
         """The rows that a node takes of a value, or of rows of it.
@@ -171,7 +169,7 @@ class Grouping:
         if found is None:
             return None
         source, axis, places = found
-        before = self._rows_of(source)
+        before = self._rows.get(source)
         if before is None:
             value = first.setdefault((source, axis), node.outs[0])
             return _Rows(value, axis, source.shape[axis], places.tobytes())
@@ -186,7 +184,7 @@ class Grouping:
         found: list[_Rows] = []
         made: list[Any] = [node.primitive, _frozen(node.params)]
         for v in node.ins:
-            rows, scalar = self._rows_of(v), scalar_of(v)
+            rows, scalar = self._rows.get(v), scalar_of(v)
             if rows is not None and v.shape == node.out_shapes[0]:
                 found.append(rows)
                 made.append(rows.first)
@@ -200,7 +198,7 @@ class Grouping:
 
     def _group(self, node: Node, found: dict[Any, list[_Groups]]) -> None:
         """Adds a reduction to the groups of the same reduction of the same value."""
-        rows, axes = self._rows_of(node.ins[0]), node.params["axes"]
+        rows, axes = self._rows.get(node.ins[0]), node.params["axes"]
         if rows is None or rows.axis not in axes or node.outs[0].aval.dtype == bool:
             return
         places = rows.numbers
@@ -212,13 +210,13 @@ class Grouping:
             own[-1].add(node, places)
 
     def _are_read(
-        self, reductions: Sequence[Node], users: Mapping[Value, Sequence[Node]]
+        self, reductions: Sequence[Node], users: Mapping[Operand, Sequence[Node]]
     ) -> bool:
         """Whether anything else reads rows of these, as deviations from a mean do."""
         values = [node.ins[0] for node in reductions]
         while values:
             value = values.pop()
-            if not isinstance(value, Value) or value not in self._rows:
+            if value not in self._rows:
                 continue
             for user in users[value]:
                 if user.outs[0] not in self._rows and user.primitive not in COMBINERS:
@@ -232,16 +230,11 @@ class Grouping:
         if groups.made is None:
             groups.made = self._all_groups(node, groups)
         source, axis = groups.made
-        shape = source.shape
-        params: Params = {
-            "start_indices": tuple(number * (k == axis) for k in range(len(shape))),
-            "limit_indices": (*shape[:axis], number + 1, *shape[axis + 1 :]),
-            "strides": None,
-        }
-        aval = source.aval.update(shape=(*shape[:axis], 1, *shape[axis + 1 :]))
-        [row] = self._graph.add(p.slice_p, params, [source], [aval])
-        own = [out.aval for out in node.outs]
-        [made] = self._graph.add(p.squeeze_p, {"dimensions": (axis,)}, [row], own)
+
+        def one(x: jax.Array) -> jax.Array:
+            return lax.index_in_dim(x, number, axis, keepdims=False)
+
+        [made] = self._graph.call(one, [source])
         self._single[made] = source, number
         return made
 
@@ -268,8 +261,7 @@ class Grouping:
 
     def _of_all(self, value: Operand) -> Operand:
         """Adds the whole value for one that has some of its rows."""
-        rows = self._rows_of(value)
-        assert rows is not None
+        rows = self._rows[value]
         if rows.first not in self._whole:
             node, shape, axis = rows.first.producer, rows.first.shape, rows.axis
             assert node is not None
@@ -277,7 +269,7 @@ class Grouping:
             if node.primitive in pointwise.RULES:
                 shape = (*shape[:axis], rows.size, *shape[axis + 1 :])
                 ins = [
-                    self._of_all(v) if self._rows_of(v) else self._spread(v, shape)
+                    self._of_all(v) if v in self._rows else self._spread(v, shape)
                     for v in node.ins
                 ]
                 aval = rows.first.aval.update(shape=shape)
@@ -303,8 +295,8 @@ class Grouping:
     def _stack(
         self, values: Sequence[Operand], axis: int, shape: tuple[int, ...]
     ) -> Operand | None:
-        single = [self._single.get(v) for v in values if isinstance(v, Value)]
-        if single and single[0] is not None:
+        single = list(map(self._single.get, values))
+        if single[0] is not None:
             source = single[0][0]
             in_order = single == [(source, k) for k in range(shape[axis])]
             return source if in_order and source.shape == shape else None
@@ -315,7 +307,7 @@ class Grouping:
         if len(numbers) == len(values):
             row = np.asarray(numbers, values[0].aval.dtype)
             return self._spread(self._graph.constant(row), shape, (axis,))
-        nodes = [v.producer for v in values if isinstance(v, Value) and v.producer]
+        nodes = [v.producer for v in values if v.producer]
         if len(nodes) < len(values):
             return None
         node = nodes[0]
@@ -341,12 +333,13 @@ class Grouping:
 
     def _spread(
         self, operand: Operand, shape: tuple[int, ...], dimensions: tuple[int, ...] = ()
-    ) -> Value:
+    ) -> Operand:
         """Adds a broadcast of one number, or of a row of them along an axis."""
-        source = scalar_of(operand) or operand
-        params = {"broadcast_dimensions": dimensions, "shape": shape, "sharding": None}
-        aval = source.aval.update(shape=shape)
-        return self._graph.add(p.broadcast_in_dim_p, params, [source], [aval])[0]
+
+        def spread(x: jax.Array) -> jax.Array:
+            return lax.broadcast_in_dim(x, shape, dimensions)
+
+        return self._graph.call(spread, [scalar_of(operand) or operand])[0]
 
 
 def _frozen(params: Params) -> tuple[tuple[str, Any], ...]:

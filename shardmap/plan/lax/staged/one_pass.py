@@ -29,7 +29,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.keys import itemsize
-from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, made_by
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
 from shardmap.plan.lax.staged.blocks import of_each_piece
@@ -55,12 +55,12 @@ class Statistic(NamedTuple):
       size: the number of arrays that it consists of.
       of_piece: computes them from a piece, its reduced axes, and where the piece starts
         along these. The arrays keep reduced axes with length 1.
-      plain: the reductions that may reduce the first array instead of the value.
+      plain: the reduction that may reduce the first array instead of the value.
     """
 
     size: int
     of_piece: Callable[..., Sequence[jax.Array]]
-    plain: tuple[Any, ...]
+    plain: Any
 
 
 class Pieces(NamedTuple):
@@ -164,8 +164,8 @@ def _largest(x: jax.Array, axes: Sequence[int], *starts: Any) -> list[jax.Array]
     return [largest, jnp.where(jnp.isfinite(largest), largest, 0)]
 
 
-CENTRED = Statistic(3, _centred, (p.reduce_sum_p,))
-EXPONENTIAL = Statistic(2, _largest, (p.reduce_max_p,))
+CENTRED = Statistic(3, _centred, p.reduce_sum_p)
+EXPONENTIAL = Statistic(2, _largest, p.reduce_max_p)
 
 
 @functools.cache
@@ -178,7 +178,7 @@ def _extremum(is_largest: bool, dtype: Any) -> Statistic:
         best = jnp.take_along_axis(x, place, axes[0])
         return [best, place + start.astype(dtype)]
 
-    return Statistic(2, of_piece, (p.reduce_max_p if is_largest else p.reduce_min_p,))
+    return Statistic(2, of_piece, p.reduce_max_p if is_largest else p.reduce_min_p)
 
 
 def _edges(analysis: Analysis, value: Value, axes: Sequence[int]) -> Edges | None:
@@ -192,8 +192,8 @@ def _edges(analysis: Analysis, value: Value, axes: Sequence[int]) -> Edges | Non
 
 def _unmoved(x: Value, names: Names) -> tuple[Value, Names]:
     """The value that this is a transpose of, and the names of its axes."""
-    node = x.producer
-    if node is None or node.primitive is not p.transpose_p:
+    node = made_by(x, p.transpose_p)
+    if node is None:
         return x, names
     [source], order = node.ins, node.params["permutation"]
     if not isinstance(source, Value):
@@ -258,10 +258,6 @@ def _term(plain: Term, gone: Sequence[int], any_sign: bool = False) -> Term:
       any_sign: whether ``c - x`` counts as ``x - c``.
     """
 
-    def made_by(value: Operand, primitive: Any) -> Node | None:
-        node = value.producer if isinstance(value, Value) else None
-        return node if node is not None and node.primitive is primitive else None
-
     def is_constant(c: Operand) -> bool:
         return _is_constant(c, [own.index(name) for name in gone])
 
@@ -289,8 +285,8 @@ def _is_constant(c: Operand, axes: Sequence[int]) -> bool:
         return False
     if not c.shape or all(c.shape[axis] == 1 for axis in axes):
         return True
-    node = c.producer
-    if node is None or node.primitive is not p.broadcast_in_dim_p:
+    node = made_by(c, p.broadcast_in_dim_p)
+    if node is None:
         return False
     dims = node.params["broadcast_dimensions"]
     sizes = dict(zip(dims, node.in_shapes[0], strict=True))
@@ -394,7 +390,7 @@ def _product(node: Node) -> Product | None:
         *names, out = map(tuple, dot_names(node))
         precision = node.params["precision"]
     elif node.primitive is p.reduce_sum_p:
-        made = first.producer if isinstance(first, Value) else None
+        made = first.producer
         if made is not None and made.primitive is p.mul_p:
             if made.in_shapes[0] != made.in_shapes[1]:
                 return None
@@ -508,7 +504,7 @@ def _plain(node: Node, known: Mapping[Any, Pieces]) -> OnePass | None:
     every = range(len(x.shape))
     value, names = _unmoved(x, tuple(every))
     pieces = known.get((value, tuple(sorted(map(names.index, axes)))))
-    if pieces is None or node.primitive not in pieces.kind.plain:
+    if pieces is None or node.primitive is not pieces.kind.plain:
         return None
 
     def reduced(first: jax.Array) -> Sequence[jax.Array]:

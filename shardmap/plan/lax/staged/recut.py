@@ -59,6 +59,5 @@ def _costly(value: Value, rule: Callable[[Node], Rule]) -> Node | None:
     """The costly operation that computes a value; None if only cheap ones do."""
     node = value.producer
     while node is not None and rule(node).cheap:
-        sources = [v for v in node.ins if isinstance(v, Value) and v.producer]
-        node = sources[0].producer if sources else None
+        node = next((v.producer for v in node.ins if v.producer), None)
     return node

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
+from shardmap.plan.engine.nodes import Graph, Node, Operand
 from shardmap.plan.lax import pointwise
 from shardmap.plan.lax.indexed.gather import FILL, batch_axes, fill_value, window_axes
 from shardmap.plan.lax.indexed.known import counted, scalar_of
 from shardmap.plan.lax.indexed.places import as_int32
+from shardmap.plan.lax.reduce import COMBINERS
 from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
 
 MOST_PLACES = 16
@@ -23,13 +24,6 @@ MOST_PLACES = 16
 
 MOST_UNCUT = 8
 """The most places of an axis that is not cut. XLA's sort is slower on CPU only."""
-
-
-def _can_be_counted(node: Node) -> bool:
-    if node.primitive is not p.sort_p or len(node.ins) > 1:
-        return False
-    dtype = node.ins[0].aval.dtype
-    return dtype in COUNTABLE and node.in_shapes[0][node.params["dimension"]] < 2**31
 
 
 def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
@@ -40,58 +34,44 @@ def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
       node: the sort.
       is_cut: whether the sorted axis is cut.
     """
-    if not _can_be_counted(node):
+    if node.primitive is not p.sort_p or len(node.ins) > 1:
+        return None
+    [operand], axis = node.ins, node.params["dimension"]
+    if operand.aval.dtype not in COUNTABLE or operand.shape[axis] >= 2**31:
         return None
     if not is_cut and jax.default_backend() != "cpu":
         return None
     [found], users = node.outs, graph.ahead()
     outputs = list(map(graph.now, graph.outputs))
-    axis = node.params["dimension"]
-    taking, stack = [], [(found, True)]
+    taking, places, stack = [], 0, [(found, True)]
     while stack:
         value, is_sorted = stack.pop()
         if any(value is output for output in outputs):
             return None
         for user in users.get(value, []):
             ins = list(map(graph.now, user.ins))
-            if is_sorted and _takes(ins, value) and _axes_of(user, axis):
+            is_first = [k for k, x in enumerate(ins) if x is value] == [0]
+            if is_sorted and is_first and (taken := _taken(user, axis)):
                 taking.append(user)
+                places += taken[1]
             elif user.primitive in pointwise.RULES and all(
                 each is value or scalar_of(each) is not None for each in ins
             ):
                 # Elementwise, for reductions that need no order.
                 stack += [(out, False) for out in user.outs]
-            elif user.primitive not in ORDERLESS or axis not in user.params["axes"]:
+            elif user.primitive not in COMBINERS or axis not in user.params["axes"]:
                 return None
-    places = sum(_count(each, axis) for each in taking)
     if not is_cut and not 0 < places <= MOST_UNCUT:
         return None
     return taking
 
 
-def _count(node: Node, axis: int) -> int:
-    """The number of places that a node takes of each sorted row."""
-    axes = _axes_of(node, axis) or []
-    return math.prod(n for k, n in enumerate(node.out_shapes[0]) if k not in axes)
+def _taken(node: Node, axis: int) -> tuple[list[int | None], int] | None:
+    """What a node takes of its first operand, which is sorted along an axis.
 
-
-def _takes(ins: Sequence[Operand], value: Value) -> bool:
-    """Whether a value is the first operand, and no other one."""
-    return [k for k, operand in enumerate(ins) if operand is value] == [0]
-
-
-ORDERLESS = frozenset(
-    {
-        *(p.reduce_and_p, p.reduce_max_p, p.reduce_min_p, p.reduce_or_p),
-        *(p.reduce_prod_p, p.reduce_sum_p, p.reduce_xor_p),
-    }
-)
-
-
-def _axes_of(node: Node, axis: int) -> list[int | None] | None:
-    """The result's axis for each axis of a sorted operand, None for the sorted one.
-
-    Returns None if the node takes too many places, or anything else.
+    Returns:
+      The result's axis for each axis of the operand, None for the sorted one; how many
+      places of each row. None if these are too many, or it takes anything else.
     """
     shape, [out] = node.in_shapes[0], node.out_shapes
     others = [k for k in range(len(shape)) if k != axis]
@@ -116,7 +96,7 @@ def _axes_of(node: Node, axis: int) -> list[int | None] | None:
         return None
     found[axis] = None
     count = math.prod(n for k, n in enumerate(out) if k not in found)
-    return found if 0 < count <= MOST_PLACES else None
+    return (found, count) if 0 < count <= MOST_PLACES else None
 
 
 def taken(graph: Graph, node: Node, axis: int, is_cut: bool) -> Sequence[Operand]:
@@ -130,8 +110,8 @@ def taken(graph: Graph, node: Node, axis: int, is_cut: bool) -> Sequence[Operand
     """
     operand, *places = node.ins
     params, size, [shape] = node.params, operand.shape[axis], node.out_shapes
-    axes = _axes_of(node, axis)
-    assert axes is not None
+    found = _taken(node, axis)
+    assert found is not None
     fills = node.primitive is p.gather_p and params["mode"] == FILL
 
     def ranks(*places: jax.Array) -> jax.Array:
@@ -150,11 +130,11 @@ def taken(graph: Graph, node: Node, axis: int, is_cut: bool) -> Sequence[Operand
         return every * steps[axis] + params["start_indices"][axis]
 
     [wanted] = graph.call(ranks, places)
-    found = counted_out(graph, operand, wanted, shape, axes, is_cut)
+    made = counted_out(graph, operand, wanted, shape, found[0], is_cut)
     if not fills:
-        return [found]
+        return [made]
 
     def filled(found: jax.Array, wanted: jax.Array) -> jax.Array:
         return jnp.where((wanted >= 0) & (wanted < size), found, fill_value(node))
 
-    return graph.call(filled, [found, wanted])
+    return graph.call(filled, [made, wanted])
