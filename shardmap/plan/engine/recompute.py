@@ -115,7 +115,7 @@ def counted(
             for k, (value, ref) in enumerate(operands):
                 if part and ref and isinstance(value, Value):
                     if value not in stage.reads:
-                        taken = math.prod(ref.shape) / value.size
+                        taken = math.prod(ref.shape) / max(value.size, 1)
                         takes[step.node, k] += count * taken
     return runs, takes
 

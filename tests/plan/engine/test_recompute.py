@@ -166,3 +166,17 @@ def test_what_does_not_fit_is_computed_again():
     assert made.peak_bytes <= 40_000 < w.nbytes + kept
     assert_same(made.run(x, w), jax.jit(normal)(x, w), 1e-4)
     assert "kept it would be 12.0 KiB" in str(made)
+
+
+def test_values_without_elements_take_nothing():
+    def fun(x):
+        none = jnp.sin(x[:0])
+        return jnp.cos(none), jnp.tanh(x @ x.T).sum(0)
+
+    x = reals(600, 400)
+    made = plan(fun, x, in_slices={0: 3})
+    assert "axis 0" in str(made)
+    none, sums = made.run(x)
+    assert none.shape == (0, 400)
+    assert_same(sums, jax.jit(fun)(x)[1], 1e-3)
+    assert sm.chunked(fun, {0: 3})(x)[0].shape == (0, 400)
