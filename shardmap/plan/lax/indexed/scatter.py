@@ -41,7 +41,7 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
         is_sorted = node.params["indices_are_sorted"]
         if node.primitive in COMBINERS and not is_sorted:
             _, together = np.unique(line.places, return_counts=True)
-            if together.max() > MOST_TOGETHER:
+            if int(np.max(together)) > MOST_TOGETHER:
                 continue
         window = landing(line, node.in_shapes[0][line.axis])
         if window is not None:
