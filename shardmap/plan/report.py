@@ -127,7 +127,7 @@ def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
         made = ", ".join(_grouped(cost.makes))
         first = f"{cost.shards:,} shards" + f" make {made}" * makes
         told_choices = (
-            f"  {told(_name(cut_program, value), choice)}"
+            f"  {choice_text(_name(cut_program, value), choice)}"
             for value, choice in choices(cut_program, stage)
         )
         drawn = _drawn_whole(cut_program, stage)
@@ -371,7 +371,7 @@ def choices(cut_program: CutProgram, stage: Stage) -> Iterator[tuple[Value, Choi
             yield value, choice
 
 
-def told(name: str, choice: Choice) -> str:
+def choice_text(name: str, choice: Choice) -> str:
     """A choice in words."""
     times = "once more" if choice.times == 1 else f"{choice.times:,} times more"
     again = f"{count(choice.operations)} operations and reads {size(choice.reads)}"

@@ -292,7 +292,7 @@ def is_known(number: Any) -> bool:
     return low == high
 
 
-def settled(tree: Any) -> Any:
+def concrete(tree: Any) -> Any:
     """Replaces affine numbers in nested tuples by ints.
 
     Adds guards that they keep their values.
@@ -300,12 +300,12 @@ def settled(tree: Any) -> Any:
     if isinstance(tree, Affine):
         return int(tree)
     if isinstance(tree, tuple):
-        parts = [settled(part) for part in tree]
+        parts = [concrete(part) for part in tree]
         return type(tree)._make(parts) if hasattr(tree, "_make") else tuple(parts)
     return tree
 
 
-class Law:
+class AffineMap:
     """Integers as functions of the starts; some may be constant."""
 
     def __init__(self, numbers: Iterable[Any], count: int) -> None:

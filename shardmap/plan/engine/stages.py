@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.plan.engine.classes import Alike, Classes
 from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.patterns import Members, Patterns
 from shardmap.plan.engine.propagate import Analysis, AxisKey
 from shardmap.plan.engine.recipe import Recipe, needed, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
@@ -83,7 +83,7 @@ class Family(NamedTuple):
     size: int
 
 
-class Equal(NamedTuple):
+class ShardKey(NamedTuple):
     """The key of shards whose recipes may differ in positions only.
 
     Attributes:
@@ -197,7 +197,7 @@ class Stage:
         self.loops: list[Loop] = []
         self._contracted: list[tuple[int, Factor, int]] = []
         self.results = self._results(values)
-        self.classes = Classes(self._walk, self._count)
+        self.patterns = Patterns(self._walk, self._count)
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
 
@@ -303,9 +303,9 @@ class Stage:
         family, index = self.index(number)
         key = self._key(family, index)
         starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
-        return self.classes.recipe(key, starts)
+        return self.patterns.recipe(key, starts)
 
-    def alike(self) -> Iterator[Alike]:
+    def members(self) -> Iterator[Members]:
         """Yields all shards, in groups of one pattern."""
         first = 0
         for family in self.families:
@@ -319,24 +319,24 @@ class Stage:
                 for k, begin in enumerate(begins):
                     starts[:, k] = begin[index[k]]
                 at = {k: kind[0] for k, kind in zip(family.loops, kinds, strict=True)}
-                found = self.classes.alike(self._key(family, at), numbers, starts)
+                found = self.patterns.members(self._key(family, at), numbers, starts)
                 yield from (
                     each._replace(numbers=first + each.numbers) for each in found
                 )
             first += family.size
 
-    def _count(self, key: Equal) -> int:
+    def _count(self, key: ShardKey) -> int:
         """The number of shards with pieces of these lengths, whatever they write."""
         pairs = zip(key.loops, key.lengths, strict=True)
         return math.prod(self.loops[k].lengths[length] for k, length in pairs)
 
-    def _key(self, family: "Family", index: Mapping[int, int]) -> Equal:
+    def _key(self, family: "Family", index: Mapping[int, int]) -> ShardKey:
         intervals = [self.loops[k].pieces[index[k]] for k in family.loops]
         lengths = tuple(stop - start for start, stop in intervals)
-        return Equal(family.loops, lengths, self.written(family, index))
+        return ShardKey(family.loops, lengths, self.written(family, index))
 
     def _walk(
-        self, key: Equal, starts: Sequence[int]
+        self, key: ShardKey, starts: Sequence[int]
     ) -> tuple[list[Box | None], Recipe]:
         """The boxes and the recipe of the shard with this key and these starts."""
         pieces = {

@@ -38,7 +38,7 @@ def silent(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return cast(ClosedJaxpr, rewrite_jaxpr(jaxpr, change, is_no_tap))
 
 
-class Happening:
+class EffectPrimitive:
     """The primitive of nodes with an effect; all of these have one rule."""
 
     def __init__(self, name: str) -> None:
@@ -48,13 +48,15 @@ class Happening:
         return self._name
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Happening)
+        return isinstance(other, EffectPrimitive)
 
     def __hash__(self) -> int:
-        return hash(Happening)
+        return hash(EffectPrimitive)
 
 
-def happening(graph: Graph, node: Node, equation: Equation) -> Sequence[Operand] | None:
+def add_effect(
+    graph: Graph, node: Node, equation: Equation
+) -> Sequence[Operand] | None:
     """Adds an equation with an effect; None: the effect is not one of the host."""
     if not all(map(happens_outside, equation.effects)):
         return None
@@ -63,7 +65,7 @@ def happening(graph: Graph, node: Node, equation: Equation) -> Sequence[Operand]
         tuple(shape) if _by_pieces(equation) else (), "bool"
     )
     *outs, value = graph.add(
-        Happening(str(equation.primitive)),
+        EffectPrimitive(str(equation.primitive)),
         {"equation": equation},
         node.ins,
         [*(out.aval for out in node.outs), effect],
@@ -100,5 +102,5 @@ def _rule(node: Node) -> Factors:
 
 
 # The table is looked up by the primitive of a node, and all of these are equal.
-happened: Any = Happening("")
-TABLE.makers[happened] = _rule
+EFFECT: Any = EffectPrimitive("")
+TABLE.makers[EFFECT] = _rule

@@ -23,9 +23,9 @@ from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points, cuts_at
-from shardmap.plan.inside.effects import happening, silent
+from shardmap.plan.inside.effects import add_effect, silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
-from shardmap.plan.lax.control.written_out import MOST_EQUATIONS
+from shardmap.plan.lax.control.unroll import MOST_EQUATIONS
 from shardmap.plan.lax.passes import analysed, begins
 from shardmap.plan.lax.table import LOOKED_THROUGH
 from shardmap.plan.memory.fit import Fit
@@ -71,7 +71,7 @@ def _made(
     # Each stage of a loop is compiled with all others, as one function.
     analysis = analysed(
         *(jaxpr, cuts, partial),
-        effects=happening,
+        effects=add_effect,
         keeps=keeps,
         most_equations=MOST_EQUATIONS,
         inside=inside,
@@ -85,7 +85,7 @@ def fit(jaxpr: ClosedJaxpr, options: Options) -> Fit:
     """The `Fit` of a jaxpr. It is cached, and remembers the cuts that it tried."""
     assert options.memory is not None
     make = functools.partial(_made, jaxpr)
-    inside = functools.partial(begins, jaxpr, happening)
+    inside = functools.partial(begins, jaxpr, add_effect)
     return Fit(
         *(jaxpr, make, options.partial, options.memory), in_loops=True, begins=inside
     )

@@ -16,9 +16,9 @@ from jax import lax
 
 from shardmap._jax.context import varying_like
 from shardmap.arrays.combining import COMBINE, identity
-from shardmap.plan.engine.classes import Alike
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
+from shardmap.plan.engine.patterns import Members
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
@@ -29,11 +29,11 @@ WITH_PLACES = frozenset({*dynamic.RULES, *gather.RULES, *scatter.RULES})
 """Primitives whose operands say which places they read or write."""
 
 
-def with_same_steps(stage: Stage) -> list[list[Alike]]:
+def with_same_steps(stage: Stage) -> list[list[Members]]:
     """Groups the shards of a stage by the steps that they run."""
-    found: dict[Any, list[Alike]] = {}
-    alike = stage.alike()
-    for member in sorted(alike, key=lambda member: int(member.numbers[0])):
+    found: dict[Any, list[Members]] = {}
+    every = stage.members()
+    for member in sorted(every, key=lambda member: int(member.numbers[0])):
         pattern = member.pattern
         sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
         found.setdefault((pattern.recipe.static, sizes), []).append(member)
@@ -78,7 +78,7 @@ def _new_buffer(value: Value, combiner: str) -> Any:
 def _run_shards(
     cut_program: CutProgram,
     stage: Stage,
-    shards: Sequence[Alike],
+    shards: Sequence[Members],
     known: Mapping[Value, Any],
     made: dict[Value, Any],
     beside: bool,
@@ -138,7 +138,7 @@ def _run_shards(
     return made | {stage.results[k].value: buffers[k] for k in written}
 
 
-def _runs_once(cut_program: CutProgram, shards: Alike) -> bool:
+def _runs_once(cut_program: CutProgram, shards: Members) -> bool:
     """Whether a step runs once, as a piece of a scan does."""
     rules, steps = cut_program.analysis.rules, shards.pattern.recipe.static.steps
     return any(rules[step.node].once for step in steps)
@@ -244,7 +244,7 @@ class Positions:
       rows: the positions that are looked up, which the loop scans over.
     """
 
-    def __init__(self, members: Sequence[Alike]) -> None:
+    def __init__(self, members: Sequence[Members]) -> None:
         boxes, recipe = members[0].pattern.boxes, members[0].pattern.recipe
         self._written = {k: len(box) for k, box in enumerate(boxes) if box is not None}
         self._reads = [len(box) for _, box in recipe.reads]
@@ -257,7 +257,7 @@ class Positions:
                 (law.factors[chosen] @ member.starts.T + law.const[chosen, None])
                 // law.divisor[chosen, None]
                 for member in members
-                for law in [member.pattern.law]
+                for law in [member.pattern.affine_map]
             ],
             axis=1,
         )[:, turn]

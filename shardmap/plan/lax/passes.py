@@ -16,17 +16,17 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recompute import measured
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.plan.lax import batched, reduce
-from shardmap.plan.lax.control import written_out
+from shardmap.plan.lax.control import unroll
 from shardmap.plan.lax.control.body import ALONG
-from shardmap.plan.lax.control.written_out import Opened
+from shardmap.plan.lax.control.unroll import Unroller
 from shardmap.plan.lax.staged import (
-    along,
     barrier,
     groups,
     one_pass,
     recut,
     select,
-    top,
+    split_scan,
+    top_k,
 )
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
 
@@ -40,7 +40,7 @@ def analysed(
     out_cuts: list[list[Cut]] | None = None,
     effects: Effects | None = None,
     keeps: bool = True,
-    most_equations: int = written_out.MOST_IN_STAGES,
+    most_equations: int = unroll.MOST_IN_STAGES,
     inside: Sequence[Sequence[Cut]] = (),
     sampled: bool = False,
 ) -> Analysis:
@@ -58,7 +58,7 @@ def analysed(
       sampled: whether a few steps may represent all steps of an unrolled loop.
     """
 
-    def analysis(opened: Opened | None) -> Analysis:
+    def analysis(unroller: Unroller | None) -> Analysis:
         graph = flatten(closed, CALLS._replace(effects=effects))
         if out_cuts is not None:
             barrier.ask(graph, out_cuts)
@@ -66,7 +66,7 @@ def analysed(
         rules = _Rules()
         if partial:
             graph.rewrite(groups.Grouping(graph).written)
-            graph.rewrite(_Follow(graph, cuts, rules, opened))
+            graph.rewrite(_Follow(graph, cuts, rules, unroller))
         make = functools.partial(Analysis, graph, rules.rule, cuts, partial, keeps)
         found = measured(make)
         if partial and (writers := one_pass.writers(found)):
@@ -76,17 +76,17 @@ def analysed(
 
     found = analysis(None)
     stuck = {each.node.primitive for each in found.ended}
-    if not partial or stuck.isdisjoint(written_out.PRIMITIVES):
+    if not partial or stuck.isdisjoint(unroll.PRIMITIVES):
         return found
     # Loops are unrolled if that helps, all of them: the gradient of a loop is a loop.
-    opened = Opened(written_out.MOST_EQUATIONS, written_out.SAMPLE)
-    trial = analysis(opened)
-    if opened.is_short and _ends(trial) < _ends(found):
-        in_stages = _last(trial) >= _last(found) + written_out.SAMPLE - 1
-        most = most_equations if in_stages else written_out.MOST_EQUATIONS
-        trial.is_sample = sampled and opened.equations <= most
+    unroller = Unroller(unroll.MOST_EQUATIONS, unroll.SAMPLE)
+    trial = analysis(unroller)
+    if unroller.is_short and _ends(trial) < _ends(found):
+        in_stages = _last(trial) >= _last(found) + unroll.SAMPLE - 1
+        most = most_equations if in_stages else unroll.MOST_EQUATIONS
+        trial.is_sample = sampled and unroller.equations <= most
         if not trial.is_sample:
-            trial = analysis(Opened(most))
+            trial = analysis(Unroller(most))
     return trial if _ends(trial) < _ends(found) else found
 
 
@@ -129,7 +129,7 @@ class _Follow:
       graph: the graph, which is rewritten.
       cuts: of its inputs.
       rules: of its nodes.
-      opened: unrolls loops and branches; None: they stay.
+      unroller: unrolls loops and branches; None: they stay.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class _Follow:
         graph: Graph,
         cuts: list[list[Cut]],
         rules: _Rules,
-        opened: Opened | None,
+        unroller: Unroller | None,
     ) -> None:
-        self._graph, self._rules, self._opened = graph, rules, opened
+        self._graph, self._rules, self._unroller = graph, rules, unroller
         self._cuts: dict[Operand, list[Cut]] = {}
         self._cuts.update(zip(graph.inputs, cuts, strict=True))
         # Nodes that take single places of a sort, its axis, and whether that is cut.
@@ -171,8 +171,8 @@ class _Follow:
             return node.ins
         if not ended:
             return None
-        if primitive in top.STAGES:
-            made = top.STAGES[primitive](graph, node, cuts)
+        if primitive in top_k.STAGES:
+            made = top_k.STAGES[primitive](graph, node, cuts)
             if made is not None:
                 return made
         if primitive in batched.RULES and len(node.ins) == 1:
@@ -180,9 +180,9 @@ class _Follow:
             if made is not None:
                 return made
         if ALONG in ended:
-            return along.in_stages(graph, node, cuts)
+            return split_scan.in_stages(graph, node, cuts)
         if primitive in STAGES:
             return STAGES[primitive](graph, node, cuts)
-        if self._opened and primitive in written_out.PRIMITIVES:
-            return self._opened(graph, node)
+        if self._unroller and primitive in unroll.PRIMITIVES:
+            return self._unroller(graph, node)
         return None

@@ -35,7 +35,7 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
-from shardmap.plan.lax.staged import along, barrier, blocks, counting, tall
+from shardmap.plan.lax.staged import barrier, blocks, counting, split_scan, tall_qr
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
@@ -60,7 +60,7 @@ def mapped(graph: Graph, node: Node) -> list[Operand]:
     return graph.call(function, node.ins, fixed=False)
 
 
-STANDING: dict[Any, Rewrite] = {
+DECOMPOSITIONS: dict[Any, Rewrite] = {
     p.linear_solve_p: solved,
     spmap_p: mapped,
     **({} if EXPANDABLE is None else {EXPANDABLE: expanded}),
@@ -79,7 +79,7 @@ LOOKED_THROUGH = {
 
 CALLS = Calls(
     LOOKED_THROUGH,
-    reduce.REWRITES | shape.REWRITES | reshape.REWRITES | STANDING,
+    reduce.REWRITES | shape.REWRITES | reshape.REWRITES | DECOMPOSITIONS,
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
 )
@@ -88,7 +88,7 @@ STAGES: dict[Any, Stages] = {
     **batched.STAGES,
     **one_window.STAGES,
     **prefix.STAGES,
-    **tall.STAGES,
+    **tall_qr.STAGES,
 }
 """The rewrites of equations at which cuts end."""
 
@@ -108,8 +108,8 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "loops and branches": {
         p.cond_p: lambda node: branches.Cond(node, TABLE),
         p.scan_p: lambda node: loops.Scan(node, TABLE),
-        along.PIECE: lambda node: along.Piece(node, TABLE),
-        along.JOINED: along.Joined,
+        split_scan.PIECE: lambda node: split_scan.Piece(node, TABLE),
+        split_scan.JOINED: split_scan.Joined,
         p.while_p: lambda node: loops.While(node, TABLE),
     },
 }

@@ -25,13 +25,13 @@ SMALLER = 16
 AXES_GROWN = 4
 """The number of the best axes, which are tried in more pieces."""
 
-TRIED = 8
+FIRST_PIECES = 8
 """The number of pieces into which an axis is cut first, to see what that saves."""
 
 MOST_PIECES = 2**16
 """The most pieces of an axis that `AUTO` gives."""
 
-COMPILED = 3
+MOST_COMPILES = 3
 """How often cuts are chosen if compiled shards hold more than the model says."""
 
 
@@ -208,7 +208,7 @@ class Fit:
         for _ in range(MOST_AXES):
             if least.bytes <= self._memory:
                 break
-            count = max(count, TRIED)
+            count = max(count, FIRST_PIECES)
             saving: dict[Asked, Peak] = {}
             grown: list[tuple[Asked, Peak, int]] = []
             fits = False
@@ -279,7 +279,7 @@ class Fit:
 
     def _program(self, asked: Asked, keeps: bool, first: int = 1) -> CutProgram:
         most, room = self._most(asked), self._memory
-        for _ in range(COMPILED if most else 1):
+        for _ in range(MOST_COMPILES if most else 1):
             count = self._fewest(asked, most, keeps, first, room)
             pieces = self._in_pieces(asked, count)
             found = self._best(pieces, keeps)

@@ -13,7 +13,7 @@ from shardmap._jax.types import PyTree, TreeDef
 from shardmap.api.arguments import Static
 from shardmap.arrays.sources.labelled import plain
 from shardmap.arrays.trees import result_names
-from shardmap.plan.engine.equal import likeness
+from shardmap.plan.engine.jaxpr_key import jaxpr_key
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl, nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
@@ -200,7 +200,7 @@ class CutProgram:
         if key not in self._compiled:
             own = jax.jit(self.function(stage, recipe.static))
             # JAX caches the trace, and uses it when the function is called.
-            alike = likeness(own.trace(*avals).jaxpr)
+            alike = jaxpr_key(own.trace(*avals).jaxpr)
             self._compiled[key] = self._different.setdefault(alike, own)
         return self._compiled[key]
 

@@ -135,7 +135,7 @@ def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
 class ProcessWorkers(Workers):
     """Sends exported functions, and for each box its place or its bytes."""
 
-    apart = True
+    in_other_processes = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -98,7 +98,7 @@ def run(
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
                 remove(value)
-            if work.apart:
+            if work.in_other_processes:
                 acc.flush()
             tasks = work.tasks(stage, numbers[place])
             for done in work.run(tasks, max_in_flight or work.ahead, retries):

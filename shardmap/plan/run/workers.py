@@ -46,7 +46,9 @@ class Workers:
     """
 
     ahead = AHEAD
-    apart = False  # Whether other processes read files that this one writes.
+    in_other_processes = (
+        False  # Whether other processes read files that this one writes.
+    )
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmap.plan.engine.affine import (
+    AffineMap,
     Guards,
-    Law,
     is_more,
     variables,
 )
@@ -62,14 +62,14 @@ STEPS = st.lists(
 def test_what_the_guards_allow_is_computed_alike(steps, starts):
     guards = Guards()
     found = computed(variables(guards, starts), steps)
-    law = Law(found, len(starts))
+    affine_map = AffineMap(found, len(starts))
     assert guards.match(starts)
     rows = np.array([(a, b) for a in range(32) for b in range(32)])
     match = np.broadcast_to(guards.match(rows.T), len(rows))
     for row, allowed in zip(rows.tolist(), match.tolist(), strict=True):
         assert guards.match(row) == allowed
         if allowed:
-            assert list(law.at(row)) == computed(row, steps)
+            assert list(affine_map.at(row)) == computed(row, steps)
 
 
 def test_equal_decisions_are_one_guard():

@@ -22,7 +22,7 @@ from shardmap.plan.lax.control.body import (
     hulls,
     only_first,
 )
-from shardmap.plan.lax.control.written_out import (
+from shardmap.plan.lax.control.unroll import (
     MOST_EQUATIONS,
     MOST_IN_STAGES,
     size_of_step,

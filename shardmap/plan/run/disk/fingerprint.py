@@ -19,7 +19,7 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
-from shardmap.plan.engine.equal import description
+from shardmap.plan.engine.jaxpr_key import description
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Scalar
 from shardmap.plan.run.cut_program import CutProgram

@@ -25,7 +25,7 @@ SAMPLE = 3
 """The number of steps that are unrolled to find out how a longer loop is cut."""
 
 
-class Opened:
+class Unroller:
     """Unrolls loops and branches.
 
     Args:

@@ -1,4 +1,4 @@
-"""Loops, branches and maps that a cut could not pass, written out so that it does."""
+"""Loops and branches that are unrolled so that a cut passes, and maps."""
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +99,7 @@ def test_a_loop_that_gains_nothing_stays_a_loop():
     text = str(made.explain())
     assert "ends at scan" in text
     assert "the body of the loop or branch mixes this axis at fft" in text
-    assert "test_written_out.py" in text
+    assert "test_unroll.py" in text
 
 
 def long_descent(points, targets):

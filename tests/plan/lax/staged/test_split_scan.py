@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.lax.staged import along
+from shardmap.plan.lax.staged import split_scan
 from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import reals
 from tests.strategies import examples
@@ -109,7 +109,7 @@ def test_any_cut(data):
 
 
 def test_long_ones_are_cut_less_often(monkeypatch):
-    monkeypatch.setattr(along, "MOST_PIECES", 4)
+    monkeypatch.setattr(split_scan, "MOST_PIECES", 4)
     made = check_cut(recurrent, W, X, in_slices=(None, {0: 10}), tolerance=1e-5)
     assert len(made.stages) == 4 + 1
 

@@ -18,20 +18,20 @@ COMPARED = 2**20
 """The most bytes of a constant that is compared; a larger one equals itself only."""
 
 
-class Itself:
+class IdentityKey:
     """A key that is equal for one object only. It holds it, so its id is unique."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and self._thing is other._thing
+        return isinstance(other, IdentityKey) and self._thing is other._thing
 
     def __hash__(self) -> int:
         return id(self._thing)
 
 
-def likeness(jaxpr: AnyJaxpr) -> Hashable:
+def jaxpr_key(jaxpr: AnyJaxpr) -> Hashable:
     """A key; two jaxprs with equal keys compute the same from equal arguments."""
     return description(jaxpr, _thing)
 
@@ -67,10 +67,10 @@ def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
 
 
 def _thing(thing: Any) -> Hashable:
-    """The key of a parameter or a constant; `Itself` if values cannot be compared."""
+    """The key of a parameter or a constant, by its identity if it has no hash."""
     kind = type(thing)
     if isinstance(thing, jex_core.Jaxpr | jex_core.ClosedJaxpr):
-        return kind, likeness(thing)
+        return kind, jaxpr_key(thing)
     if isinstance(thing, tuple | list):
         return kind, tuple(map(_thing, thing))
     if isinstance(thing, Mapping):
@@ -82,9 +82,9 @@ def _thing(thing: Any) -> Hashable:
     if isinstance(thing, float | complex):
         return kind, repr(thing)  # 0.0 and -0.0 are equal.
     if isinstance(thing, jax.Array):
-        return Itself(thing)
+        return IdentityKey(thing)
     try:
         hash(thing)
     except TypeError:
-        return Itself(thing)
+        return IdentityKey(thing)
     return kind, thing

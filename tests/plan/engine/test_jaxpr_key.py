@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.plan.engine.equal import likeness
+from shardmap.plan.engine.jaxpr_key import jaxpr_key
 
 X = jax.ShapeDtypeStruct((6, 3), np.float32)
 TABLE = np.arange(18, dtype=np.float32).reshape(6, 3)
 
 
 def of(function, *args):
-    return likeness(jax.make_jaxpr(function)(*(args or (X,))))
+    return jaxpr_key(jax.make_jaxpr(function)(*(args or (X,))))
 
 
 def scanned(factor):

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from shardmap.plan.engine.affine import Guards, Law, settled, variables
+from shardmap.plan.engine.affine import AffineMap, Guards, concrete, variables
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.slices import Box
 
@@ -31,26 +31,26 @@ class Pattern(NamedTuple):
 
     Attributes:
       guards: the conditions that their starts satisfy.
-      law: gives the numbers of one shard: those of the boxes that it writes, those of
-        the boxes that it reads, and the starts of its recipe.
-      boxes: the boxes that they write; ``law`` replaces the numbers.
-      recipe: their recipe; ``law`` replaces the numbers.
+      affine_map: gives the numbers of one shard: those of the boxes that it writes,
+        those of the boxes that it reads, and the starts of its recipe.
+      boxes: the boxes that they write; ``affine_map`` replaces the numbers.
+      recipe: their recipe; ``affine_map`` replaces the numbers.
     """
 
     guards: Guards
-    law: Law
+    affine_map: AffineMap
     boxes: Boxes
     recipe: Recipe
 
     def at(self, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
         """The boxes that the shard with these starts writes, and its recipe."""
-        numbers = self.law.at(starts)
+        numbers = self.affine_map.at(starts)
         boxes = [box and _filled(box, numbers) for box in self.boxes]
         reads = [(value, _filled(box, numbers)) for value, box in self.recipe.reads]
         return boxes, self.recipe._replace(reads=tuple(reads), starts=tuple(numbers))
 
 
-class Alike(NamedTuple):
+class Members(NamedTuple):
     """Shards of one pattern: their numbers, ascending, and their starts, row by row."""
 
     pattern: Pattern
@@ -62,7 +62,7 @@ def _filled(box: Box, numbers: Iterator[int]) -> Box:
     return tuple((next(numbers), next(numbers)) for _ in box)
 
 
-class Classes(Generic[K]):
+class Patterns(Generic[K]):
     """The patterns of a stage, found on demand.
 
     Args:
@@ -89,7 +89,9 @@ class Classes(Generic[K]):
                 return pattern.at(starts)
         return self._pattern(key, starts).at(starts)
 
-    def alike(self, key: K, numbers: np.ndarray, starts: np.ndarray) -> Iterator[Alike]:
+    def members(
+        self, key: K, numbers: np.ndarray, starts: np.ndarray
+    ) -> Iterator[Members]:
         """Groups shards that have one key by their patterns.
 
         Args:
@@ -106,7 +108,7 @@ class Classes(Generic[K]):
             found = np.broadcast_to(pattern.guards.match(starts.T), len(starts))
             self._served[key] += int(found.sum()) - is_new
             if found.any():
-                yield Alike(pattern, numbers[found], starts[found])
+                yield Members(pattern, numbers[found], starts[found])
             numbers, starts = numbers[~found], starts[~found]
 
     def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
@@ -122,9 +124,9 @@ class Classes(Generic[K]):
         every = [box for box in boxes if box is not None]
         every += [box for _, box in recipe.reads]
         numbers = [n for box in every for interval in box for n in interval]
-        law = Law([*numbers, *recipe.starts], len(starts))
-        recipe = recipe._replace(static=settled(recipe.static))
-        pattern = Pattern(guards, law, boxes, recipe)
+        affine_map = AffineMap([*numbers, *recipe.starts], len(starts))
+        recipe = recipe._replace(static=concrete(recipe.static))
+        pattern = Pattern(guards, affine_map, boxes, recipe)
         if helps:
             known.append(pattern)
         return pattern

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.engine import classes, stages
+from shardmap.plan.engine import patterns, stages
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import plan
@@ -40,8 +40,8 @@ def convolved(x, k):
 def walked(stage, number):
     """The recipe of a shard, without what is known of others."""
     with pytest.MonkeyPatch.context() as patch:
-        new = classes.Classes(stage._walk, stage._count)
-        patch.setattr(stage, "classes", new)
+        new = patterns.Patterns(stage._walk, stage._count)
+        patch.setattr(stage, "patterns", new)
         return stage.recipe(number)
 
 
@@ -129,9 +129,9 @@ def test_random_programs_are_walked_alike(seed, each):
         step = max(1, stage.num_shards // 100)
         for number in range(0, stage.num_shards, step):
             assert stage.recipe(number) == walked(stage, number)
-        for alike in stage.alike():
-            number, starts = alike.numbers[-1], alike.starts[-1]
-            assert alike.pattern.at(starts) == walked(stage, number)
+        for members in stage.members():
+            number, starts = members.numbers[-1], members.starts[-1]
+            assert members.pattern.at(starts) == walked(stage, number)
 
 
 def test_a_fault_of_a_rule_for_symbolic_positions_is_told(monkeypatch):
