@@ -351,12 +351,6 @@ def taken_whole(node: Node, reason: Reason, batch: int = 0) -> Factors:
     )
 
 
-def without_rule(node: Node) -> Factors:
-    """The rule of a primitive that has none: it is taken whole."""
-    why = f"there is no rule for {node.name}"
-    return taken_whole(node, Reason(why, "register_rule gives it one"))
-
-
 @dataclass(eq=False)
 class RuleTable:
     """What makes the rules of equations.
