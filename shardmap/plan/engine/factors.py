@@ -352,12 +352,6 @@ def taken_whole(node: Node, reason: Reason, batch: int = 0) -> Factors:
     )
 
 
-def without_rule(node: Node) -> Factors:
-    """The rule of a primitive without a rule: it is taken whole."""
-    why = f"there is no rule for {node.name}"
-    return taken_whole(node, Reason(why, "register_rule gives it one"))
-
-
 @dataclass(eq=False)
 class RuleTable:
     """Makes the rules of equations.

@@ -31,10 +31,6 @@ def core(core_rank: int) -> Callable[[Node], Factors]:
     return rule
 
 
-def fft(node: Node) -> Factors:
-    return core(len(node.params["fft_lengths"]))(node)
-
-
 def axis_by_axis(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
@@ -102,7 +98,7 @@ RULES: dict[Any, RuleMaker] = {
     p.cholesky_p: core(2),
     p.eig_p: core(2),
     p.eigh_p: core(2),
-    p.fft_p: fft,
+    p.fft_p: lambda node: core(len(node.params["fft_lengths"]))(node),
     p.hessenberg_p: core(2),
     p.householder_product_p: core(2),
     p.lu_p: core(2),

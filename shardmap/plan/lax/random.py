@@ -45,17 +45,13 @@ DRAWN_WHOLE = frozenset({GENERATOR, ONE_KEY, SEQUENCE, TOO_MANY})
 """The reasons for which each shard draws all numbers and takes some of them."""
 
 
-def _partitionable(impl: str | None) -> bool:
-    partitionable: bool = getattr(jax.config, "jax_threefry_partitionable", False)
-    return partitionable and impl == "threefry2x32"
-
-
 def by_position(node: Node, is_split: bool) -> Factors:
     """Key axes pass; on the others the bits are drawn by position."""
     keys = node.in_shapes[0]
     shape = node.params["shape"]
     impl = key_impl(node.ins[0].aval)
-    if not _partitionable(impl):
+    partitionable = getattr(jax.config, "jax_threefry_partitionable", False)
+    if not partitionable or impl != "threefry2x32":
         return taken_whole(node, GENERATOR)
     if math.prod(shape) >= POSITIONS:
         return taken_whole(node, TOO_MANY)

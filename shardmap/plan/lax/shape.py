@@ -305,13 +305,8 @@ def tile(graph: Graph, node: Node) -> list[Operand]:
     return graph.call(copies, node.ins)
 
 
-def same(graph: Graph, node: Node) -> list[Operand]:
-    """The operands themselves, for ``optimization_barrier``."""
-    return list(node.ins)
-
-
 REWRITES: dict[Any, Rewrite] = {
-    OPTIMIZATION_BARRIER: same,
+    OPTIMIZATION_BARRIER: lambda graph, node: node.ins,
     SPLIT: split,
     STACK: stack,
     TILE: tile,

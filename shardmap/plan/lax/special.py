@@ -7,7 +7,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.plan.engine.factors import Factors, taken_whole, without_rule
+from shardmap.plan.engine.factors import Factors, taken_whole
 from shardmap.plan.engine.nodes import Node, Refused
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
@@ -32,7 +32,8 @@ def collective(node: Node) -> Factors:
     """The rule of a collective over a mapped axis; any other primitive has none."""
     entry = COLLECTIVES.get(node.primitive)
     if entry is None:
-        return without_rule(node)
+        why = f"there is no rule for {node.name}"
+        return taken_whole(node, Reason(why, "register_rule gives it one"))
     if not entry.is_elementwise:
         return taken_whole(node, TALKS)
     # A batched collective combines along axes of its operands, as a reduction does.

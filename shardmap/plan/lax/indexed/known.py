@@ -158,10 +158,6 @@ def _remainder(a: np.ndarray, b: np.ndarray) -> Any:
     return None if a.dtype.kind not in "iu" or (b == 0).any() else np.fmod(a, b)
 
 
-def _selected(which: np.ndarray, *cases: np.ndarray) -> Any:
-    return np.choose(which.astype(np.int64), cases)
-
-
 def _spread(params: Params, array: np.ndarray) -> Any:
     shape, dims = params["shape"], params["broadcast_dimensions"]
     own = [1] * len(shape)
@@ -222,7 +218,7 @@ OF_ELEMENTS: dict[Any, Callable[..., Any]] = {
     p.not_p: np.invert,
     p.or_p: np.bitwise_or,
     p.rem_p: _remainder,
-    p.select_n_p: _selected,
+    p.select_n_p: lambda which, *cases: np.choose(which.astype(np.int64), cases),
     p.sign_p: np.sign,
     p.sub_p: np.subtract,
 }

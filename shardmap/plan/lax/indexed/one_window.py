@@ -47,10 +47,7 @@ def one_slice(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """Writes a ``gather`` of one window as a slice."""
-    numbers, taken = (
-        node.params["dimension_numbers"],
-        node.params["slice_sizes"],
-    )
+    numbers, taken = node.params["dimension_numbers"], node.params["slice_sizes"]
     starts = _starts(node.ins, numbers.start_index_map, taken)
     if starts is None or numbers.operand_batching_dims:
         return None

@@ -161,6 +161,4 @@ COMBINERS = {
     SCATTER_SUB: "add",
 }
 
-RULES: dict[Any, RuleMaker] = {
-    **dict.fromkeys([p.scatter_p, *COMBINERS], scatter),
-}
+RULES: dict[Any, RuleMaker] = dict.fromkeys([p.scatter_p, *COMBINERS], scatter)
