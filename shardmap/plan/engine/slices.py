@@ -40,7 +40,6 @@ class Edges:
     """
 
     def __init__(self, edges: Sequence[int]) -> None:
-        self.count = len(edges) - 1
         lengths = [stop - start for start, stop in itertools.pairwise(edges)]
         self._first = [
             k for k, n in enumerate(lengths) if k == 0 or n != lengths[k - 1]
