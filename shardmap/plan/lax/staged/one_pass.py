@@ -181,13 +181,15 @@ def _extremum(is_largest: bool, dtype: Any) -> Statistic:
     return Statistic(2, of_piece, p.reduce_max_p if is_largest else p.reduce_min_p)
 
 
-def _edges(analysis: Analysis, value: Value, axes: Sequence[int]) -> Edges | None:
+def _edges(
+    analysis: Analysis, value: Value, axes: Sequence[int], smaller: int = SMALLER * 3
+) -> Edges | None:
     """The pieces along reduced axes; None if they are too small, or there is one."""
     cuts = analysis.cuts[value]
     edges = [(k, (0, *cuts[k].at, value.shape[k])) for k in sorted(axes)]
     count = math.prod(len(ends) - 1 for _, ends in edges)
     size = math.prod(value.shape[axis] for axis in axes)
-    return tuple(edges) if 1 < count and count * SMALLER * 3 <= size else None
+    return tuple(edges) if 1 < count and count * smaller <= size else None
 
 
 def _unmoved(x: Value, names: Names) -> tuple[Value, Names]:
@@ -477,7 +479,10 @@ def _arg(analysis: Analysis, node: Node) -> OnePass | None:
         return None
     every = range(len(operand.shape))
     value, names = _unmoved(operand, tuple(every))
-    edges = _edges(analysis, value, [names.index(axis)])
+    # A second pass may compute floats with other last bits, and miss the extremum.
+    inexact = jnp.issubdtype(operand.aval.dtype, jnp.inexact)
+    least = 1 if inexact else SMALLER * 3
+    edges = _edges(analysis, value, [names.index(axis)], least)
     if edges is None:
         return None
     is_largest = node.primitive is p.argmax_p

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import shardmap as sm
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, check_cut, times_read
 from tests.plan.plan_programs import reals
@@ -147,3 +148,15 @@ def test_whole_numbers_and_wide_ones():
     check_cut(fun, x, in_slices=({0: 4},), tolerance=1e-5)
     with jax.enable_x64(True):
         check_cut(fun, X.astype(np.float64), in_slices=({0: 4},), tolerance=1e-12)
+
+
+def test_argmax_of_short_pieces_finds_what_was_the_largest():
+    def fun(x, w):
+        x = x / jnp.linalg.norm(x, axis=1, keepdims=True)
+        w = w / jnp.linalg.norm(w, axis=1, keepdims=True)
+        return (x @ w.T).argmax(1)
+
+    args = reals(75, 9), reals(131, 9, seed=1)
+    made = plan(fun, *args, in_slices=(None, {0: sm.Pieces(10)}))
+    assert (made.run(*args) == jax.jit(fun)(*args)).mean() > 0.95
+    assert made.run(*args).max() < 131
