@@ -112,7 +112,10 @@ def writers(
         node: match
         for node, match in found.items()
         if match
-        and all(len(kinds[x.value, x.axes]) <= MOST_KINDS for x in match.pieces)
+        and (
+            _must_be_one_pass(node)
+            or all(len(kinds[x.value, x.axes]) <= MOST_KINDS for x in match.pieces)
+        )
     }
     first: dict[Any, Pieces] = {}
     for match in matches.values():
@@ -143,6 +146,17 @@ def writers(
     for node, match in matches.items():
         made[node] = functools.partial(match.write, graph, statistics)
     return made
+
+
+def _must_be_one_pass(node: Node) -> bool:
+    """Returns True for an argmax of computed floats.
+
+    A second pass may compute other last bits, and find nothing equal to the maximum.
+    """
+    is_extremum = node.primitive in (p.argmax_p, p.argmin_p)
+    is_computed = node.ins[0].producer is not None
+    is_float = jnp.issubdtype(node.ins[0].aval.dtype, jnp.inexact)
+    return is_extremum and is_computed and is_float
 
 
 def _mean(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -479,10 +493,8 @@ def _arg(analysis: Analysis, node: Node) -> OnePass | None:
         return None
     every = range(len(operand.shape))
     value, names = _unmoved(operand, tuple(every))
-    # A second pass may compute floats with other last bits, and miss the extremum.
-    inexact = jnp.issubdtype(operand.aval.dtype, jnp.inexact)
-    least = 1 if inexact else SMALLER * 3
-    edges = _edges(analysis, value, [names.index(axis)], least)
+    smaller = 1 if _must_be_one_pass(node) else SMALLER * 3
+    edges = _edges(analysis, value, [names.index(axis)], smaller)
     if edges is None:
         return None
     is_largest = node.primitive is p.argmax_p
