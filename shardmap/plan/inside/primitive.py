@@ -316,6 +316,8 @@ def _batching_rule(
     return bind(mapped, moved, cuts, options), out_dims
 
 
+# High-level equations in ``jaxpr`` are lowered with the loops.
+chunked_p.is_high = lambda *_, **__: False
 chunked_p.def_impl(_implementation)
 chunked_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[chunked_p] = _jvp_rule

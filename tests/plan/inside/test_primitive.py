@@ -327,3 +327,15 @@ def test_64_bits(name):
         check(
             lambda f: jax.grad(squared(f)), WIDE[name], x, w, cuts=({0: 2, 1: 2}, None)
         )
+
+
+def test_searchsorted_runs_in_pieces():
+    """JAX 0.12 writes it as an equation of a high level."""
+    edges = np.linspace(-1, 1, 9, dtype=np.float32)
+    x = np.linspace(-2, 2, 20, dtype=np.float32)
+
+    def fun(x):
+        return jnp.searchsorted(edges, x), jnp.histogram(x, edges)[0]
+
+    for made in (sm.chunked(fun, {0: 3})(x), jax.jit(sm.chunked(fun, {0: 3}))(x)):
+        assert_same(made, jax.jit(fun)(x))
