@@ -45,8 +45,17 @@ class Options(NamedTuple):
     memory: int | None = None
 
 
-chunked_p = jex_core.Primitive("chunked")
-chunked_p.multiple_results = True
+class ChunkedPrimitive(jex_core.Primitive):
+    """The primitive of functions in pieces."""
+
+    multiple_results = True
+
+    def is_high(self, *_: object, **__: object) -> bool:
+        """No: high-level equations in ``jaxpr`` are lowered with the loops."""
+        return False
+
+
+chunked_p = ChunkedPrimitive("chunked")
 
 
 def _made(
@@ -316,8 +325,6 @@ def _batching_rule(
     return bind(mapped, moved, cuts, options), out_dims
 
 
-# High-level equations in ``jaxpr`` are lowered with the loops.
-chunked_p.is_high = lambda *_, **__: False
 chunked_p.def_impl(_implementation)
 chunked_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[chunked_p] = _jvp_rule
