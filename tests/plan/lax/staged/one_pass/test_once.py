@@ -159,7 +159,8 @@ def test_an_argmax_of_computed_floats_is_found(length, more):
     def fun(x, w):
         x = x / jnp.linalg.norm(x, axis=1, keepdims=True)
         w = w / jnp.linalg.norm(w, axis=1, keepdims=True)
-        return [each(x @ w.T, 1) for each in (jnp.argmax, *more)]
+        y = x @ w.T
+        return [each(y, 1) for each in (jnp.argmax, *more)]
 
     args = reals(75, 9), reals(131, 9, seed=1)
     made = plan(fun, *args, in_slices=(None, {0: sm.Pieces(length)}))
