@@ -188,9 +188,8 @@ def in_pieces(
     node: Node,
     value: Sequence[Factor],
     numbers: Sequence[Factor],
-    factor: Factor,
+    windows: Mapping[Any, WithinPiece],
     function: Callable[[jax.Array, jax.Array], jax.Array],
-    window: WithinPiece,
     **options: Any,
 ) -> Factors:
     """The rule of a function of each piece of a value, and of this piece's result.
@@ -200,33 +199,43 @@ def in_pieces(
         result has the axes of the value.
       value: the factors of the value.
       numbers: the factors of the results of pieces.
-      factor: the factor that is in pieces.
+      windows: factor in pieces -> the part of its piece that an element sees.
       function: makes a piece of the result.
-      window: the part of its piece that an element sees.
       options: other attributes of `Factors`.
     """
-    axes = list(value).index(factor), list(numbers).index(factor)
+    axes = {f: (list(value).index(f), list(numbers).index(f)) for f in windows}
 
     def emitter(local: Local) -> Sequence[jax.Array]:
-        offset, *lengths = local.holes[0, axes[0]]
-        parts, start = [], 0
-        for number, length in enumerate(lengths):
-            [piece] = _taken(local.values[:1], axes[:1], start, length)
-            [own] = _taken(local.values[1:], axes[1:], number, 1)
-            parts.append(function(piece, own))
-            start += length
-        found = parts[0] if len(parts) == 1 else lax.concatenate(parts, axes[0])
-        size = local.sizes[factor]
-        if size == found.shape[axes[0]]:
-            return [found]
-        return [lax.slice_in_dim(found, offset, offset + size, axis=axes[0])]
+        def of_box(
+            box: jax.Array, results: jax.Array, left: Sequence[Factor]
+        ) -> jax.Array:
+            """The result of a box, which has several pieces of the factors ``left``."""
+            if not left:
+                return function(box, results)
+            factor, *rest = left
+            axis, place = axes[factor]
+            offset, *lengths = local.holes[0, axis]
+            parts, start = [], 0
+            for number, length in enumerate(lengths):
+                [piece] = _taken([box], [axis], start, length)
+                [own] = _taken([results], [place], number, 1)
+                parts.append(of_box(piece, own, rest))
+                start += length
+            found = parts[0] if len(parts) == 1 else lax.concatenate(parts, axis)
+            size = local.sizes[factor]
+            if size == found.shape[axis]:
+                return found
+            return lax.slice_in_dim(found, offset, offset + size, axis=axis)
 
-    edges = window.edges
-    count = len(edges) - 1
+        whole, results = local.values
+        return [of_box(whole, results, list(windows))]
+
     ins: list[list[Axis]] = [
-        [Windowed(f, window) if f == factor else f for f in value],
+        [Windowed(f, windows[f]) if f in windows else f for f in value],
         [
-            Windowed(f, Numbers(count, edges=edges)) if f == factor else f
+            Windowed(f, Numbers(len(own.edges) - 1, edges=own.edges))
+            if (own := windows.get(f))
+            else f
             for f in numbers
         ],
     ]

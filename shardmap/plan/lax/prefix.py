@@ -76,9 +76,8 @@ def in_stages(
         in_pieces,
         value=axes,
         numbers=axes,
-        factor=axis,
+        windows={axis: window},
         function=of_piece,
-        window=window,
         each=MANY,
     )
     return graph.add(PIECES, {"rule": rule}, [operand, rest], [operand.aval])

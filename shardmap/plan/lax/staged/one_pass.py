@@ -15,11 +15,15 @@ It gives variances and covariances. With the maximum of a piece as ``p``,
 gives softmax, log-sum-exp and attention. An argmax is the argmax over the maxima of the
 pieces. The first stage computes these statistics of each piece, and the next stage
 combines them. The sum or the maximum that ``c`` is made of comes from them too.
+
+A float that is compared with its own maximum, as in ``y == y.max()`` and the gradient
+of ``y.max()``, may be recomputed with other last bits than the maximum was computed of.
+So the elements that are the maximum of their piece are replaced by the maximum.
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -30,9 +34,10 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, made_by
+from shardmap.plan.engine.pieces import WithinPiece, in_pieces
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
-from shardmap.plan.lax.staged.blocks import of_each_piece
+from shardmap.plan.lax.staged.blocks import PIECES, of_each_piece
 
 SMALLER = 8
 """The statistics of all pieces must be this many times smaller than what is read."""
@@ -104,6 +109,7 @@ def writers(
     ]
     found = {node: _sum(analysis, node) for node in reduced}
     found |= {node: _arg(analysis, node) for node in extrema}
+    found |= {n: _compared(analysis, n) for n in nodes if n.primitive in COMPARISONS}
     kinds: dict[Any, dict[Statistic, Pieces]] = {}
     for match in found.values():
         for each in match.pieces if match else ():
@@ -114,13 +120,14 @@ def writers(
         if match
         and (
             _must_be_one_pass(node)
+            or node.primitive in COMPARISONS
             or all(len(kinds[x.value, x.axes]) <= MOST_KINDS for x in match.pieces)
         )
     }
     first: dict[Any, Pieces] = {}
     for match in matches.values():
         for each in match.pieces:
-            first.setdefault((each.value, each.axes), each)
+            first.setdefault((each.value, each.axes, each.kind.plain), each)
     for node in reduced:
         if node not in matches and (plain := _plain(node, first)):
             matches[node] = plain
@@ -176,6 +183,17 @@ def _largest(x: jax.Array, axes: Sequence[int], *starts: Any) -> list[jax.Array]
     """The maximum, and the same where it is finite."""
     largest = jnp.max(x, axes, keepdims=True)
     return [largest, jnp.where(jnp.isfinite(largest), largest, 0)]
+
+
+@functools.cache
+def _alone(is_largest: bool) -> Statistic:
+    """The extremum."""
+    reduce = lax.reduce_max if is_largest else lax.reduce_min
+
+    def of_piece(x: jax.Array, axes: Sequence[int], *starts: Any) -> list[jax.Array]:
+        return [lax.expand_dims(reduce(x, axes), axes)]
+
+    return Statistic(1, of_piece, p.reduce_max_p if is_largest else p.reduce_min_p)
 
 
 CENTRED = Statistic(3, _centred, p.reduce_sum_p)
@@ -513,6 +531,99 @@ def _arg(analysis: Analysis, node: Node) -> OnePass | None:
     return OnePass([pieces], write)
 
 
+COMPARISONS = frozenset({p.eq_p, p.ne_p, p.ge_p, p.gt_p, p.le_p, p.lt_p})
+"""The primitives that compare a value with its extremum."""
+
+
+def _compared(analysis: Analysis, node: Node) -> OnePass | None:
+    """A comparison of a computed float with its extremum, which a stage before made."""
+    for y, other in (node.ins, node.ins[::-1]):
+        if isinstance(y, Value) and y.producer and y.shape == node.outs[0].shape:
+            reduction = _extremum_of(y, other, analysis.kept)
+            if reduction and jnp.issubdtype(y.aval.dtype, jnp.floating):
+                break
+    else:
+        return None
+    value, axes = y, tuple(sorted(reduction.params["axes"]))
+    edges = {k: (0, *analysis.cuts[y][k].at, y.shape[k]) for k in axes}
+    kind = _alone(reduction.primitive is p.reduce_max_p)
+    is_cut = any(analysis.cuts[y][k].at for k in axes)
+    pieces = [Pieces(y, kind, tuple(edges.items()))] if is_cut else []
+
+    def best(extrema: jax.Array) -> list[jax.Array]:
+        """The extremum, and the same for the pieces that have it, NaN for others."""
+        [extremum] = kind.of_piece(extrema, axes)
+        return [extremum, jnp.where(extrema == extremum, extremum, jnp.nan)]
+
+    def exact(piece: jax.Array, extremum: jax.Array) -> jax.Array:
+        is_best = (piece == kind.of_piece(piece, axes)[0]) & ~jnp.isnan(extremum)
+        return jnp.where(is_best, extremum, piece)
+
+    def compared(*operands: jax.Array) -> jax.Array:
+        shape = node.out_shapes[0]
+        ins = [lax.broadcast_in_dim(x, shape, range(x.ndim)) for x in operands]
+        return node.primitive.bind(*ins, **node.params)
+
+    def write(graph: Graph, statistics: Statistics) -> Sequence[Operand]:
+        if pieces:
+            extremum, own = graph.call(best, statistics(*pieces))
+        else:
+            whole = [graph.now(reduction.outs[0])]
+            [extremum] = graph.call(lambda made: [lax.expand_dims(made, axes)], whole)
+            own = extremum
+        every = range(len(value.shape))
+        rule = functools.partial(
+            in_pieces,
+            value=every,
+            numbers=every,
+            windows={k: WithinPiece(ends[-1], edges=ends) for k, ends in edges.items()},
+            function=exact,
+        )
+        now = graph.now(value)
+        [found] = graph.add(PIECES, {"rule": rule}, [now, own], [value.aval])
+        order = [found, extremum] if node.ins[0] is now else [extremum, found]
+        return graph.call(compared, order)
+
+    return OnePass(pieces, write)
+
+
+def _extremum_of(
+    value: Value, operand: Operand, kept: Collection[Value]
+) -> Node | None:
+    """The reduction of a value that makes an operand, along its own axes.
+
+    Args:
+      value: the value.
+      operand: the extremum, possibly with the axes of the value again.
+      kept: values of which one must be between the extremum and the operand.
+    """
+    # The axes of the value that the operand has, without those of length 1.
+    axes, is_kept = _longer(operand.shape), False
+    while isinstance(operand, Value) and (node := operand.producer) is not None:
+        is_kept |= operand in kept
+        if node.primitive in (p.reduce_max_p, p.reduce_min_p):
+            own = [k for k in _longer(value.shape) if k not in node.params["axes"]]
+            is_own = node.ins[0] is value and axes == own and is_kept
+            return node if is_own else None
+        if node.primitive is p.broadcast_in_dim_p:
+            dims = node.params["broadcast_dimensions"]
+            names = dict(zip(_longer(operand.shape), axes, strict=True))
+            axes = [names[dims[k]] for k in _longer(node.in_shapes[0])]
+        elif node.primitive in (p.reshape_p, p.squeeze_p):
+            sizes = [[n for n in x.shape if n != 1] for x in (operand, node.ins[0])]
+            if sizes[0] != sizes[1]:
+                return None
+        else:
+            return None
+        operand = node.ins[0]
+    return None
+
+
+def _longer(shape: Sequence[int]) -> list[int]:
+    """The axes that are not of length 1."""
+    return [axis for axis, size in enumerate(shape) if size != 1]
+
+
 def _plain(node: Node, known: Mapping[Any, Pieces]) -> OnePass | None:
     """A sum or an extremum of a value whose statistics are computed anyway."""
     x, axes = node.ins[0], node.params.get("axes", ())
@@ -520,8 +631,9 @@ def _plain(node: Node, known: Mapping[Any, Pieces]) -> OnePass | None:
         return None
     every = range(len(x.shape))
     value, names = _unmoved(x, tuple(every))
-    pieces = known.get((value, tuple(sorted(map(names.index, axes)))))
-    if pieces is None or node.primitive is not pieces.kind.plain:
+    own = tuple(sorted(map(names.index, axes)))
+    pieces = known.get((value, own, node.primitive))
+    if pieces is None:
         return None
 
     def reduced(first: jax.Array) -> Sequence[jax.Array]:

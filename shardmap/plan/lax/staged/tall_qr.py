@@ -91,9 +91,8 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]
         in_pieces,
         value=["row", 0],
         numbers=["row", 1, 2],
-        factor="row",
+        windows={"row": WithinPiece(edges[-1], edges=edges)},
         function=rows,
-        window=WithinPiece(edges[-1], edges=edges),
         wholes=dict.fromkeys(range(3), CORE),
         each=MANY,
     )

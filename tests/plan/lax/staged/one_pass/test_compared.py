@@ -1,0 +1,115 @@
+"""A computed float that is compared with its own extremum, which is recomputed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+from tests.plan.checks import assert_same
+
+ROWS, COLUMNS = 48, 250
+
+
+def cosines(x, w):
+    """Their last bits depend on the length of the pieces."""
+    x, w = (a / jnp.sqrt((a * a).sum(1, keepdims=True)) for a in (x, w))
+    return x @ w.T
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    random = np.random.default_rng(0)
+    shapes = (ROWS, 32), (COLUMNS, 32)
+    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+LOSSES = {
+    "max": lambda x, w: cosines(x, w).max(1).sum(),
+    "min": lambda x, w: cosines(x, w).min(1).sum(),
+    "max of all": lambda x, w: cosines(x, w).max(),
+    "both": lambda x, w: jnp.ptp(cosines(x, w), axis=1).std(),
+    "transposed": lambda x, w: cosines(x, w).T.max(0).sum(),
+}
+"""Their gradients compare elements with the maximum."""
+
+CUTS = {
+    "the axis": (None, {0: 3}),
+    "short last piece": (None, {0: sm.Pieces(64)}),
+    "both axes": ({0: 2}, {0: 4}),
+    "the other axis": ({0: 4}, None),
+}
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_is_that_of_jit(loss, cuts, arrays):
+    grad = jax.grad(LOSSES[loss], argnums=(0, 1))
+    made = sm.plan(grad, *arrays, in_slices=CUTS[cuts])
+    assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
+
+
+@pytest.mark.parametrize("order", ["inside", "outside"])
+def test_the_gradient_in_loops_is_that_of_jit(order, arrays):
+    def chunked(fun):
+        return sm.chunked(fun, (None, {0: sm.Pieces(64)}), strict=True)
+
+    def grad(fun):
+        return jax.grad(fun, argnums=(0, 1))
+
+    loss = LOSSES["max"]
+    ours = chunked(grad(loss)) if order == "inside" else grad(chunked(loss))
+    assert_same(jax.jit(ours)(*arrays), jax.jit(grad(loss))(*arrays), 1e-5)
+
+
+def test_the_gradient_within_memory_is_that_of_jit(arrays):
+    grad = jax.grad(LOSSES["max"], argnums=(0, 1))
+    made = sm.plan(grad, *arrays, memory="128 kB")
+    assert made.num_shards > 1
+    assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
+
+
+COMPARISONS = {
+    "==": lambda y, best: y == best(y),
+    "!=": lambda y, best: best(y) != y,
+    ">=": lambda y, best: y >= best(y),
+    "<=": lambda y, best: best(y) <= y,
+    "<": lambda y, best: y < best(y),
+    ">": lambda y, best: best(y) > y,
+}
+
+
+@pytest.mark.parametrize("sign", COMPARISONS)
+def test_as_many_elements_are_found_as_by_jit(sign, arrays):
+    def fun(x, w):
+        y = cosines(x, w)
+        is_best = COMPARISONS[sign](y, lambda y: y.max(1, keepdims=True))
+        return is_best.sum(1), COMPARISONS[sign](-y, lambda y: y.max()).sum()
+
+    made = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
+    assert_same(made.run(*arrays), jax.jit(fun)(*arrays), 0)
+
+
+def test_nan_infinities_and_equal_elements(arrays):
+    def fun(x, w):
+        y = cosines(x, w)
+        best, least = y.max(1, keepdims=True), jnp.maximum(y, 0)
+        found = y == best, y < best, least == least.min(1, keepdims=True)
+        return [each.sum(1) for each in found]
+
+    x, w = arrays[0].copy(), arrays[1]
+    x[3], x[4, 0], x[5] = np.nan, np.inf, 0
+    made = sm.plan(fun, x, w, in_slices=(None, {0: sm.Pieces(64)}))
+    assert_same(made.run(x, w), jax.jit(fun)(x, w), 0)
+
+
+def test_a_maximum_along_another_axis_is_another_maximum():
+    """A square has the maxima of its rows beside those of its columns."""
+
+    def fun(x):
+        y = jnp.exp(x) / jnp.sqrt((x * x).sum(0, keepdims=True))
+        return (y > y.max(1)[None]).sum(0), (y >= y.max(1)[:, None]).sum(0)
+
+    x = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
+    made = sm.plan(fun, x, in_slices=({1: 4},))
+    assert_same(made.run(x), jax.jit(fun)(x), 0)
