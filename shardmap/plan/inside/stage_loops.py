@@ -21,6 +21,7 @@ from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.patterns import Members
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
+from shardmap.plan.lax import batched
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
 from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
@@ -105,12 +106,14 @@ def _run_shards(
 
     # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
     # that places outside of the first slice do not exist.
-    apart = any(nodes[step.node].primitive in WITH_PLACES for step in static.steps)
+    primitives = {nodes[step.node].primitive for step in static.steps}
+    apart = not primitives.isdisjoint(WITH_PLACES)
+    read = _read if primitives.isdisjoint(batched.RULES) else _read_matrices
 
     def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
         ends, begins, starts = positions.at(counter, row)
         reads = [
-            _read(known[value], start, shape)
+            read(known[value], start, shape)
             for value, start, shape in zip(
                 static.read_values, begins, static.read_shapes, strict=True
             )
@@ -171,6 +174,18 @@ def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
         return lax.slice(array, start, limits)
     begin = _of_one_dtype(start)
     return lax.dynamic_slice(array, begin, shape, allow_negative_indices=False)
+
+
+def _read_matrices(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """As `_read`, of matrices as their elements in one row.
+
+    LAPACK takes matrices by columns. XLA would transpose those of the whole array
+    before the loop, not those of each piece in it.
+    """
+    if len(shape) < 3 or shape[-2:] != array.shape[-2:]:
+        return _read(array, start, shape)
+    rows = lax.collapse(array, array.ndim - 2)
+    return _read(rows, start[:-1], (*shape[:-2], rows.shape[-1])).reshape(shape)
 
 
 def _of_one_dtype(start: Sequence[Any]) -> list[Any]:

@@ -57,6 +57,24 @@ def test_unlike_pieces_run_one_after_the_other(name, pieces):
     assert_same(in_pieces(*args), of(lambda f: f)(*args), tolerance=1e-3)
 
 
+MATRICES = {
+    "svd": lambda x: jnp.linalg.svd(x, full_matrices=False),
+    "qr": jnp.linalg.qr,
+    "solve": lambda x: jnp.linalg.solve(x[..., :12], x[..., 12:]),
+    "gradient": jax.grad(lambda x: jnp.linalg.svd(x, compute_uv=False).sum()),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_are_laid_out_by_columns_piece_by_piece(name):
+    """LAPACK takes them so; XLA would lay out all of them before the loop."""
+    fun, memory = MATRICES[name], 200_000
+    x = np.random.default_rng(0).standard_normal((2000, 12, 16), np.float32)
+    in_pieces = sm.chunked(fun, memory=memory)
+    assert temporaries(in_pieces, x) <= memory
+    assert_same(jax.jit(in_pieces)(x), jax.jit(fun)(x), 1e-3)
+
+
 def test_there_is_one_loop_however_many_pieces():
     def rows(x, w):
         return jnp.tanh(x @ w)
