@@ -303,7 +303,8 @@ class ShardPlan:
 
         It counts what the shard reads, computes and returns, and the values that are
         kept for later stages at that time. It does not count arguments, results, values
-        in ``scratch``, and free memory that the allocator keeps.
+        in ``scratch``, and free memory that the allocator keeps. With ``memory``, it
+        counts the scratch memory of XLA's kernels too.
         """
         return plan_peak(self._cut_program).bytes
 

@@ -284,17 +284,17 @@ class Fit:
             pieces = self._in_pieces(asked, count)
             found = self._best(pieces, keeps)
             took = compiled_bytes(found.program, self._in_loops)
+            kernels = took - found.peak.bytes
             if took <= self._memory:
-                if not found.program.analysis.is_sample:
+                if found.program.analysis.is_sample:
+                    found = self._found(pieces, found.partial, keeps, False)
+                if found.peak.bytes + kernels <= self._memory:
+                    found.program.kernel_bytes = kernels
                     return found.program
-                every_step = self._found(pieces, found.partial, keeps, False)
-                if every_step.peak.bytes <= self._memory:
-                    return every_step.program
                 self._samples = False
                 return self._program(asked, keeps, count)
             # Kernels may take as much for shorter pieces. If that leaves no room, the
             # bytes are assumed to be proportional to the length of a piece.
-            kernels = took - found.peak.bytes
             first, room = count + 1, self._memory - kernels
             if room <= 0:
                 first, room = math.ceil(1.1 * count * took / self._memory), self._memory

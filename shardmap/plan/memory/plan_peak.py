@@ -153,7 +153,8 @@ def plan_peak(cut_program: CutProgram, in_loops: bool = False) -> Peak:
     """The most that one shard holds, and what is kept for later stages meanwhile."""
     places = range(len(cut_program.stages))
     found = [_stage_peak(cut_program, place, in_loops) for place in places]
-    return max(found, key=lambda each: each.bytes, default=Peak(0))
+    largest = max(found, key=lambda each: each.bytes, default=Peak(0))
+    return largest.plus(cut_program.kernel_bytes)
 
 
 def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:

@@ -75,6 +75,8 @@ class CutProgram:
       statics: the positions and names of static arguments.
       x64: whether it was made with 64-bit numbers.
       parts: the number of partial results of each box of a value.
+      kernel_bytes: what compiled shards hold that the model does not know, such as
+        scratch memory of kernels; 0 if it was not asked.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class CutProgram:
         self.scratch, self.narrowed = scratch, narrowed or {}
         self.statics: Collection[int | str] = ()
         self.x64: bool = config_value("jax_enable_x64")
+        self.kernel_bytes = 0
         self.stages = stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)

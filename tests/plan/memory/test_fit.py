@@ -56,7 +56,10 @@ def test_what_only_the_compiler_finds_too_large_is_cut(memory):
     z = np.random.default_rng(0).normal(size=(64, 24, 24)).astype(np.float32)
     made = sm.plan(values, z, memory=memory)
     assert made.num_shards > 1
-    assert made.peak_bytes <= memory
+    first = made.shards[0]
+    compiled = first.function.lower(*first.args(z)).compile().memory_analysis()
+    held = compiled.temp_size_in_bytes - plan_peak.COUNTERS + first.nbytes
+    assert held <= made.peak_bytes <= memory
     expected = jax.jit(values)(z)
     np.testing.assert_allclose(made.run(z), expected, atol=1e-3)
     np.testing.assert_allclose(
@@ -141,7 +144,7 @@ def test_what_kernels_take_may_not_depend_on_the_pieces(monkeypatch):
 
     monkeypatch.setattr(fit, "compiled_bytes", compiled)
     made = sm.plan(jnp.sin, X, in_slices={0: sm.AUTO}, memory=500_000)
-    assert made.peak_bytes + kernels <= 500_000
+    assert kernels < made.peak_bytes <= 500_000
     message = r"too little: .*, of it 390\.6 KiB in scratch memory of XLA's kernels"
     with pytest.raises(ValueError, match=message):
         sm.plan(jnp.sin, X, in_slices={0: sm.AUTO}, memory=300_000)
