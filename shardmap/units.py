@@ -38,8 +38,8 @@ def bytes_of(what: str, value: int | str) -> int:
                 f"'1.5 GiB' or '900MB', got {value!r}"
             )
         count = float(match[1]) * units[match[2].lower()]
-    elif isinstance(value, int) and not isinstance(value, bool):
-        count = value
+    elif hasattr(value, "__index__") and not isinstance(value, bool):
+        count = operator.index(value)
     else:
         raise TypeError(
             f"{what} must be a number of bytes or a text such as '2 GB', got {value!r} "

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 
 import shardmap as sm
@@ -11,7 +12,14 @@ from shardmap import units
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [(64, 64), ("64", 64), ("1 kB", 1000), ("1 KiB", 1024), ("1.5 GiB", 3 * 2**29)],
+    [
+        (64, 64),
+        (np.int64(64), 64),
+        ("64", 64),
+        ("1 kB", 1000),
+        ("1 KiB", 1024),
+        ("1.5 GiB", 3 * 2**29),
+    ],
 )
 def test_bytes_are_read(text, count):
     assert units.bytes_of("memory", text) == count

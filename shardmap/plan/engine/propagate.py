@@ -241,7 +241,7 @@ class Analysis:
         contracted = forward.contracted
         if not self.partial:
             for contraction in contracted:
-                reason = Reason("it is summed over", "partial=True would cut it")
+                reason = Reason("it is summed over", "only partial=True cuts such axes")
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
         level, pending = self._combine(node, rule, contracted)

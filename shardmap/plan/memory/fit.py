@@ -228,7 +228,7 @@ class Fit:
                 break
             asked, least, count = grown[-1 if fits else 0]
         if least.bytes > self._memory:
-            raise self._too_little(least, count)
+            raise self._too_little(least, asked, count)
         return asked
 
     def _grown(
@@ -301,7 +301,7 @@ class Fit:
         least = found.peak._replace(bytes=took)
         if kernels > least.largest:
             least = Peak(took, kernels, "scratch memory of XLA's kernels")
-        raise self._too_little(least, count)
+        raise self._too_little(least, asked, count)
 
     def _fewest(
         self, asked: Asked, most: int, keeps: bool, first: int, room: int
@@ -323,7 +323,7 @@ class Fit:
         below = count - 1
         while (least := held(count)).bytes > room:
             if count >= most:
-                raise self._too_little(least.plus(self._memory - room), count)
+                raise self._too_little(least.plus(self._memory - room), asked, count)
             # The bytes are about proportional to the length of a piece.
             times = min(max(least.bytes / room, 1.25), 16)
             below, count = count, min(max(int(count * times), count + 1), most)
@@ -336,11 +336,14 @@ class Fit:
             tried = min(max(math.isqrt(below * count), below + 1), count - 1)
         return count
 
-    def _too_little(self, least: Peak, count: int) -> _TooLittle:
+    def _too_little(self, least: Peak, asked: Asked, count: int) -> _TooLittle:
         """The error that names the least that any way tried so far takes."""
         pieces, remedy = "as a whole", "cut other axes"
         if count > 1:
+            axes = sum(isinstance(points, Auto) for row in asked for points in row)
             pieces = f"in {count:,} pieces"
+            if axes > 1:
+                pieces = f"in up to {count:,} pieces of each of {axes} axes"
         elif not count:
             pieces = "in the pieces that in_slices gives"
             remedy = "cut into more pieces: AUTO is as many as it takes"

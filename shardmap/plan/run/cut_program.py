@@ -156,9 +156,14 @@ class CutProgram:
                     f", got {np.shape(leaf)}"
                 )
             if not holds(leaf, value.aval.dtype):
+                told = ""
+                if self.x64 != config_value("jax_enable_x64"):
+                    told = (
+                        f": it was made with jax_enable_x64={self.x64}, run it so too"
+                    )
                 raise ValueError(
                     f"the plan was made for {value.aval.dtype} in {name}, got "
-                    f"{getattr(leaf, 'dtype', leaf)}"
+                    f"{getattr(leaf, 'dtype', leaf)}{told}"
                 )
             refuse_masked(leaf, name)
         return leaves
