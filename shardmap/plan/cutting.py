@@ -55,7 +55,11 @@ def cut_function(
     out_tree = jax.tree.structure(out_shape)
 
     def make(
-        asked: Asked, partial: bool, keeps: bool, sampled: bool = False
+        asked: Asked,
+        partial: bool,
+        keeps: bool,
+        sampled: bool = False,
+        measures: bool = True,
     ) -> CutProgram:
         every = cuts_at("plan", asked)
         cuts, inside = every[: len(leaves)], every[len(leaves) :]
@@ -64,6 +68,7 @@ def cut_function(
             keeps=keeps,
             inside=inside,
             sampled=sampled,
+            measures=measures,
         )
         return CutProgram(analysis, in_tree, out_tree, cuts, names, scratch, narrowed)
 

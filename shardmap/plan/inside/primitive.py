@@ -64,6 +64,7 @@ def _made(
     partial: bool,
     keeps: bool = True,
     sampled: bool = False,
+    measures: bool = True,
 ) -> CutProgram:
     """A jaxpr, cut at points.
 
@@ -85,6 +86,7 @@ def _made(
         most_equations=MOST_EQUATIONS,
         inside=inside,
         sampled=sampled,
+        measures=measures,
     )
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 

@@ -43,6 +43,7 @@ def analysed(
     most_equations: int = unroll.MOST_IN_STAGES,
     inside: Sequence[Sequence[Cut]] = (),
     sampled: bool = False,
+    measures: bool = True,
 ) -> Analysis:
     """The analysis of a function, after the passes.
 
@@ -56,6 +57,7 @@ def analysed(
       most_equations: the most equations of a loop whose steps become stages.
       inside: the cuts of the first values of `begins`.
       sampled: whether a few steps may represent all steps of an unrolled loop.
+      measures: whether to find out what is worth keeping, from samples of shards.
     """
 
     def analysis(unroller: Unroller | None) -> Analysis:
@@ -68,10 +70,10 @@ def analysed(
             graph.rewrite(groups.Grouping(graph).written)
             graph.rewrite(_Follow(graph, cuts, rules, unroller))
         make = functools.partial(Analysis, graph, rules.rule, cuts, partial, keeps)
-        found = measured(make)
+        found = measured(make) if measures else make()
         if partial and (writers := one_pass.writers(found)):
             graph.rewrite(lambda node: writers[node]() if node in writers else None)
-            found = measured(make)
+            found = measured(make) if measures else make()
         return found
 
     found = analysis(None)

@@ -41,9 +41,10 @@ class _TooLittle(Exception):
 
 T = TypeVar("T")
 
-Make: TypeAlias = Callable[[Asked, bool, bool, bool], CutProgram]
+Make: TypeAlias = Callable[[Asked, bool, bool, bool, bool], CutProgram]
 """Cuts the function. Takes points, `Fit`'s ``partial``, whether values are kept that
-could be recomputed, and whether a few steps may represent all of an unrolled loop."""
+could be recomputed, whether a few steps may represent all of an unrolled loop, and
+whether to find out which values are worth keeping."""
 
 Chunks: TypeAlias = Callable[[int, int], tuple[int, ...] | None]
 """(operand, axis) -> where its chunks begin, except the first; None: it has none."""
@@ -93,6 +94,8 @@ class Fit:
         # Whether a few steps stand for all of a loop while cuts are tried.
         self._samples = True
         self._known: dict[tuple[Any, ...], _Found] = {}
+        # By cuts that are `AUTO`, and whether values are kept: pieces -> peak.
+        self._peaks: dict[tuple[Asked, bool], dict[int, Peak]] = {}
 
     def axes(self) -> Asked:
         """The axes to cut, as few as possible, as `AUTO`.
@@ -134,15 +137,20 @@ class Fit:
         more = (*asked, *(((),) * len(value.shape) for value in begins))
         return _keeping_or_not(lambda keeps: self._axes(more, keeps))
 
-    def _best(self, asked: Asked, keeps: bool) -> _Found:
+    def _best(self, asked: Asked, keeps: bool, rough: float | None = None) -> _Found:
         """These cuts with or without cut reductions: what fits, or takes the least.
 
         That way is tried first the next time.
+
+        Args:
+          asked: the cuts.
+          keeps: whether values may be kept that could be recomputed.
+          rough: as for `_found`.
         """
         found = []
         is_cut = any(points for row in asked for points in row)
         for partial in self._choices if is_cut else self._choices[:1]:
-            found.append(self._found(asked, partial, keeps, self._samples))
+            found.append(self._found(asked, partial, keeps, self._samples, rough))
             program = found[-1].program
             is_plain = len(program.stages) < 2 and not program.analysis.reductions
             if found[-1].peak.bytes <= self._memory or (partial and is_plain):
@@ -151,20 +159,35 @@ class Fit:
         self._choices.sort(key=lambda partial: partial != best.partial)
         return best
 
-    def _found(self, asked: Asked, *key: bool) -> _Found:
-        """The program that `Make` makes of these arguments. It is cached."""
+    def _found(
+        self,
+        asked: Asked,
+        partial: bool,
+        keeps: bool,
+        samples: bool,
+        rough: float | None = None,
+    ) -> _Found:
+        """The program that `Make` makes of these arguments, and its peak. It is cached.
+
+        Args:
+          rough: if not None, nothing is kept that can be recomputed, and the peak need
+            not be exact if it is larger than this.
+        """
         axes = tuple(
             (k, axis)
             for k, row in enumerate(asked)
             for axis, points in enumerate(row)
             if points
         )
+        measures = rough is None
+        key = partial, keeps, samples, measures
         # If no cut takes effect, more pieces do not help.
         for known in ((asked, *key), (axes, *key)):
             if known in self._known:
                 return self._known[known]
         made = self._make(asked, *key)
-        found = _Found(made, plan_peak(made, self._in_loops), key[0])
+        limit = math.inf if rough is None else rough
+        found = _Found(made, plan_peak(made, self._in_loops, limit), partial)
         self._known[axes if made.num_shards == 1 else asked, *key] = found
         return found
 
@@ -199,6 +222,7 @@ class Fit:
         def held(each: Asked, count: int) -> Peak:
             pieces = self._in_pieces(each, count)
             found = self._best(pieces, keeps)
+            self._peaks.setdefault((each, keeps), {})[count] = found.peak
             if not ask_compiler:
                 return found.peak
             took = compiled_bytes(found.program, self._in_loops)
@@ -213,13 +237,14 @@ class Fit:
             grown: list[tuple[Asked, Peak, int]] = []
             fits = False
             for more in self._candidates(asked):
-                saving |= {each: held(each, count) for each in more}
+                saving |= self._savings(more, count, keeps, held)
                 better = [each for each in saving if saving[each].bytes < least.bytes]
                 # A chunk that pieces share is read by each of them.
                 better.sort(key=lambda each: (self._splits(each), saving[each].bytes))
                 grown.clear()
                 for each in better[:AXES_GROWN]:
-                    grown.append((each, *self._grown(each, saving[each], count, held)))
+                    begin = held(each, count)
+                    grown.append((each, *self._grown(each, begin, count, held)))
                     if fits := grown[-1][1].bytes <= self._memory:
                         break
                 if fits:
@@ -230,6 +255,26 @@ class Fit:
         if least.bytes > self._memory:
             raise self._too_little(least, asked, count)
         return asked
+
+    def _savings(
+        self,
+        candidates: Sequence[Asked],
+        count: int,
+        keeps: bool,
+        held: Callable[[Asked, int], Peak],
+    ) -> dict[Asked, Peak]:
+        """What each candidate holds, found out in detail for the best ones only."""
+        # To keep more values takes more memory, and time to find out which.
+        least: dict[Asked, Peak] = {}
+        for each in candidates:
+            rough = min((peak.bytes for peak in least.values()), default=math.inf)
+            pieces = self._in_pieces(each, count)
+            least[each] = self._best(pieces, keeps, rough).peak
+        found: dict[Asked, Peak] = {}
+        for each in sorted(least, key=lambda each: least[each].bytes):
+            is_best = all(least[each].bytes < peak.bytes for peak in found.values())
+            found[each] = held(each, count) if is_best else least[each]
+        return found
 
     def _grown(
         self, asked: Asked, least: Peak, count: int, held: Callable[[Asked, int], Peak]
@@ -316,24 +361,37 @@ class Fit:
           room: the bytes that the model may count.
         """
 
-        def held(count: int) -> Peak:
-            return self._best(self._in_pieces(asked, count), keeps).peak
+        peaks = self._peaks.setdefault((asked, keeps), {})
 
-        count = min(first, most)
-        below = count - 1
+        def held(count: int) -> Peak:
+            if count not in peaks:
+                peaks[count] = self._best(self._in_pieces(asked, count), keeps).peak
+            return peaks[count]
+
+        fitting = [n for n, peak in peaks.items() if peak.bytes <= room and n >= first]
+        count = min(fitting, default=max([min(first, most), *peaks]))
+        below = max([n for n in peaks if first <= n < count], default=first - 1)
         while (least := held(count)).bytes > room:
             if count >= most:
                 raise self._too_little(least.plus(self._memory - room), asked, count)
             # The bytes are about proportional to the length of a piece.
             times = min(max(least.bytes / room, 1.25), 16)
             below, count = count, min(max(int(count * times), count + 1), most)
-        tried = count - max(1, count // 16)
-        while count - below > max(1, count // 16):
+        halves = False
+        while count - below > (step := max(1, count // 16)):
+            tried = math.isqrt(below * count)
+            if below in peaks and not halves:
+                # The bytes are about ``fixed + piece / n`` for ``n`` pieces.
+                gap = peaks[below].bytes - peaks[count].bytes
+                piece = gap / (1 / below - 1 / count)
+                fixed = peaks[count].bytes - piece / count
+                tried = math.ceil(piece / max(room - fixed, 1))
+            tried = min(max(tried, below + 1), count - step)
             if held(tried).bytes <= room:
                 count = tried
             else:
                 below = tried
-            tried = min(max(math.isqrt(below * count), below + 1), count - 1)
+            halves = not halves
         return count
 
     def _too_little(self, least: Peak, asked: Asked, count: int) -> _TooLittle:

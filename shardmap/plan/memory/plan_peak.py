@@ -1,6 +1,7 @@
 """The memory of a plan's shards, and of what is kept between its stages."""
 
 import itertools
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -149,11 +150,22 @@ def _stage_peak(cut_program: CutProgram, place: int, in_loops: bool) -> Peak:
     return Peak(found.bytes, nbytes(largest), largest.aval.str_short(), source)
 
 
-def plan_peak(cut_program: CutProgram, in_loops: bool = False) -> Peak:
-    """The most that one shard holds, and what is kept for later stages meanwhile."""
-    places = range(len(cut_program.stages))
-    found = [_stage_peak(cut_program, place, in_loops) for place in places]
-    largest = max(found, key=lambda each: each.bytes, default=Peak(0))
+def plan_peak(
+    cut_program: CutProgram, in_loops: bool = False, limit: float = math.inf
+) -> Peak:
+    """The most that one shard holds, and what is kept for later stages meanwhile.
+
+    Args:
+      cut_program: the plan.
+      in_loops: whether shards are bodies of loops in one program.
+      limit: the peak of the first stage that holds more than this is returned.
+    """
+    largest = Peak(0)
+    for place in range(len(cut_program.stages)):
+        found = _stage_peak(cut_program, place, in_loops)
+        largest = max(largest, found, key=lambda each: each.bytes)
+        if largest.bytes > limit:
+            break
     return largest.plus(cut_program.kernel_bytes)
 
 
