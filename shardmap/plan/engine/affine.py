@@ -116,25 +116,34 @@ class Affine:
             self.guards, factors, self.const * by, self.divisor, self.value * by
         )
 
-    def __add__(self, other: Any) -> Any:
+    def _plus(self, other: Any, sign: int) -> Any:
+        """``self + sign * other``; the sign is 1 or -1."""
         if not isinstance(other, Affine):
             number = _number(other)
             if number is None:
                 return NotImplemented
+            number *= sign
             const = self.const + number * self.divisor
             value = self.value + number
             return Affine(self.guards, self.factors, const, self.divisor, value)
+        value = self.value + sign * other.value
+        if sign < 0 and self.factors == other.factors and self.divisor == other.divisor:
+            return value
         a, b = other.divisor, self.divisor
         if a == b:
             a, b = 1, 1
+        b *= sign
         pairs = zip(self.factors, other.factors, strict=True)
         return _made(
             self.guards,
             tuple([a * x + b * y for x, y in pairs]),
             a * self.const + b * other.const,
             a * self.divisor,
-            self.value + other.value,
+            value,
         )
+
+    def __add__(self, other: Any) -> Any:
+        return self._plus(other, 1)
 
     __radd__ = __add__
 
@@ -145,7 +154,7 @@ class Affine:
         return self
 
     def __sub__(self, other: Any) -> Any:
-        return self + -other
+        return self._plus(other, -1)
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
@@ -300,7 +309,8 @@ def concrete(tree: Any) -> Any:
     if isinstance(tree, Affine):
         return int(tree)
     if isinstance(tree, tuple):
-        parts = [concrete(part) for part in tree]
+        # Most parts are ints, of which there are very many.
+        parts = [part if type(part) is int else concrete(part) for part in tree]
         return type(tree)._make(parts) if hasattr(tree, "_make") else tuple(parts)
     return tree
 

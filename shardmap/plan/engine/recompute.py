@@ -25,6 +25,9 @@ WORTH_KEEPING = 2**24
 SAMPLES = 16
 """About how many shards of a stage are sampled; few, as ``memory`` tries many cuts."""
 
+Counts: TypeAlias = tuple[dict[int, float], dict[tuple[int, int], float]]
+"""How often each node runs, and how often its operands are taken, by number."""
+
 Once: TypeAlias = Mapping[int, Mapping[int, Choice]]
 """Node number -> the numbers of operands that are kept for it -> the choice."""
 
@@ -36,7 +39,8 @@ def measured(make: Callable[[Once], Analysis]) -> Analysis:
       make: returns the analysis with these operands kept.
     """
     once: dict[int, dict[int, Choice]] = {}
-    while found := _repeated(analysis := make(once)):
+    count = functools.cache(functools.partial(counted, samples=SAMPLES))
+    while found := _repeated(analysis := make(once), count):
         for (node, operand), choice in found.items():
             once.setdefault(node, {})[operand] = choice
     stages = stages_of(analysis)
@@ -45,7 +49,7 @@ def measured(make: Callable[[Once], Analysis]) -> Analysis:
     def runs() -> dict[int, float]:
         total: dict[int, float] = defaultdict(float)
         for stage in stages:
-            for number, own in counted(stage, SAMPLES)[0].items():
+            for number, own in count(stage)[0].items():
                 total[number] += own
         return total
 
@@ -61,7 +65,9 @@ def _again(often: float) -> int:
     return math.floor(often + 0.25) - 1
 
 
-def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
+def _repeated(
+    analysis: Analysis, count: Callable[[Stage], Counts]
+) -> dict[tuple[int, int], Choice]:
     """(node number, operand number) -> the choice to keep what shards recompute."""
     nodes = {node.number: node for node in analysis.graph.nodes}
     whole = sum(map(operations, analysis.rules.values()))
@@ -69,7 +75,7 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
     for stage in stages_of(analysis):
         if whole * stage.num_shards < WORTH_KEEPING:
             continue
-        runs, takes = counted(stage, SAMPLES)
+        runs, takes = count(stage)
         for (number, operand), taken in takes.items():
             value = nodes[number].ins[operand]
             assert isinstance(value, Value)
@@ -88,9 +94,7 @@ def _repeated(analysis: Analysis) -> dict[tuple[int, int], Choice]:
     return found
 
 
-def counted(
-    stage: Stage, samples: int = SPREAD
-) -> tuple[dict[int, float], dict[tuple[int, int], float]]:
+def counted(stage: Stage, samples: int = SPREAD) -> Counts:
     """How often the shards of a stage run each node, and take its computed operands.
 
     A shard that runs half of a node counts as 0.5. If nothing is repeated, all shards
