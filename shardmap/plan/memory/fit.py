@@ -1,5 +1,6 @@
 """Finds along which axes, and into how many pieces, a function fits into memory."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -31,6 +32,9 @@ FIRST_PIECES = 8
 MOST_PIECES = 2**16
 """The most pieces of an axis that `AUTO` gives."""
 
+PROGRAMS_HELD = 4
+"""The programs that were made last, which need not be made again to be returned."""
+
 MOST_COMPILES = 3
 """How often cuts are chosen if compiled shards hold more than the model says."""
 
@@ -51,9 +55,19 @@ Chunks: TypeAlias = Callable[[int, int], tuple[int, ...] | None]
 
 
 class _Found(NamedTuple):
-    program: CutProgram
+    """What is known of a program.
+
+    Attributes:
+      how: the arguments of `Make` that make it.
+      peak: what its largest shard holds.
+      partial: whether reduced axes may be cut.
+      is_plain: whether it would be the same if they may not.
+    """
+
+    how: tuple[Any, ...]
     peak: Peak
     partial: bool
+    is_plain: bool
 
 
 class Fit:
@@ -85,7 +99,9 @@ class Fit:
         chunks: Chunks = lambda operand, axis: None,
         begins: Callable[[], Sequence[Value]] = tuple,
     ) -> None:
-        self._jaxpr, self._make, self._chunks = jaxpr, make, chunks
+        self._jaxpr, self._chunks = jaxpr, chunks
+        # All programs that are tried would take much memory.
+        self._make = functools.lru_cache(PROGRAMS_HELD)(make)
         self._values: list[Any] = [*jaxpr.jaxpr.invars]
         self._begins = begins
         self._choices = [True, False] if partial else [False]
@@ -151,9 +167,7 @@ class Fit:
         is_cut = any(points for row in asked for points in row)
         for partial in self._choices if is_cut else self._choices[:1]:
             found.append(self._found(asked, partial, keeps, self._samples, rough))
-            program = found[-1].program
-            is_plain = len(program.stages) < 2 and not program.analysis.reductions
-            if found[-1].peak.bytes <= self._memory or (partial and is_plain):
+            if found[-1].peak.bytes <= self._memory or found[-1].is_plain:
                 break
         best = min(found, key=lambda each: each.peak.bytes)
         self._choices.sort(key=lambda partial: partial != best.partial)
@@ -167,7 +181,7 @@ class Fit:
         samples: bool,
         rough: float | None = None,
     ) -> _Found:
-        """The program that `Make` makes of these arguments, and its peak. It is cached.
+        """What is known of the program that `Make` makes of these arguments.
 
         Args:
           rough: if not None, nothing is kept that can be recomputed, and the peak need
@@ -187,7 +201,9 @@ class Fit:
                 return self._known[known]
         made = self._make(asked, *key)
         limit = math.inf if rough is None else rough
-        found = _Found(made, plan_peak(made, self._in_loops, limit), partial)
+        is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
+        peak = plan_peak(made, self._in_loops, limit)
+        found = _Found((asked, *key), peak, partial, is_plain)
         self._known[axes if made.num_shards == 1 else asked, *key] = found
         return found
 
@@ -225,7 +241,7 @@ class Fit:
             self._peaks.setdefault((each, keeps), {})[count] = found.peak
             if not ask_compiler:
                 return found.peak
-            took = compiled_bytes(found.program, self._in_loops)
+            took = compiled_bytes(self._make(*found.how), self._in_loops)
             return found.peak._replace(bytes=took)
 
         least = held(asked, count)
@@ -328,14 +344,16 @@ class Fit:
             count = self._fewest(asked, most, keeps, first, room)
             pieces = self._in_pieces(asked, count)
             found = self._best(pieces, keeps)
-            took = compiled_bytes(found.program, self._in_loops)
+            program = self._make(*found.how)
+            took = compiled_bytes(program, self._in_loops)
             kernels = took - found.peak.bytes
             if took <= self._memory:
-                if found.program.analysis.is_sample:
+                if program.analysis.is_sample:
                     found = self._found(pieces, found.partial, keeps, False)
+                    program = self._make(*found.how)
                 if found.peak.bytes + kernels <= self._memory:
-                    found.program.kernel_bytes = kernels
-                    return found.program
+                    program.kernel_bytes = kernels
+                    return program
                 self._samples = False
                 return self._program(asked, keeps, count)
             # Kernels may take as much for shorter pieces. If that leaves no room, the
