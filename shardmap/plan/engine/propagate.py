@@ -8,7 +8,7 @@ depends on the value runs in a later stage.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -124,6 +124,7 @@ class Analysis:
       keeps: whether values may be kept instead of recomputed.
       once: node number -> operands that are kept, as each piece of the node would
         recompute them, and the choice.
+      stored: values that only later stages take, which therefore keep them.
       may_recompute: whether later stages and other shards may recompute values.
       classes: which axes are one loop, if that is known.
       carried: (output, input) pairs of the body of a loop: one becomes the other.
@@ -151,6 +152,7 @@ class Analysis:
         partial: bool,
         keeps: bool = True,
         once: Mapping[int, Mapping[int, Choice]] = MappingProxyType({}),
+        stored: Collection[Value] = (),
         may_recompute: bool = True,
         classes: Unions | None = None,
         carried: Sequence[tuple[int, int]] = (),
@@ -164,6 +166,7 @@ class Analysis:
         self.pending: dict[Operand, Pending] = {}
         self.level: dict[Operand, int] = {}
         self.kept: dict[Value, None] = {}
+        self._stored = frozenset(stored)
         self.work = Work(keeps)
         self._once = once
         self.reductions: list[ReducedLoop] = []
@@ -272,7 +275,7 @@ class Analysis:
         once = {
             k
             for k, v in enumerate(node.ins)
-            if v.producer and self.rules[v.producer.number].once
+            if v.producer and (v in self._stored or self.rules[v.producer.number].once)
         }
         for number, choice in self._once.get(node.number, {}).items():
             if isinstance(value := node.ins[number], Value):

@@ -2,7 +2,8 @@
 
 The first pass follows the cuts from node to node. Where one ends, it replaces the node
 by others that can be cut: running sums, quantiles or a loop become stages. The second
-pass rewrites reductions so that data that two stages would read is read once.
+pass rewrites reductions so that data that two stages would read is read once. Last, the
+values that no stage may compute again are stored.
 """
 
 import functools
@@ -16,6 +17,7 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recompute import measured
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.plan.lax import batched, reduce
+from shardmap.plan.lax.compared import must_store
 from shardmap.plan.lax.control import unroll
 from shardmap.plan.lax.control.body import ALONG
 from shardmap.plan.lax.control.unroll import Unroller
@@ -69,11 +71,20 @@ def analysed(
         if partial:
             graph.rewrite(groups.Grouping(graph).written)
             graph.rewrite(_Follow(graph, cuts, rules, unroller))
-        make = functools.partial(Analysis, graph, rules.rule, cuts, partial, keeps)
-        found = measured(make) if measures else make()
+        stored: dict[Value, None] = {}
+
+        def made() -> Analysis:
+            given = graph, rules.rule, cuts, partial, keeps
+            make = functools.partial(Analysis, *given, stored=stored)
+            return measured(make) if measures else make()
+
+        found = made()
         if partial and (writers := one_pass.writers(found)):
             graph.rewrite(lambda node: writers[node]() if node in writers else None)
-            found = measured(make) if measures else make()
+            found = made()
+        while more := must_store(found):
+            stored |= more
+            found = made()
         return found
 
     found = analysis(None)

@@ -25,6 +25,7 @@ def of_each_piece(
     starts: Sequence[Factor] = (),
     wholes: Mapping[Factor, Reason] | None = None,
     each: int = MANY,
+    selects: bool = False,
 ) -> list[Value]:
     """Adds a function of each piece to a graph, and a barrier after each result.
 
@@ -39,6 +40,7 @@ def of_each_piece(
       starts: the factors whose starts the function gets.
       wholes: the factors that are never cut.
       each: the approximate number of operations per element.
+      selects: whether results are elements of the operands.
 
     Returns:
       The results of all pieces. Cuts of axes that are not in pieces pass.
@@ -77,11 +79,12 @@ def of_each_piece(
         wholes=wholes,
         each=each,
     )
+    params = {"rule": rule, "selects": selects}
     stopped = {*edges, *wholes}
     return [
         barrier(graph, made, passing=[k for k, f in enumerate(row) if f not in stopped])
         for made, row in zip(
-            graph.add(PIECES, {"rule": rule}, operands, avals), outs, strict=True
+            graph.add(PIECES, params, operands, avals), outs, strict=True
         )
     ]
 

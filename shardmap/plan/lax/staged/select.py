@@ -73,7 +73,7 @@ def _taken(node: Node, axis: int) -> tuple[list[int | None], int] | None:
       The result's axis for each axis of the operand, None for the sorted one; how many
       places of each row. None if these are too many, or it takes anything else.
     """
-    shape, [out] = node.in_shapes[0], node.out_shapes
+    shape, out = node.in_shapes[0], node.out_shapes[0]
     others = [k for k in range(len(shape)) if k != axis]
     found: list[int | None] = list(range(len(shape)))
     if node.primitive is p.gather_p:

@@ -42,6 +42,7 @@ def in_stages(
         *(graph, of_piece, node.ins, [axes], [[*axes, "k"]] * 2, {axis: edges}),
         starts=[axis],
         wholes={"k": CORE},
+        selects=True,
     )
     return graph.call(of_all, found)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import shardmap as sm
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same, cuts
+from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import reals
 from tests.strategies import examples
 
@@ -125,3 +125,14 @@ def test_a_median_in_any_pieces(data, gradient):
     x = TALL.astype(np.float16)
     made = plan(fun, x, in_slices=data.draw(cuts((x,))))
     assert_same(made.run(x), jax.jit(fun)(x), 1e-2)
+
+
+def test_a_loop_may_take_what_is_sorted():
+    """It has several results, as the search of `jnp.searchsorted`."""
+
+    def fun(x):
+        ordered = jnp.sort(x)
+        return jnp.searchsorted(ordered, x), jnp.interp(x, ordered, jnp.cumsum(ordered))
+
+    x = np.random.default_rng(0).standard_normal(120).astype(np.float32)
+    check_cut(fun, x, in_slices=({0: 3},))

@@ -90,6 +90,61 @@ def test_as_many_elements_are_found_as_by_jit(sign, arrays):
     assert_same(made.run(*arrays), jax.jit(fun)(*arrays), 0)
 
 
+GROUPS = np.arange(COLUMNS) % 5
+SELECTED = {
+    "the largest five": lambda y: y >= jax.lax.top_k(y, 5)[0][:, -1:],
+    "the second": lambda y: (y >= jax.lax.top_k(y, 2)[0][:, 1:]) & (y < best_of(y)),
+    "a constant": lambda y: y == jax.lax.stop_gradient(best_of(y)),
+    "of those that are numbers": lambda y: y == jnp.nanmax(y, 1, keepdims=True),
+    "of the transpose": lambda y: y == y.T.max(0)[:, None],
+    "of a slice": lambda y: y == best_of(y[:, :-3]),
+    "at least": lambda y: y >= jnp.maximum(best_of(y), 0.1),
+    "negative": lambda y: y == -((-y).min(1, keepdims=True)),
+    "reshaped": lambda y: y == y.reshape(ROWS, 50, 5).max((1, 2))[:, None],
+    "of two halves": lambda y: (
+        y == jnp.maximum(best_of(y[:, :125]), best_of(y[:, 125:]))
+    ),
+    "of groups": lambda y: y == jax.ops.segment_max(y.T, GROUPS, 5)[GROUPS].T,
+}
+
+
+def best_of(y):
+    return y.max(1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_what_is_selected_is_found(name, arrays):
+    def fun(x, w):
+        return SELECTED[name](cosines(x, w)).sum(1)
+
+    made = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
+    in_loops = jax.jit(sm.chunked(fun, (None, {0: 3})))(*arrays)
+    want = jax.jit(fun)(*arrays)
+    assert_same((made.run(*arrays), in_loops), (want, want), 0)
+
+
+def test_gradients_of_extrema_of_groups_are_numbers(arrays):
+    def loss(x, w):
+        return jax.ops.segment_max(cosines(x, w).T, GROUPS, 5).sum()
+
+    grad = jax.grad(loss, argnums=(0, 1))
+    made = sm.plan(grad, *arrays, in_slices=(None, {0: 3}))
+    assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
+
+
+def test_what_is_exact_is_computed_again():
+    """Nothing is kept but the threshold of each row."""
+
+    def fun(x):
+        y = 2 * jnp.abs(x.T)
+        return (y >= jax.lax.top_k(y, 3)[0][:, -1:]).sum(1)
+
+    x = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
+    made = sm.plan(fun, x, in_slices={0: 4})
+    assert_same(made.run(x), jax.jit(fun)(x), 0)
+    assert all(stage.kept_bytes < x.nbytes // 8 for stage in made.stage_costs)
+
+
 def test_nan_infinities_and_equal_elements(arrays):
     def fun(x, w):
         y = cosines(x, w)
