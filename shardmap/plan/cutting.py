@@ -10,6 +10,7 @@ import numpy as np
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.arrays.sources.stores import borders
+from shardmap.arrays.trees import leaf_paths
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.lax.passes import analysed, begins
@@ -37,9 +38,9 @@ def cut_function(
     """
     leaves, in_tree = jax.tree.flatten(args)
     cut_args = args[:positional]
-    names = names_of("args", cut_args)
+    names = leaf_paths("args", cut_args)
     for by_name in args[len(cut_args) :]:
-        names += names_of("kwargs", by_name)
+        names += leaf_paths("kwargs", by_name)
     avals = list(map(_aval_of, leaves, names))
     narrowed = {
         name: dtypes
@@ -81,12 +82,6 @@ def cut_function(
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)
     return made
-
-
-def names_of(what: str, tree: PyTree) -> list[str]:
-    """The names in messages of the leaves of arguments."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return [f"{what}{jax.tree_util.keystr(path)}" for path in paths]
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:
