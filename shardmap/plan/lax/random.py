@@ -96,18 +96,10 @@ def key_axes(node: Node) -> Factors:
     return in_parts(node, Reason("these are the words of one key"))
 
 
-def fold_in(node: Node) -> Factors:
-    keys, messages = node.in_shapes
-    if keys != messages and keys and messages:
-        return taken_whole(node, Reason("the keys and the numbers differ in shape"))
-    axes = range(len(node.out_shapes[0]))
-    return Factors(node, [range(len(keys)), range(len(messages))], [axes])
-
-
 RULES: dict[Any, RuleMaker] = {
     p.random_bits_p: lambda node: by_position(node, is_split=False),
     p.random_split_p: lambda node: by_position(node, is_split=True),
-    p.random_fold_in_p: fold_in,
+    p.random_fold_in_p: pointwise(),
     p.random_gamma_p: gamma,
     p.rng_bit_generator_p: whole_because(SEQUENCE),
     p.rng_uniform_p: whole_because(SEQUENCE),
