@@ -43,9 +43,10 @@ def cut_function(
         names += leaf_paths("kwargs", by_name)
     avals = list(map(_aval_of, leaves, names))
     narrowed = {
-        name: dtypes
-        for name, leaf in zip(names, leaves, strict=True)
-        if (dtypes := _narrowed_dtype(leaf)) is not None
+        name: (given, aval.dtype)
+        for name, leaf, aval in zip(names, leaves, avals, strict=True)
+        if isinstance(aval, jax.ShapeDtypeStruct) and isinstance(aval.dtype, np.dtype)
+        if (given := np.dtype(leaf.dtype).newbyteorder("=")) != aval.dtype
     }
     given = asked_points("plan", in_slices, cut_args)
     given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
@@ -133,14 +134,3 @@ def _aval_of(leaf: Any, name: str) -> Any:
             "dask.array's x.compute_chunk_sizes() does"
         )
     return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
-
-
-def _narrowed_dtype(leaf: Any) -> tuple[np.dtype, np.dtype] | None:
-    """The 64-bit dtype of an array and the 32-bit one that JAX makes of it, or None."""
-    if isinstance(leaf, np.generic) or not hasattr(leaf, "dtype"):
-        return None
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-        return None
-    given = np.dtype(leaf.dtype).newbyteorder("=")
-    taken = device_dtype(given)
-    return None if taken == given else (given, taken)
