@@ -20,7 +20,6 @@ from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.pointwise import product
-from shardmap.plan.lax.special import whole_because
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
 PLACES = Reason(
@@ -222,6 +221,6 @@ WINDOWED = [
 RULES: dict[Any, RuleMaker] = {
     p.conv_general_dilated_p: conv,
     **dict.fromkeys(WINDOWED, reduce_window),
-    p.select_and_scatter_p: whole_because(SELECTED),
+    p.select_and_scatter_p: functools.partial(taken_whole, reason=SELECTED),
     p.select_and_scatter_add_p: select_and_scatter_add,
 }
