@@ -12,13 +12,17 @@ from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap._lazy import ask
+from shardmap.arrays.trees import leaf_paths
 from shardmap.plan import report
-from shardmap.plan.cutting import names_of
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
 from shardmap.plan.inside import primitive
-from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
-from shardmap.plan.inside.residuals import keeping_residuals
+from shardmap.plan.inside.primitive import (
+    Options,
+    chunked_p,
+    keeping_residuals,
+    without_tracers,
+)
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import bytes_of, check_bool, decorator_with_options, shown
 
@@ -126,7 +130,7 @@ class ChunkedFunction(Generic[P, R]):
         asked += tuple(((),) * value.ndim for value in held)
         if self._in_slices is None and self._options.memory is not None:
             asked = primitive.fit(jaxpr, self._options).axes()
-        names = [*names_of("args", args), *names_of("kwargs", kwargs)]
+        names = [*leaf_paths("args", args), *leaf_paths("kwargs", kwargs)]
         names += [f"closed-over value {number}" for number in range(len(held))]
         return _Read(jaxpr, asked, names, [*leaves, *held], out_tree)
 

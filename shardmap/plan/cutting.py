@@ -10,6 +10,7 @@ import numpy as np
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.arrays.sources.stores import borders
+from shardmap.arrays.trees import leaf_paths
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.lax.passes import analysed, begins
@@ -37,14 +38,15 @@ def cut_function(
     """
     leaves, in_tree = jax.tree.flatten(args)
     cut_args = args[:positional]
-    names = names_of("args", cut_args)
+    names = leaf_paths("args", cut_args)
     for by_name in args[len(cut_args) :]:
-        names += names_of("kwargs", by_name)
+        names += leaf_paths("kwargs", by_name)
     avals = list(map(_aval_of, leaves, names))
     narrowed = {
-        name: dtypes
-        for name, leaf in zip(names, leaves, strict=True)
-        if (dtypes := _narrowed_dtype(leaf)) is not None
+        name: (given, aval.dtype)
+        for name, leaf, aval in zip(names, leaves, avals, strict=True)
+        if isinstance(aval, jax.ShapeDtypeStruct) and isinstance(aval.dtype, np.dtype)
+        if (given := np.dtype(leaf.dtype).newbyteorder("=")) != aval.dtype
     }
     given = asked_points("plan", in_slices, cut_args)
     given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
@@ -86,12 +88,6 @@ def cut_function(
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)
     return made
-
-
-def names_of(what: str, tree: PyTree) -> list[str]:
-    """The names in messages of the leaves of arguments."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return [f"{what}{jax.tree_util.keystr(path)}" for path in paths]
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:
@@ -143,14 +139,3 @@ def _aval_of(leaf: Any, name: str) -> Any:
             "dask.array's x.compute_chunk_sizes() does"
         )
     return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
-
-
-def _narrowed_dtype(leaf: Any) -> tuple[np.dtype, np.dtype] | None:
-    """The 64-bit dtype of an array and the 32-bit one that JAX makes of it, or None."""
-    if isinstance(leaf, np.generic) or not hasattr(leaf, "dtype"):
-        return None
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-        return None
-    given = np.dtype(leaf.dtype).newbyteorder("=")
-    taken = device_dtype(given)
-    return None if taken == given else (given, taken)

@@ -11,7 +11,7 @@ size 1 that is broadcast, ``~`` one that follows its factor through a `Window`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -330,16 +330,18 @@ def _factor(axis: Axis) -> Factor | None:
     return axis.factor if isinstance(axis, Windowed) else axis
 
 
-def taken_whole(node: Node, reason: Reason, batch: int = 0) -> Factors:
-    """The rule of an equation that is cut along its ``batch`` leading axes only."""
+def taken_whole(
+    node: Node, reason: Reason, passing: Collection[int] = (), each: int = MANY
+) -> Factors:
+    """The rule of an equation that is cut along these axes of all arrays only."""
     wholes: dict[Factor, Reason] = {}
 
     def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
         named: list[list[Factor]] = [
-            [k if k < batch else (side, number, k) for k in range(len(shape))]
+            [k if k in passing else (side, number, k) for k in range(len(shape))]
             for number, shape in enumerate(shapes)
         ]
-        wholes.update((factor, reason) for row in named for factor in row[batch:])
+        wholes.update((f, reason) for row in named for f in row if f not in passing)
         return named
 
     return Factors(
@@ -348,7 +350,7 @@ def taken_whole(node: Node, reason: Reason, batch: int = 0) -> Factors:
         axes("out", node.out_shapes),
         wholes=wholes,
         cheap=False,
-        each=MANY,
+        each=each,
     )
 
 

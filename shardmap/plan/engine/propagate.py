@@ -86,23 +86,12 @@ class Pending(NamedTuple):
 
     Attributes:
       combiner: how the parts become the value.
-      reductions: the loops whose shards have the parts, by number.
+      reductions: the loops whose shards have the parts: their numbers in an analysis,
+        or the names that a loop or branch has for them.
     """
 
     combiner: str
-    reductions: tuple[int, ...]
-
-
-class Partial(NamedTuple):
-    """As `Pending`, with loops by any names.
-
-    Attributes:
-      combiner: how the parts become the value.
-      loops: the loops whose shards have the parts.
-    """
-
-    combiner: str
-    loops: frozenset[Any]
+    reductions: Collection[Any]
 
 
 class Ended(NamedTuple):
@@ -156,7 +145,7 @@ class Analysis:
         may_recompute: bool = True,
         classes: Unions | None = None,
         carried: Sequence[tuple[int, int]] = (),
-        entering: Mapping[Value, Partial] = MappingProxyType({}),
+        entering: Mapping[Value, Pending] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.partial = partial
@@ -179,10 +168,10 @@ class Analysis:
         for value in graph.constants:
             self.cuts[value] = [UNCUT] * len(value.shape)
             self.level[value] = 0
-        for value, (combiner, loops) in entering.items():
+        for value, (combiner, names) in entering.items():
             first = len(self.reductions)
             # Nodes of other graphs made the parts.
-            self.reductions += [ReducedLoop(-1, None, 0, k, UNCUT) for k in loops]
+            self.reductions += [ReducedLoop(-1, None, 0, k, UNCUT) for k in names]
             numbers = range(first, len(self.reductions))
             self.pending[value] = Pending(combiner, tuple(numbers))
         self.rules = {node.number: rule_of(node) for node in graph.nodes}
@@ -332,7 +321,7 @@ class Analysis:
                 return None
         return Pending(passed, first.reductions)
 
-    def _unite_reductions(self, a: Sequence[int], b: Sequence[int]) -> bool:
+    def _unite_reductions(self, a: Collection[int], b: Collection[int]) -> bool:
         """Unites the loops of two partial values; returns False if they differ."""
 
         def along(number: int) -> tuple[AxisKey, int]:

@@ -6,6 +6,7 @@ holds one, is taken whole, and happens once.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, cast
 
@@ -38,20 +39,14 @@ def silent(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return cast(ClosedJaxpr, rewrite_jaxpr(jaxpr, change, is_no_tap))
 
 
+@dataclass(frozen=True)
 class EffectPrimitive:
-    """The primitive of nodes with an effect; all of these have one rule."""
+    """The primitive of nodes with an effect. All are equal: they have one rule."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    name: str = field(compare=False)
 
     def __str__(self) -> str:
-        return self._name
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, EffectPrimitive)
-
-    def __hash__(self) -> int:
-        return hash(EffectPrimitive)
+        return self.name
 
 
 def add_effect(
@@ -101,6 +96,5 @@ def _rule(node: Node) -> Factors:
     return made
 
 
-# The table is looked up by the primitive of a node, and all of these are equal.
 EFFECT: Any = EffectPrimitive("")
 TABLE.makers[EFFECT] = _rule

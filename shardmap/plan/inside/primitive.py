@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import ClosedJaxpr, aval_of
+from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
 from shardmap._jax.walk import opened
+from shardmap.api.arguments import Static
 from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
@@ -325,6 +326,66 @@ def _batching_rule(
     )
     mapped = batch.vectorize_function(fun, in_dims, out_dims)
     return bind(mapped, moved, cuts, options), out_dims
+
+
+def keeping_residuals(
+    fun: Callable[..., Sequence[Any]],
+    leaves: Sequence[Any],
+    asked: Asked,
+    options: Options,
+) -> list[Any]:
+    """Computes ``fun`` of the leaves in pieces; its gradient recomputes nothing.
+
+    Args:
+      fun: a flat function; what `jax.checkpoint` around it does not save is recomputed.
+      leaves: its arguments.
+      asked: their cuts.
+      options: how to cut.
+    """
+    smooth = [is_inexact(jax.typeof(leaf)) for leaf in leaves]
+    backward: TreeDef | None = None
+
+    def forward(*leaves: Any) -> list[Any]:
+        nonlocal backward
+        moving, rest = split(smooth, leaves)
+
+        def of_smooth(*moving: Any) -> list[Any]:
+            return list(fun(*merge(smooth, moving, rest)))
+
+        results, vjp = jax.vjp(of_smooth, *moving)
+        residuals, backward = jax.tree.flatten(vjp)
+        return [*results, *residuals]
+
+    @jax.custom_vjp
+    def run(*leaves: Any) -> list[Any]:
+        return bind(fun, leaves, asked, options)
+
+    def run_forward(*leaves: Any) -> tuple[list[Any], Any]:
+        jaxpr = jax.make_jaxpr(forward)(*leaves)
+        found = chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
+        cuts = cuts_of_results(jaxpr, asked, options)
+        assert backward is not None
+        count = len(found) - backward.num_leaves
+        return found[:count], (found[count:], Static((cuts, backward)))
+
+    def run_backward(kept: Any, cotangents: list[Any]) -> tuple[Any, ...]:
+        residuals, static = kept
+        cuts, tree = static.value
+        given = [ct.dtype != jax.dtypes.float0 for ct in cotangents]
+        cts, zeros = split(given, cotangents)
+
+        def back(*operands: Any) -> Sequence[Any]:
+            vjp = jax.tree.unflatten(tree, operands[: len(residuals)])
+            return vjp(merge(given, operands[len(residuals) :], zeros))
+
+        count = len(cotangents)
+        of_cts, _ = split(given, cuts[:count])
+        own = (*cuts[count:], *of_cts)
+        found = bind(back, [*residuals, *cts], own, options)
+        return tuple(merge(smooth, found, [None] * (len(smooth) - len(found))))
+
+    run.defvjp(run_forward, run_backward)
+    return run(*leaves)
 
 
 chunked_p.def_impl(_implementation)

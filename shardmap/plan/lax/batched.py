@@ -26,7 +26,7 @@ def core(core_rank: int) -> Callable[[Node], Factors]:
     """
 
     def rule(node: Node) -> Factors:
-        return taken_whole(node, CORE, batch=len(node.in_shapes[0]) - core_rank)
+        return taken_whole(node, CORE, range(len(node.in_shapes[0]) - core_rank))
 
     return rule
 
@@ -76,9 +76,7 @@ def top_k(node: Node) -> Factors:
     axis = node.params.get("axis", node.params.get("reduction_dimension", rank - 1))
     axis %= rank
     reason = Reason("the largest may stand anywhere in the axis", "cut another axis")
-    outs = [[k if k != axis else "kept" for k in range(rank)]] * len(node.outs)
-    wholes = {axis: reason, "kept": reason}
-    return Factors(node, [range(rank)], outs, wholes=wholes, cheap=False, each=MANY)
+    return taken_whole(node, reason, {*range(rank)} - {axis})
 
 
 def triangular_solve(node: Node) -> Factors:

@@ -6,6 +6,7 @@ its flat position, so a shard computes the bits of its piece only.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,7 +26,6 @@ from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
 from shardmap.plan.lax.pointwise import pointwise
 from shardmap.plan.lax.shape import in_parts
-from shardmap.plan.lax.special import whole_because
 
 GENERATOR = Reason(
     "this generator makes all its bits at once",
@@ -96,21 +96,13 @@ def key_axes(node: Node) -> Factors:
     return in_parts(node, Reason("these are the words of one key"))
 
 
-def fold_in(node: Node) -> Factors:
-    keys, messages = node.in_shapes
-    if keys != messages and keys and messages:
-        return taken_whole(node, Reason("the keys and the numbers differ in shape"))
-    axes = range(len(node.out_shapes[0]))
-    return Factors(node, [range(len(keys)), range(len(messages))], [axes])
-
-
 RULES: dict[Any, RuleMaker] = {
     p.random_bits_p: lambda node: by_position(node, is_split=False),
     p.random_split_p: lambda node: by_position(node, is_split=True),
-    p.random_fold_in_p: fold_in,
+    p.random_fold_in_p: pointwise(),
     p.random_gamma_p: gamma,
-    p.rng_bit_generator_p: whole_because(SEQUENCE),
-    p.rng_uniform_p: whole_because(SEQUENCE),
+    p.rng_bit_generator_p: partial(taken_whole, reason=SEQUENCE),
+    p.rng_uniform_p: partial(taken_whole, reason=SEQUENCE),
     RANDOM_CLONE: pointwise(),
     RANDOM_SEED: pointwise(),
     RANDOM_UNWRAP: key_axes,

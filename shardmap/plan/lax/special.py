@@ -1,5 +1,6 @@
 """Rules of collectives, callbacks, and primitives that are whole or refused."""
 
+from functools import partial
 from typing import Any
 
 from jax.extend.core import primitives as p
@@ -19,13 +20,6 @@ OUTSIDE = Reason(
     "write it with JAX operations, or give the primitive a rule",
 )
 TRANSPOSED = Reason("it is a placeholder that only differentiation puts in")
-
-
-def whole_because(reason: Reason) -> RuleMaker:
-    def rule(node: Node) -> Factors:
-        return taken_whole(node, reason)
-
-    return rule
 
 
 def collective(node: Node) -> Factors:
@@ -65,6 +59,6 @@ STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.swap_p]
 
 RULES: dict[Any, RuleMaker] = {
     **dict.fromkeys(STATEFUL, stateful),
-    PURE_CALLBACK: whole_because(OUTSIDE),
-    p.custom_lin_p: whole_because(TRANSPOSED),
+    PURE_CALLBACK: partial(taken_whole, reason=OUTSIDE),
+    p.custom_lin_p: partial(taken_whole, reason=TRANSPOSED),
 }

@@ -9,12 +9,17 @@ import jax
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors, Local, bind, out_size
+from shardmap.plan.engine.factors import (
+    Factors,
+    Local,
+    bind,
+    out_size,
+    taken_whole,
+)
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.pointwise import product
-from shardmap.plan.lax.special import whole_because
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
 PLACES = Reason(
@@ -194,28 +199,18 @@ def reduce_window(node: Node) -> Factors:
 def select_and_scatter_add(node: Node) -> Factors:
     """The gradient of a pooling: axes that are not pooled pass."""
     params = node.params
-    counts, shape = node.in_shapes
-    axes: list[list[Factor]] = [[], [], []]
-    wholes: dict[Factor, Reason] = {}
-    for axis, (size, count) in enumerate(zip(shape, counts, strict=True)):
-        extent, stride = (
-            params[f"window_{what}"][axis] for what in ("dimensions", "strides")
-        )
-        before = params["padding"][axis][0]
-        is_pooled = (extent, stride, before, size) != (1, 1, 0, count)
-        for side, names in zip(("source", "operand", "result"), axes, strict=True):
-            names.append((side, axis) if is_pooled else axis)
-            if is_pooled:
-                wholes[side, axis] = POOLED
-    source, operand, result = axes
-    return Factors(
-        node,
-        [source, operand],
-        [result],
-        wholes=wholes,
-        cheap=False,
-        each=math.prod(params["window_dimensions"]),
+    windows = zip(
+        *(params["window_dimensions"], params["window_strides"], params["padding"]),
+        *node.in_shapes,
+        strict=True,
     )
+    passing = {
+        axis
+        for axis, (extent, stride, (before, _), count, size) in enumerate(windows)
+        if (extent, stride, before, size) == (1, 1, 0, count)
+    }
+    each = math.prod(params["window_dimensions"])
+    return taken_whole(node, POOLED, passing, each)
 
 
 WINDOWED = [
@@ -226,6 +221,6 @@ WINDOWED = [
 RULES: dict[Any, RuleMaker] = {
     p.conv_general_dilated_p: conv,
     **dict.fromkeys(WINDOWED, reduce_window),
-    p.select_and_scatter_p: whole_because(SELECTED),
+    p.select_and_scatter_p: functools.partial(taken_whole, reason=SELECTED),
     p.select_and_scatter_add_p: select_and_scatter_add,
 }

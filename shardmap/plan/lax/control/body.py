@@ -22,7 +22,7 @@ from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, flatten
 from shardmap.plan.engine.propagate import (
     Analysis,
     AxisKey,
-    Partial,
+    Pending,
     ReducedLoop,
     Unions,
 )
@@ -97,14 +97,14 @@ class InnerBody:
             for out in node.outs
             if (pending := made.pending.get(out))
         }
-        self._known: dict[frozenset[AxisKey], list[Partial | None] | None] = {}
+        self._known: dict[frozenset[AxisKey], list[Pending | None] | None] = {}
         self.broken = self._ended(made) | self._not_summed()
 
     def _analysed(
         self,
         axes: Iterable[AxisKey],
         classes: Unions | None = None,
-        entering: Mapping[int, Partial] = MappingProxyType({}),
+        entering: Mapping[int, Pending] = MappingProxyType({}),
     ) -> Analysis:
         """The analysis with these axes of inputs cut; each is the origin of its cut."""
         inputs = self.graph.inputs
@@ -164,7 +164,7 @@ class InnerBody:
                 found.setdefault(each.node, {})[each.factor] = interval
         return found
 
-    def parts(self, loops: Iterable[AxisKey]) -> list[Partial | None] | None:
+    def parts(self, loops: Iterable[AxisKey]) -> list[Pending | None] | None:
         """For each output, the partial sum that it becomes if these loops are cut.
 
         A carried value that is a partial sum enters as one.
@@ -179,7 +179,7 @@ class InnerBody:
             self._known[summed] = self._parts(summed)
         return self._known[summed]
 
-    def _parts(self, loops: frozenset[AxisKey]) -> list[Partial | None] | None:
+    def _parts(self, loops: frozenset[AxisKey]) -> list[Pending | None] | None:
         """As `parts`, for loops that are all summed over."""
         entering = self._entering(loops)
         if not self._looked.isdisjoint(entering):
@@ -194,7 +194,7 @@ class InnerBody:
         # A partial sum that is needed complete would end a stage.
         if any(x.origins for x in made.ended) or {*made.pending} & {*made.kept}:
             return None
-        found: list[Partial | None] = []
+        found: list[Pending | None] = []
         for output in self.graph.outputs:
             pending = made.pending.get(output)
             if pending is None:
@@ -205,11 +205,11 @@ class InnerBody:
             # In a double sum over one loop, a piece would meet only itself.
             if len(own) < len(keys):
                 return None
-            found.append(Partial(pending.combiner, own))
+            found.append(Pending(pending.combiner, own))
         leaving = {into: found[out] for out, into in self._carried}
         return found if all(entering.get(k) == leaving[k] for k in leaving) else None
 
-    def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Partial]:
+    def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Pending]:
         """The carried inputs that are partial sums: a sum reaches them in some step."""
         inputs, outputs = self.graph.inputs, self.graph.outputs
         found: dict[Operand, dict[AxisKey, str]] = {}
@@ -226,7 +226,7 @@ class InnerBody:
                 entered = found.get(inputs[into], {})
                 found[inputs[into]] = entered | found.get(outputs[number], {})
         return {
-            k: Partial(next(iter(own.values())), frozenset(own))
+            k: Pending(next(iter(own.values())), frozenset(own))
             for k, value in enumerate(inputs)
             if (own := found.get(value))
         }
@@ -338,7 +338,7 @@ def as_carried(value: Any, aval: Aval) -> Any:
     return lax.convert_element_type(value, aval.dtype)
 
 
-def only_first(value: Any, part: Partial | None, first: Mapping[Any, jax.Array]) -> Any:
+def only_first(value: Any, part: Pending | None, first: Mapping[Any, jax.Array]) -> Any:
     """A complete value among partial sums: only the first shard adds it.
 
     Args:
@@ -346,7 +346,7 @@ def only_first(value: Any, part: Partial | None, first: Mapping[Any, jax.Array])
       part: the partial sum that it becomes; None: it stays complete.
       first: loop -> whether the shard is the first along it.
     """
-    mine = [here for name, here in first.items() if part and name in part.loops]
+    mine = [here for name, here in first.items() if part and name in part.reductions]
     if value is None or part is None or not mine:
         return value
     nothing = identity(part.combiner, value.dtype)
@@ -436,7 +436,7 @@ class Inner(Rule):
             if (name := every[number][axis]) in wanted
         }
 
-    def parts(self, names: Iterable[Any]) -> list[list[Partial | None]] | None:
+    def parts(self, names: Iterable[Any]) -> list[list[Pending | None]] | None:
         """The partial sums that the outputs of each body are if these loops are cut.
 
         Only one branch runs: a partial sum in one of them is one in all.
@@ -452,13 +452,14 @@ class Inner(Rule):
             if parts is None:
                 return None
             row = [
-                part and Partial(part.combiner, frozenset(inner[k] for k in part.loops))
+                part
+                and Pending(part.combiner, frozenset(inner[k] for k in part.reductions))
                 for part in parts
             ]
             # Two loops of the body that are one outside: a piece of one would meet only
             # the same piece of the other.
             for part, own in zip(row, parts, strict=True):
-                if part and own and len(part.loops) < len(own.loops):
+                if part and own and len(part.reductions) < len(own.reductions):
                     return None
             found.append(row)
         for column in zip(*found, strict=True):
@@ -521,7 +522,7 @@ class Inner(Rule):
         for row_of_parts in self.parts(met) or []:
             for number, part in enumerate(row_of_parts):
                 if part is not None:
-                    for name in part.loops:
+                    for name in part.reductions:
                         parts.setdefault(name, {})[number] = part.combiner
         contracted = [
             Contraction(

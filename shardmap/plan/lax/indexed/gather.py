@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
@@ -191,18 +192,10 @@ def window_axes(node: Node) -> list[int]:
     return [axis for axis in range(len(node.in_shapes[0])) if axis not in gone]
 
 
-def fill_value(node: Node) -> Any:
+def fill_value(node: Node) -> jax.Array:
     """The result of a gather at places outside of its operand."""
-    dtype = node.outs[0].aval.dtype
-    given = node.params["fill_value"]
-    if given is not None:
-        return given
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.nan
-    if dtype == jnp.bool_:
-        return True
-    limits = jnp.iinfo(dtype)
-    return limits.min if jnp.issubdtype(dtype, jnp.signedinteger) else limits.max
+    one = jnp.zeros(1, node.outs[0].aval.dtype)
+    return one.at[1].get(mode="fill", fill_value=node.params["fill_value"])
 
 
 RULES: dict[Any, RuleMaker] = {p.gather_p: gather}

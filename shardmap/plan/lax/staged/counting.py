@@ -7,7 +7,7 @@ the other, in a tenth of the time of a sort by XLA for CPU. NaN comes last, as i
 sort, and -0.0 before 0.0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,8 +17,7 @@ from jax import lax
 
 from shardmap.plan.engine.factors import Factors, Local, out_size
 from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive
-from shardmap.plan.engine.rules import MANY, Factor, Need, Reason, RuleMaker
-from shardmap.plan.engine.slices import Box, Interval
+from shardmap.plan.engine.rules import MANY, Reason, RuleMaker
 
 COUNTED, DIGITS = PlanPrimitive("elements counted"), PlanPrimitive("next digit")
 SELECTED = PlanPrimitive("elements selected")
@@ -68,9 +67,12 @@ def counted_out(
     count = jax.core.ShapedArray((2**DIGIT - 1, *shape), np.dtype("int32"))
     [low] = graph.call(lambda: jnp.zeros(shape, key.dtype), [])
     for shift in reversed(range(0, 8 * dtype.itemsize, DIGIT)):
-        params = {"at": tuple(axes), "shift": shift}
-        [below] = graph.add(COUNTED, params, [operand, low], [count])
-        [low] = graph.add(DIGITS, params, [low, below, ranks], [key])
+        # An array, not a parameter: all digits share their functions.
+        place = graph.constant(np.full(1, shift, key.dtype))
+        [below] = graph.add(
+            COUNTED, {"at": tuple(axes)}, [operand, low, place], [count]
+        )
+        [low] = graph.add(DIGITS, {}, [low, below, ranks, place], [key])
     [found] = graph.call(lambda low: from_ordered(low, dtype), [low])
     return found
 
@@ -104,25 +106,6 @@ def from_ordered(found: jax.Array, dtype: np.dtype) -> jax.Array:
     return lax.bitcast_convert_type(found, dtype)
 
 
-class OfDigit(Factors):
-    """A rule whose emitter gets the shift of its digit as its last value.
-
-    The shift is passed as a position, so that all digits share one function.
-    """
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        need = super().backward(boxes, loops)
-        return need._replace(starts=(self.node.params["shift"], *need.starts))
-
-    def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        shift, *rest = starts
-        return super().emit([*values, shift], static, rest)
-
-
 def how_many_below(node: Node) -> Factors:
     """``i j, k j -> b k j; i add``: the number of elements below each digit."""
     axes: tuple[int | None, ...] = node.params["at"]
@@ -137,7 +120,7 @@ def how_many_below(node: Node) -> Factors:
         keys = jnp.moveaxis(ordered(operand), counted, 0)
         low = lax.transpose(low, order)
         steps = jnp.arange(1, 2**DIGIT, dtype=low.dtype)
-        steps = steps << lax.convert_element_type(shift, low.dtype)
+        steps = steps << shift[0]
         bounds = low[None] + lax.expand_dims(steps, range(1, rank + 1))
         shape = bounds.shape
         bounds = bounds.reshape(-1, *keys.shape[1:])
@@ -165,9 +148,9 @@ def how_many_below(node: Node) -> Factors:
         back = [0, *(1 + order.index(k) for k in range(rank))]
         return [lax.transpose(found.reshape(shape), back)]
 
-    return OfDigit(
+    return Factors(
         node,
-        [operand, range(rank)],
+        [operand, range(rank), [None]],
         [["bound", *range(rank)]],
         contracted={"counted": "add"},
         wholes={"bound": ONE_DIGIT},
@@ -178,18 +161,18 @@ def how_many_below(node: Node) -> Factors:
 
 def next_digit(node: Node) -> Factors:
     """``k j, b k j, k j -> k j``: appends the digit of the element of each rank."""
-    shape, _, ranks = node.in_shapes
+    shape, _, ranks, _ = node.in_shapes
     axes = range(len(shape))
     wanted = [k if ranks[k] == shape[k] else None for k in axes]
 
     def emitter(local: Local) -> Sequence[Any]:
         low, below, ranks, shift = local.values
         digit = jnp.sum(below <= ranks[None], 0, dtype=low.dtype)
-        return [low + (digit << lax.convert_element_type(shift, low.dtype))]
+        return [low + (digit << shift[0])]
 
-    return OfDigit(
+    return Factors(
         node,
-        [axes, ["bound", *axes], wanted],
+        [axes, ["bound", *axes], wanted, [None]],
         [axes],
         wholes={"bound": ONE_DIGIT},
         emitter=emitter,
