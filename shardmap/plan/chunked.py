@@ -260,5 +260,6 @@ def chunked(
             "remat must be True, False or one of jax.checkpoint_policies, got "
             f"{remat!r}"
         )
-    options = Options(partial, None if memory is None else bytes_of("memory", memory))
+    room = None if memory is None else bytes_of("memory", memory)
+    options = Options(partial, room, finds=in_slices is None)
     return ChunkedFunction(fun, in_slices, options, remat, strict)

@@ -83,7 +83,8 @@ def cut_function(
         else:
             inside = functools.partial(begins, closed)
             fit = Fit(closed, make, partial, memory, chunks=chunks, begins=inside)
-            made = fit.program(fit.axes() if in_slices is None else given)
+            finds = in_slices is None
+            made = fit.program(fit.axes() if finds else given, finds)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)

@@ -40,10 +40,12 @@ class Options(NamedTuple):
     Attributes:
       partial: whether reduced axes are cut.
       memory: the bytes that pieces whose number is not given may take.
+      finds: whether the axes that are cut are found too.
     """
 
     partial: bool
     memory: int | None = None
+    finds: bool = False
 
 
 class ChunkedPrimitive(jex_core.Primitive):
@@ -113,7 +115,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     """
     if options.memory is None:
         return _made(jaxpr, asked, options.partial)
-    return fit(jaxpr, options).program(asked)
+    return fit(jaxpr, options).program(asked, options.finds)
 
 
 @functools.lru_cache(maxsize=256)

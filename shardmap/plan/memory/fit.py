@@ -127,8 +127,12 @@ class Fit:
         except ValueError as error:
             return self._inside(asked, error)[: len(asked)]
 
-    def program(self, asked: Asked) -> CutProgram:
+    def program(self, asked: Asked, adds: bool = False) -> CutProgram:
         """The function, with as few pieces as fit where cuts are `AUTO`.
+
+        Args:
+          asked: the cuts.
+          adds: whether other axes may be cut too if the function does not fit.
 
         Raises:
           ValueError: it does not fit in these pieces, or in any number of them.
@@ -136,8 +140,16 @@ class Fit:
         try:
             return _keeping_or_not(lambda keeps: self._program(asked, keeps))
         except ValueError as error:
-            more = self._inside(asked, error)
+            more = self._added(asked) if adds else None
+            more = more or self._inside(asked, error)
             return _keeping_or_not(lambda keeps: self._program(more, keeps))
+
+    def _added(self, asked: Asked) -> Asked | None:
+        """``asked`` and more axes, with which compiled shards fit; None if none do."""
+        try:
+            return _keeping_or_not(lambda keeps: self._axes(asked, keeps, True))
+        except ValueError:
+            return None
 
     def _inside(self, asked: Asked, error: ValueError) -> Asked:
         """``asked``, and the axes of values inside that are to be cut, as `AUTO`.
@@ -229,11 +241,11 @@ class Fit:
         ]
         return max(min(max(lengths), MOST_PIECES), 1) if lengths else 0
 
-    def _axes(self, asked: Asked, keeps: bool) -> Asked:
+    def _axes(self, asked: Asked, keeps: bool, ask_compiler: bool = False) -> Asked:
         count = 1
         # If the model finds no need for cuts, the bytes of the compiler decide.
         uncut = self._best(self._in_pieces(asked, count), keeps)
-        ask_compiler = uncut.peak.bytes <= self._memory
+        ask_compiler |= uncut.peak.bytes <= self._memory
 
         def held(each: Asked, count: int) -> Peak:
             pieces = self._in_pieces(each, count)

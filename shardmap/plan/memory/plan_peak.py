@@ -13,6 +13,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.recipe import Recipe, StaticRecipe
 from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.engine.stages import Stage
+from shardmap.plan.lax import batched
 from shardmap.plan.memory.liveness import Peak, peak
 from shardmap.plan.run.buffers import depth
 from shardmap.plan.run.cut_program import CutProgram, arg_avals
@@ -56,17 +57,17 @@ class _Shard(NamedTuple):
       recipe: how it is computed.
       temporary: the memory of what it computes besides its results.
       moved: the bytes that it reads and returns.
-      sliced: those of them that are parts of larger values. A loop copies only these.
+      copied: those of them that a loop copies.
     """
 
     recipe: Recipe
     temporary: Peak
     moved: int
-    sliced: int
+    copied: int
 
     def peak(self, in_loops: bool) -> Peak:
         if in_loops:
-            return self.temporary.plus(self.sliced)
+            return self.temporary.plus(self.copied)
         found = self.temporary.plus(self.moved)
         if found.largest or not self.recipe.reads:
             return found
@@ -84,13 +85,13 @@ def _shards(cut_program: CutProgram, stage: Stage) -> list[_Shard]:
         found: dict[StaticRecipe, _Shard] = {}
         for number in sample(stage):
             boxes, recipe = stage.recipe(number)
-            moved, sliced = _moved(stage, boxes, recipe)
+            moved, copied = _moved(stage, boxes, recipe)
             known = found.get(recipe.static)
             if known is None:
                 temporary = _temporary(cut_program, stage, recipe)
-                found[recipe.static] = _Shard(recipe, temporary, moved, sliced)
+                found[recipe.static] = _Shard(recipe, temporary, moved, copied)
             elif moved > known.moved:
-                found[recipe.static] = known._replace(moved=moved, sliced=sliced)
+                found[recipe.static] = known._replace(moved=moved, copied=copied)
         _KNOWN[stage] = list(found.values())
     return _KNOWN[stage]
 
@@ -98,13 +99,17 @@ def _shards(cut_program: CutProgram, stage: Stage) -> list[_Shard]:
 def _moved(
     stage: Stage, boxes: Sequence[Box | None], recipe: Recipe
 ) -> tuple[int, int]:
-    """The bytes that a shard reads and writes, and those of parts of larger values."""
-    written = ((value, box) for box, _, value in targets(stage, boxes))
-    pairs = [*recipe.reads, *written]
+    """The bytes that a shard reads and writes, and those that a loop copies."""
+    # A loop copies parts of larger values, and parts that it adds to others.
     every = [
-        (box_bytes(value, box), shape_of(box) != value.shape) for value, box in pairs
+        (box_bytes(value, box), shape_of(box) != value.shape)
+        for value, box in recipe.reads
     ]
-    return sum(n for n, _ in every), sum(n for n, is_part in every if is_part)
+    every += [
+        (box_bytes(value, box), shape_of(box) != value.shape or combiner != "insert")
+        for box, combiner, value in targets(stage, boxes)
+    ]
+    return sum(n for n, _ in every), sum(n for n, is_copied in every if is_copied)
 
 
 def _temporary(cut_program: CutProgram, stage: Stage, recipe: Recipe) -> Peak:
@@ -170,24 +175,30 @@ def plan_peak(
 
 
 def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
-    """As `plan_peak`, with the temporaries of the largest shard that XLA reports.
+    """As `plan_peak`, with the temporaries of the largest shards that XLA reports.
 
-    The first run of the shard does not compile it again.
+    The stage with the largest shards is compiled, and stages whose kernels take scratch
+    memory. The first run of these shards does not compile them again.
     """
     places = range(len(cut_program.stages))
-    if not places:
-        return 0
     peaks = [_stage_peak(cut_program, place, in_loops).bytes for place in places]
-    place = max(places, key=peaks.__getitem__)
-    stage = cut_program.stages[place]
+    for place, stage in enumerate(cut_program.stages):
+        has_kernels = any(node.primitive in batched.RULES for node in stage.backwards)
+        if has_kernels or peaks[place] == max(peaks):
+            peaks[place] += _beyond(cut_program, stage, in_loops)
+    return max(peaks, default=0)
+
+
+def _beyond(cut_program: CutProgram, stage: Stage, in_loops: bool) -> int:
+    """What XLA reports of the largest shard of a stage beyond the model."""
     largest = _largest(cut_program, stage, in_loops)
     function = cut_program.compiled(stage, largest.recipe)
     compiled = function.lower(*arg_avals(largest.recipe)).compile()
     analysis = compiled.memory_analysis()
     if analysis is None:  # Some backends have none.
-        return peaks[place]
+        return 0
     temporary = int(analysis.temp_size_in_bytes) - COUNTERS
-    return peaks[place] + max(temporary - largest.temporary.bytes, 0)
+    return max(temporary - largest.temporary.bytes, 0)
 
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
