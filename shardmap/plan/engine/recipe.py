@@ -218,7 +218,7 @@ class _Wanted:
             for value in sorted(self._boxes, key=lambda value: value.number)
             if value in self._stops or value.producer is None
             for box in self._apart(value)
-            or merge(self._boxes[value].values(), self._versions)
+            or merge(self._boxes[value].values(), self._versions, moves=False)
         )
 
     def _apart(self, value: Value) -> list[Box]:
@@ -273,6 +273,7 @@ class _Made:
             # The very same intervals, without comparing numbers.
             if all(map(operator.is_, outer, box)):
                 return Ref(slot, None, shape)
+        for outer, slot in self._boxes[value]:
             if contains(outer, box):
                 if shape == shape_of(outer):
                     return Ref(slot, None, shape)

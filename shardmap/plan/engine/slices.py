@@ -119,11 +119,16 @@ MOST_BOXES = 64
 """The most boxes that `merge` compares with each other; more become one."""
 
 
-def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
+def merge(boxes: Iterable[Box], limit: int, moves: bool = True) -> list[Box]:
     """At most ``limit`` boxes that contain all of these.
 
     Two boxes become their hull if it has no more elements than both together. With
     symbolic positions, boxes that only touch merge if they touch in every shard.
+
+    Args:
+      boxes: the boxes.
+      limit: the most boxes.
+      moves: whether boxes whose distance differs between shards may merge.
 
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]
@@ -132,7 +137,7 @@ def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
     left = list(boxes)
     for number, box in enumerate(left):
         place = len(found)
-        while (at := _mergeable(found, box)) is not None:
+        while (at := _mergeable(found, box, moves)) is not None:
             box, place = hull(found.pop(at), box), at
         found.insert(place, box)
         if len(found) > MOST_BOXES:
@@ -145,12 +150,15 @@ def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
     return found
 
 
-def _mergeable(boxes: Sequence[Box], box: Box) -> int | None:
+def _mergeable(boxes: Sequence[Box], box: Box, moves: bool) -> int | None:
     """The number of the first box whose hull with another costs nothing."""
     for number, other in enumerate(boxes):
         if other == box:
             return number
     for number, other in enumerate(boxes):
+        pairs = zip(other, box, strict=True)
+        if not (moves or all(is_known(a[0] - b[0]) for a, b in pairs)):
+            continue
         apart = volume(other) + volume(box)
         sizes = shape_of(hull(other, box))
         # Sizes that depend on the shard may be equal in this shard only.

@@ -146,3 +146,14 @@ def test_a_fault_of_a_rule_for_symbolic_positions_is_told(monkeypatch):
     [stage] = plan(jnp.sin, floats(64, 2), in_slices={0: 8}).stages
     with pytest.raises(ArithmeticError, match="this rule needs plain integers"):
         stage.recipe(3)
+
+
+def test_a_piece_beside_the_whole_is_read_apart():
+    """In the whole its place would be static, and each shard would compile."""
+
+    def attention(x):
+        return jax.nn.softmax(x @ x.T) @ x
+
+    made = plan(attention, floats(600, 8), in_slices={0: 50}, partial=False)
+    assert made.num_shards == 50
+    assert made.stage_costs[0].functions <= 2

@@ -12,6 +12,8 @@ from jax import lax
 import shardmap as sm
 from shardmap.plan.memory import fit, plan_peak
 from shardmap.plan.memory.liveness import Peak
+from tests.plan.checks import assert_same
+from tests.plan.memory.test_liveness import COUNTED
 
 ROWS, COLUMNS = 1000, 64
 X = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
@@ -148,6 +150,68 @@ def test_what_kernels_take_may_not_depend_on_the_pieces(monkeypatch):
     message = r"too little: .*, of it 390\.6 KiB in scratch memory of XLA's kernels"
     with pytest.raises(ValueError, match=message):
         sm.plan(jnp.sin, X, in_slices={0: sm.AUTO}, memory=300_000)
+
+
+def normal(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def values_of(x):
+    return jnp.linalg.svd(x, compute_uv=False)
+
+
+WITHIN = {
+    "kernels of a later stage": (
+        lambda x: values_of(x) / jnp.abs(x).max(),
+        normal(400, 16, 16),
+        200_000,
+    ),
+    "a piece beside the whole": (
+        lambda x: jnp.linalg.qr(x - x.mean(0, keepdims=True)),
+        normal(400, 16, 16),
+        200_000,
+    ),
+    "two batch axes": (values_of, normal(20, 30, 16, 16), 150_000),
+    "sums as large as the result": (lambda x: x.T @ x, normal(800, 300), 50_000),
+    "a long sum": (lambda x: x[:500] @ x[500:].T, normal(1000, 24), 100_000),
+}
+
+
+def temporaries(fun, *args):
+    compiled = jax.jit(fun).lower(*args).compile(compiler_options=COUNTED)
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_what_is_compiled_fits(name):
+    fun, x, memory = WITHIN[name]
+    in_loops = sm.chunked(fun, memory=memory)
+    assert temporaries(in_loops, x) <= memory
+    made = sm.plan(fun, x, memory=memory)
+    assert made.peak_bytes <= memory
+    kept = None
+    for shard in made.shards:
+        args = shard.args(x, values=kept)
+        held = temporaries(shard.function, *args) + shard.nbytes
+        assert held <= made.peak_bytes + 2 * plan_peak.COUNTERS
+        kept = shard.reduce(shard.function(*args), kept)
+    result = kept if len(made.stages) == 1 else kept.result()
+    for ours in (result, in_loops(x)):
+        assert_same(ours, jax.jit(fun)(x), 1e-3)
+
+
+def test_a_gradient_is_cut_where_the_function_need_not_be():
+    def loss(fun):
+        return lambda x: (fun(x) ** 2).sum()
+
+    def values(x):
+        return jnp.linalg.eigh(x)[0]
+
+    x = normal(64, 8, 8)
+    x = x @ x.mT
+    grad = jax.grad(loss(sm.chunked(values, memory=40_000)))
+    assert temporaries(grad, x) <= 40_000
+    assert_same(grad(x), jax.grad(loss(values))(x), 1e-3)
 
 
 def descent(x, steps=40, per_step=lambda w: None):
