@@ -38,13 +38,14 @@ def bytes_of(what: str, value: int | str) -> int:
                 f"'1.5 GiB' or '900MB', got {value!r}"
             )
         count = float(match[1]) * units[match[2].lower()]
-    elif hasattr(value, "__index__") and not isinstance(value, bool):
-        count = operator.index(value)
     else:
-        raise TypeError(
-            f"{what} must be a number of bytes or a text such as '2 GB', got {value!r} "
-            f"of type {type(value).__name__}"
-        )
+        try:
+            count = integer_of(what, value)
+        except TypeError:
+            raise TypeError(
+                f"{what} must be a number of bytes or a text such as '2 GB', got "
+                f"{value!r} of type {type(value).__name__}"
+            ) from None
     if count < 1:
         raise ValueError(f"{what} must be at least one byte, got {value!r}")
     return int(count)

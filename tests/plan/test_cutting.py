@@ -83,8 +83,8 @@ def test_a_plan_of_64_bits_is_run_with_64_bits():
         made = sm.plan(jnp.sin, x, in_slices={0: 2})
         assert_same(made.run(x), np.sin(x), 1e-12)
     message = (
-        r"the plan was made for float64 in args\[0\], got float64: it was made with "
-        "jax_enable_x64=True, run it so too"
+        r"the plan was made for float64 in args\[0\], got float64; it was made with "
+        "jax_enable_x64=True: set this for the run too"
     )
     with pytest.raises(ValueError, match=message):
         made.run(x)
@@ -92,8 +92,8 @@ def test_a_plan_of_64_bits_is_run_with_64_bits():
 
 def test_what_is_only_read_has_no_place():
     for what, make in {
-        "in up to 1,000 pieces of each of 2 axes the function still holds 8 B at once, "
-        r"of it 4 B in float32\[1,1\]\.": lambda: sm.plan(jnp.sin, X, memory=1),
+        "in up to 1,000 pieces along each of 2 axes the function still holds 8 B at "
+        r"once, of it 4 B in float32\[1,1\]\.": lambda: sm.plan(jnp.sin, X, memory=1),
         "the function still holds 33.2 KiB at once. Give as much": lambda: sm.chunked(
             lambda x: x, {0: 4}, memory=1
         )(X),

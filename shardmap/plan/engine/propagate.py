@@ -113,7 +113,7 @@ class Analysis:
       keeps: whether values may be kept instead of recomputed.
       once: node number -> operands that are kept, as each piece of the node would
         recompute them, and the choice.
-      stored: values that only later stages take, which therefore keep them.
+      stored: values that are kept. The equations that take them run in later stages.
       may_recompute: whether later stages and other shards may recompute values.
       classes: which axes are one loop, if that is known.
       carried: (output, input) pairs of the body of a loop: one becomes the other.

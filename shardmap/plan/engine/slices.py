@@ -128,7 +128,8 @@ def merge(boxes: Iterable[Box], limit: int, moves: bool = True) -> list[Box]:
     Args:
       boxes: the boxes.
       limit: the most boxes.
-      moves: whether boxes whose distance differs between shards may merge.
+      moves: whether boxes whose distance differs between shards may merge, as long as
+        there are few.
 
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]

@@ -177,7 +177,7 @@ def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _read_matrices(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """As `_read`, of matrices as their elements in one row.
+    """As `_read`, but reads each matrix as one flat row.
 
     LAPACK takes matrices by columns. XLA would transpose those of the whole array
     before the loop, not those of each piece in it.

@@ -1,5 +1,6 @@
 """Finds along which axes, and into how many pieces, a function fits into memory."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +101,7 @@ class Fit:
         begins: Callable[[], Sequence[Value]] = tuple,
     ) -> None:
         self._jaxpr, self._chunks = jaxpr, chunks
-        # All programs that are tried would take much memory.
+        # Holding every program that was tried would take much memory.
         self._make = functools.lru_cache(PROGRAMS_HELD)(make)
         self._values: list[Any] = [*jaxpr.jaxpr.invars]
         self._begins = begins
@@ -140,16 +141,14 @@ class Fit:
         try:
             return _keeping_or_not(lambda keeps: self._program(asked, keeps))
         except ValueError as error:
-            more = self._added(asked) if adds else None
-            more = more or self._inside(asked, error)
-            return _keeping_or_not(lambda keeps: self._program(more, keeps))
-
-    def _added(self, asked: Asked) -> Asked | None:
-        """``asked`` and more axes, with which compiled shards fit; None if none do."""
-        try:
-            return _keeping_or_not(lambda keeps: self._axes(asked, keeps, True))
-        except ValueError:
-            return None
+            refusal = error
+        if adds:
+            # The model found too few axes: the bytes of the compiler decide.
+            with contextlib.suppress(ValueError):
+                more = _keeping_or_not(lambda keeps: self._axes(asked, keeps, True))
+                return _keeping_or_not(lambda keeps: self._program(more, keeps))
+        inside = self._inside(asked, refusal)
+        return _keeping_or_not(lambda keeps: self._program(inside, keeps))
 
     def _inside(self, asked: Asked, error: ValueError) -> Asked:
         """``asked``, and the axes of values inside that are to be cut, as `AUTO`.
@@ -216,7 +215,8 @@ class Fit:
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
         peak = plan_peak(made, self._in_loops, limit)
         found = _Found((asked, *key), peak, partial, is_plain)
-        self._known[axes if made.num_shards == 1 else asked, *key] = found
+        if peak.bytes <= limit:  # Otherwise it may be less than the peak.
+            self._known[axes if made.num_shards == 1 else asked, *key] = found
         return found
 
     def _in_pieces(self, asked: Asked, count: int) -> Asked:
@@ -292,7 +292,7 @@ class Fit:
         held: Callable[[Asked, int], Peak],
     ) -> dict[Asked, Peak]:
         """What each candidate holds, found out in detail for the best ones only."""
-        # To keep more values takes more memory, and time to find out which.
+        # To keep more values usually takes more memory. To find out which takes time.
         least: dict[Asked, Peak] = {}
         for each in candidates:
             rough = min((peak.bytes for peak in least.values()), default=math.inf)
@@ -367,6 +367,7 @@ class Fit:
                     program.kernel_bytes = kernels
                     return program
                 self._samples = False
+                self._peaks.clear()
                 return self._program(asked, keeps, count)
             # Kernels may take as much for shorter pieces. If that leaves no room, the
             # bytes are assumed to be proportional to the length of a piece.
@@ -431,7 +432,7 @@ class Fit:
             axes = sum(isinstance(points, Auto) for row in asked for points in row)
             pieces = f"in {count:,} pieces"
             if axes > 1:
-                pieces = f"in up to {count:,} pieces of each of {axes} axes"
+                pieces = f"in up to {count:,} pieces along each of {axes} axes"
         elif not count:
             pieces = "in the pieces that in_slices gives"
             remedy = "cut into more pieces: AUTO is as many as it takes"

@@ -100,14 +100,11 @@ def _moved(
     stage: Stage, boxes: Sequence[Box | None], recipe: Recipe
 ) -> tuple[int, int]:
     """The bytes that a shard reads and writes, and those that a loop copies."""
-    # A loop copies parts of larger values, and parts that it adds to others.
+    pairs = [(box, "insert", value) for value, box in recipe.reads]
     every = [
-        (box_bytes(value, box), shape_of(box) != value.shape)
-        for value, box in recipe.reads
-    ]
-    every += [
+        # A loop copies parts of larger values, and parts that it adds to others.
         (box_bytes(value, box), shape_of(box) != value.shape or combiner != "insert")
-        for box, combiner, value in targets(stage, boxes)
+        for box, combiner, value in [*pairs, *targets(stage, boxes)]
     ]
     return sum(n for n, _ in every), sum(n for n, is_copied in every if is_copied)
 
@@ -163,7 +160,7 @@ def plan_peak(
     Args:
       cut_program: the plan.
       in_loops: whether shards are bodies of loops in one program.
-      limit: the peak of the first stage that holds more than this is returned.
+      limit: the stages after the first one that holds more are left out.
     """
     largest = Peak(0)
     for place in range(len(cut_program.stages)):
@@ -177,14 +174,16 @@ def plan_peak(
 def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
     """As `plan_peak`, with the temporaries of the largest shards that XLA reports.
 
-    The stage with the largest shards is compiled, and stages whose kernels take scratch
-    memory. The first run of these shards does not compile them again.
+    The stage with the largest shards is compiled, and stages with linear algebra, FFTs
+    or sorts, whose kernels take scratch memory. The first run of these shards does not
+    compile them again.
     """
     places = range(len(cut_program.stages))
     peaks = [_stage_peak(cut_program, place, in_loops).bytes for place in places]
+    most = max(peaks, default=0)
     for place, stage in enumerate(cut_program.stages):
         has_kernels = any(node.primitive in batched.RULES for node in stage.backwards)
-        if has_kernels or peaks[place] == max(peaks):
+        if has_kernels or peaks[place] == most:
             peaks[place] += _beyond(cut_program, stage, in_loops)
     return max(peaks, default=0)
 

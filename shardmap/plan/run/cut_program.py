@@ -158,9 +158,8 @@ class CutProgram:
             if not holds(leaf, value.aval.dtype):
                 told = ""
                 if self.x64 != config_value("jax_enable_x64"):
-                    told = (
-                        f": it was made with jax_enable_x64={self.x64}, run it so too"
-                    )
+                    told = f"; it was made with jax_enable_x64={self.x64}"
+                    told += ": set this for the run too"
                 raise ValueError(
                     f"the plan was made for {value.aval.dtype} in {name}, got "
                     f"{getattr(leaf, 'dtype', leaf)}{told}"

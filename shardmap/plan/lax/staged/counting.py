@@ -60,19 +60,19 @@ def counted_out(
       is_cut: whether that axis is cut.
     """
     dtype = np.dtype(operand.aval.dtype)
+    params = {"at": tuple(axes), "selects": True}
     if not is_cut:
         made = jax.core.ShapedArray(shape, dtype)
-        return graph.add(SELECTED, {"at": tuple(axes)}, [operand, ranks], [made])[0]
+        return graph.add(SELECTED, params, [operand, ranks], [made])[0]
     key = jax.core.ShapedArray(shape, _bits(dtype))
     count = jax.core.ShapedArray((2**DIGIT - 1, *shape), np.dtype("int32"))
     [low] = graph.call(lambda: jnp.zeros(shape, key.dtype), [])
     for shift in reversed(range(0, 8 * dtype.itemsize, DIGIT)):
         # An array, not a parameter: all digits share their functions.
         place = graph.constant(np.full(1, shift, key.dtype))
-        [below] = graph.add(
-            COUNTED, {"at": tuple(axes)}, [operand, low, place], [count]
-        )
-        [low] = graph.add(DIGITS, {}, [low, below, ranks, place], [key])
+        [below] = graph.add(COUNTED, params, [operand, low, place], [count])
+        digits = {"selects": True}
+        [low] = graph.add(DIGITS, digits, [low, below, ranks, place], [key])
     [found] = graph.call(lambda low: from_ordered(low, dtype), [low])
     return found
 

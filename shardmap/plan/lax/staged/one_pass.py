@@ -17,8 +17,9 @@ pieces. The first stage computes these statistics of each piece, and the next st
 combines them. The sum or the maximum that ``c`` is made of comes from them too.
 
 A float that is compared with its own maximum, as in ``y == y.max()`` and the gradient
-of ``y.max()``, may be recomputed with other last bits than the maximum was computed of.
-So the elements that are the maximum of their piece are replaced by the maximum.
+of ``y.max()``, may differ in its last bits from what the maximum was taken of, as a
+later stage recomputes it. So the elements that are the maximum of their piece are
+replaced by the maximum, if it is in this piece, and no element is larger.
 """
 
 import functools
@@ -36,6 +37,7 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, made_by
 from shardmap.plan.engine.pieces import WithinPiece, in_pieces
 from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.lax.compared import COMPARISONS
 from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
 from shardmap.plan.lax.staged.blocks import PIECES, of_each_piece
 
@@ -187,7 +189,7 @@ def _largest(x: jax.Array, axes: Sequence[int], *starts: Any) -> list[jax.Array]
 
 @functools.cache
 def _alone(is_largest: bool) -> Statistic:
-    """The extremum."""
+    """The extremum of a piece."""
     reduce = lax.reduce_max if is_largest else lax.reduce_min
 
     def of_piece(x: jax.Array, axes: Sequence[int], *starts: Any) -> list[jax.Array]:
@@ -531,27 +533,28 @@ def _arg(analysis: Analysis, node: Node) -> OnePass | None:
     return OnePass([pieces], write)
 
 
-COMPARISONS = frozenset({p.eq_p, p.ne_p, p.ge_p, p.gt_p, p.le_p, p.lt_p})
-"""The primitives that compare a value with its extremum."""
-
-
 def _compared(analysis: Analysis, node: Node) -> OnePass | None:
     """A comparison of a computed float with its extremum, which a stage before made."""
-    for y, other in (node.ins, node.ins[::-1]):
-        if isinstance(y, Value) and y.producer and y.shape == node.outs[0].shape:
-            reduction = _extremum_of(y, other, analysis.kept)
-            if reduction and jnp.issubdtype(y.aval.dtype, jnp.floating):
-                break
-    else:
+    if not jnp.issubdtype(node.ins[0].aval.dtype, jnp.floating):
         return None
-    value, axes = y, tuple(sorted(reduction.params["axes"]))
-    edges = {k: (0, *analysis.cuts[y][k].at, y.shape[k]) for k in axes}
-    kind = _alone(reduction.primitive is p.reduce_max_p)
-    is_cut = any(analysis.cuts[y][k].at for k in axes)
-    pieces = [Pieces(y, kind, tuple(edges.items()))] if is_cut else []
+    first, second = node.ins
+    found = _extremum_of(first, second, analysis.kept)
+    reduction = found or _extremum_of(second, first, analysis.kept)
+    if reduction is None:
+        return None
+    is_first, value = found is not None, reduction.ins[0]
+    assert isinstance(value, Value)
+    if value.producer is None or value.shape != node.out_shapes[0]:
+        return None
+    axes = tuple(sorted(reduction.params["axes"]))
+    edges = {k: (0, *analysis.cuts[value][k].at, value.shape[k]) for k in axes}
+    is_largest = reduction.primitive is p.reduce_max_p
+    kind = _alone(is_largest)
+    is_cut = any(analysis.cuts[value][k].at for k in axes)
+    pieces = [Pieces(value, kind, tuple(edges.items()))] if is_cut else []
 
     def best(extrema: jax.Array) -> list[jax.Array]:
-        """The extremum, and the same for the pieces that have it, NaN for others."""
+        """The extremum of all pieces; again for each piece, NaN if it is elsewhere."""
         [extremum] = kind.of_piece(extrema, axes)
         return [extremum, jnp.where(extrema == extremum, extremum, jnp.nan)]
 
@@ -559,9 +562,10 @@ def _compared(analysis: Analysis, node: Node) -> OnePass | None:
         is_best = (piece == kind.of_piece(piece, axes)[0]) & ~jnp.isnan(extremum)
         return jnp.where(is_best, extremum, piece)
 
-    def compared(*operands: jax.Array) -> jax.Array:
-        shape = node.out_shapes[0]
-        ins = [lax.broadcast_in_dim(x, shape, range(x.ndim)) for x in operands]
+    def compared(x: jax.Array, extremum: jax.Array) -> jax.Array:
+        extremum = lax.broadcast_in_dim(extremum, x.shape, range(x.ndim))
+        x = (lax.min if is_largest else lax.max)(x, extremum)
+        ins = [x, extremum] if is_first else [extremum, x]
         return node.primitive.bind(*ins, **node.params)
 
     def write(graph: Graph, statistics: Statistics) -> Sequence[Operand]:
@@ -581,21 +585,20 @@ def _compared(analysis: Analysis, node: Node) -> OnePass | None:
         )
         now = graph.now(value)
         [found] = graph.add(PIECES, {"rule": rule}, [now, own], [value.aval])
-        order = [found, extremum] if node.ins[0] is now else [extremum, found]
-        return graph.call(compared, order)
+        return graph.call(compared, [found, extremum])
 
     return OnePass(pieces, write)
 
 
 def _extremum_of(
-    value: Value, operand: Operand, kept: Collection[Value]
+    value: Operand, operand: Operand, kept: Collection[Value]
 ) -> Node | None:
     """The reduction of a value that makes an operand, along its own axes.
 
     Args:
       value: the value.
       operand: the extremum, possibly with the axes of the value again.
-      kept: values of which one must be between the extremum and the operand.
+      kept: kept values. One of them must lie between the extremum and the operand.
     """
     # The axes of the value that the operand has, without those of length 1.
     axes, is_kept = _longer(operand.shape), False

@@ -101,6 +101,8 @@ SELECTED = {
     "at least": lambda y: y >= jnp.maximum(best_of(y), 0.1),
     "negative": lambda y: y == -((-y).min(1, keepdims=True)),
     "reshaped": lambda y: y == y.reshape(ROWS, 50, 5).max((1, 2))[:, None],
+    "of all, sorted": lambda y: y >= jnp.sort(y.ravel())[-5],
+    "of integers": lambda y: is_best((y * 1e6).astype(jnp.int32)),
     "of two halves": lambda y: (
         y == jnp.maximum(best_of(y[:, :125]), best_of(y[:, 125:]))
     ),
@@ -112,6 +114,10 @@ def best_of(y):
     return y.max(1, keepdims=True)
 
 
+def is_best(y):
+    return y == best_of(y)
+
+
 @pytest.mark.parametrize("name", SELECTED)
 def test_what_is_selected_is_found(name, arrays):
     def fun(x, w):
@@ -121,6 +127,19 @@ def test_what_is_selected_is_found(name, arrays):
     in_loops = jax.jit(sm.chunked(fun, (None, {0: 3})))(*arrays)
     want = jax.jit(fun)(*arrays)
     assert_same((made.run(*arrays), in_loops), (want, want), 0)
+
+
+def test_no_element_is_larger_than_the_largest(arrays):
+    """Each maximum stands in two pieces."""
+
+    def fun(x, w):
+        y = cosines(x, w)
+        return (y > best_of(y)).sum(), (y >= best_of(y)).sum(1).clip(max=1)
+
+    x, w = arrays
+    twice = np.concatenate([w[:125], w[124::-1]])
+    made = sm.plan(fun, x, twice, in_slices=(None, {0: sm.Pieces(100)}))
+    assert_same(made.run(x, twice), jax.jit(fun)(x, twice), 0)
 
 
 def test_gradients_of_extrema_of_groups_are_numbers(arrays):
