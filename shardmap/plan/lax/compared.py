@@ -66,12 +66,12 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
             left, right = map(of, node.ins)
             for value in left.keys() & right.keys():
                 if left[value] or right[value]:
-                    if value not in analysis.kept and _is_rounded(analysis, value):
+                    if value not in analysis.kept and is_rounded(analysis, value):
                         found[value] = None
     return found
 
 
-def _is_rounded(analysis: Analysis, value: Value) -> bool:
+def is_rounded(analysis: Analysis, value: Value) -> bool:
     """Whether a value may get other last bits if it is computed again."""
     stack, seen = [value], {value}
     while stack:

@@ -7,7 +7,7 @@ values that no stage may compute again are stored.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardmap._jax.types import AnyJaxpr, Equation
@@ -79,9 +79,11 @@ def analysed(
             return measured(make) if measures else make()
 
         found = made()
-        if partial and (writers := one_pass.writers(found)):
-            graph.rewrite(lambda node: writers[node]() if node in writers else None)
-            found = made()
+        # What is rewritten may have values kept that comparisons take.
+        for reductions in (True, False) if partial else (False,):
+            if writers := one_pass.writers(found, reductions):
+                graph.rewrite(functools.partial(_written, writers))
+                found = made()
         while more := must_store(found):
             stored |= more
             found = made()
@@ -101,6 +103,12 @@ def analysed(
         if not trial.is_sample:
             trial = analysis(Unroller(most))
     return trial if _ends(trial) < _ends(found) else found
+
+
+def _written(
+    writers: Mapping[Node, Callable[[], Sequence[Operand] | None]], node: Node
+) -> Sequence[Operand] | None:
+    return writers[node]() if node in writers else None
 
 
 def _last(analysis: Analysis) -> int:

@@ -37,7 +37,7 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, made_by
 from shardmap.plan.engine.pieces import WithinPiece, in_pieces
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.lax.compared import COMPARISONS
+from shardmap.plan.lax.compared import COMPARISONS, is_rounded
 from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
 from shardmap.plan.lax.staged.blocks import PIECES, of_each_piece
 
@@ -99,9 +99,14 @@ class OnePass(NamedTuple):
 
 
 def writers(
-    analysis: Analysis,
+    analysis: Analysis, reductions: bool
 ) -> dict[Node, Callable[[], Sequence[Operand] | None]]:
-    """Reductions that can be computed in one pass -> what rewrites them so."""
+    """Nodes that can be computed from statistics -> what rewrites them so.
+
+    Args:
+      analysis: the analysis.
+      reductions: whether reductions are rewritten, or only comparisons.
+    """
     graph, nodes = analysis.graph, analysis.graph.nodes
     reduced = [nodes[k] for k in dict.fromkeys(r.node for r in analysis.reductions)]
     extrema = [
@@ -109,6 +114,8 @@ def writers(
         for node in dict.fromkeys(ended.node for ended in analysis.ended)
         if node.primitive in (p.argmax_p, p.argmin_p) and arg_fits(node)
     ]
+    if not reductions:
+        reduced, extrema = [], []
     found = {node: _sum(analysis, node) for node in reduced}
     found |= {node: _arg(analysis, node) for node in extrema}
     found |= {n: _compared(analysis, n) for n in nodes if n.primitive in COMPARISONS}
@@ -544,27 +551,29 @@ def _compared(analysis: Analysis, node: Node) -> OnePass | None:
         return None
     is_first, value = found is not None, reduction.ins[0]
     assert isinstance(value, Value)
-    if value.producer is None or value.shape != node.out_shapes[0]:
+    if value.shape != node.out_shapes[0] or not is_rounded(analysis, value):
         return None
     axes = tuple(sorted(reduction.params["axes"]))
-    edges = {k: (0, *analysis.cuts[value][k].at, value.shape[k]) for k in axes}
+    cuts = {k: analysis.cuts[value][k].at if analysis.partial else () for k in axes}
+    edges = {k: (0, *at, value.shape[k]) for k, at in cuts.items()}
     is_largest = reduction.primitive is p.reduce_max_p
-    kind = _alone(is_largest)
-    is_cut = any(analysis.cuts[value][k].at for k in axes)
+    kind, side = _alone(is_largest), 1 if is_largest else -1
+    is_cut = any(cuts.values())
     pieces = [Pieces(value, kind, tuple(edges.items()))] if is_cut else []
 
     def best(extrema: jax.Array) -> list[jax.Array]:
-        """The extremum of all pieces; again for each piece, NaN if it is elsewhere."""
+        """The extremum, and for each piece the most that its elements may be."""
         [extremum] = kind.of_piece(extrema, axes)
-        return [extremum, jnp.where(extrema == extremum, extremum, jnp.nan)]
+        most = lax.nextafter(extremum, jnp.full_like(extremum, -side * jnp.inf))
+        return [extremum, jnp.where(extrema == extremum, extremum, most)]
 
-    def exact(piece: jax.Array, extremum: jax.Array) -> jax.Array:
-        is_best = (piece == kind.of_piece(piece, axes)[0]) & ~jnp.isnan(extremum)
-        return jnp.where(is_best, extremum, piece)
+    def exact(piece: jax.Array, most: jax.Array) -> jax.Array:
+        is_best = piece == kind.of_piece(piece, axes)[0]
+        limited = (jnp.minimum if is_largest else jnp.maximum)(piece, most)
+        return jnp.where(is_best, most, limited)
 
     def compared(x: jax.Array, extremum: jax.Array) -> jax.Array:
         extremum = lax.broadcast_in_dim(extremum, x.shape, range(x.ndim))
-        x = (lax.min if is_largest else lax.max)(x, extremum)
         ins = [x, extremum] if is_first else [extremum, x]
         return node.primitive.bind(*ins, **node.params)
 

@@ -142,6 +142,16 @@ def test_no_element_is_larger_than_the_largest(arrays):
     assert_same(made.run(x, twice), jax.jit(fun)(x, twice), 0)
 
 
+def test_an_extremum_of_extrema_keeps_extrema_only(arrays):
+    """As the gradient of a Hausdorff distance."""
+    grad = jax.grad(lambda x, w: cosines(x, w).min(1).max(), argnums=(0, 1))
+    for cuts in (({0: 4}, None), (None, {0: 3})):
+        made = sm.plan(grad, *arrays, in_slices=cuts)
+        assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
+        kept = max(stage.kept_bytes for stage in made.stage_costs)
+        assert kept < 4 * ROWS * COLUMNS
+
+
 def test_gradients_of_extrema_of_groups_are_numbers(arrays):
     def loss(x, w):
         return jax.ops.segment_max(cosines(x, w).T, GROUPS, 5).sum()
