@@ -23,11 +23,15 @@ from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.lax import batched
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
+from shardmap.plan.lax.staged.blocks import PIECES
 from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
 WITH_PLACES = frozenset({*dynamic.RULES, *gather.RULES, *scatter.RULES})
 """Primitives whose operands say which places they read or write."""
+
+WITH_KERNELS = frozenset({*batched.RULES, PIECES})
+"""Primitives that may call LAPACK; a function of pieces may be a QR."""
 
 
 def with_same_steps(stage: Stage) -> list[list[Members]]:
@@ -108,7 +112,7 @@ def _run_shards(
     # that places outside of the first slice do not exist.
     primitives = {nodes[step.node].primitive for step in static.steps}
     apart = not primitives.isdisjoint(WITH_PLACES)
-    read = _read if primitives.isdisjoint(batched.RULES) else _read_matrices
+    read = _read if primitives.isdisjoint(WITH_KERNELS) else _read_matrices
 
     def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
         ends, begins, starts = positions.at(counter, row)
@@ -177,15 +181,19 @@ def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _read_matrices(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """As `_read`, but reads each matrix as one flat row.
+    """As `_read`, but reads whole rows of a matrix as one flat row.
 
     LAPACK takes matrices by columns. XLA would transpose those of the whole array
     before the loop, not those of each piece in it.
     """
-    if len(shape) < 3 or shape[-2:] != array.shape[-2:]:
+    if array.shape == shape or len(shape) < 2 or shape[-1] != array.shape[-1]:
         return _read(array, start, shape)
-    rows = lax.collapse(array, array.ndim - 2)
-    return _read(rows, start[:-1], (*shape[:-2], rows.shape[-1])).reshape(shape)
+    *batch, row, _ = start
+    columns, flat = shape[-1], lax.collapse(array, array.ndim - 2)
+    if flat.shape[-1] >= 2**31:  # Positions have 32 bits.
+        return _read(array, start, shape)
+    sizes = (*shape[:-2], shape[-2] * columns)
+    return _read(flat, [*batch, row * columns], sizes).reshape(shape)
 
 
 def _of_one_dtype(start: Sequence[Any]) -> list[Any]:

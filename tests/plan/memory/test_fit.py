@@ -171,6 +171,11 @@ WITHIN = {
         normal(400, 16, 16),
         200_000,
     ),
+    "a tall matrix": (
+        lambda x: jnp.linalg.qr(x - x.mean(0, keepdims=True)),
+        normal(4000, 24),
+        300_000,
+    ),
     "two batch axes": (values_of, normal(20, 30, 16, 16), 150_000),
     "sums as large as the result": (lambda x: x.T @ x, normal(800, 300), 50_000),
     "a long sum": (lambda x: x[:500] @ x[500:].T, normal(1000, 24), 100_000),
