@@ -30,8 +30,8 @@ from shardmap.plan.run.cut_program import CutProgram
 WITH_PLACES = frozenset({*dynamic.RULES, *gather.RULES, *scatter.RULES})
 """Primitives whose operands say which places they read or write."""
 
-WITH_KERNELS = frozenset({*batched.RULES, PIECES})
-"""Primitives that may call LAPACK; a function of pieces may be a QR."""
+WITH_MATRICES = frozenset({*batched.RULES, PIECES})
+"""Primitives that may call LAPACK. A function of pieces may be a QR."""
 
 
 def with_same_steps(stage: Stage) -> list[list[Members]]:
@@ -112,7 +112,7 @@ def _run_shards(
     # that places outside of the first slice do not exist.
     primitives = {nodes[step.node].primitive for step in static.steps}
     apart = not primitives.isdisjoint(WITH_PLACES)
-    read = _read if primitives.isdisjoint(WITH_KERNELS) else _read_matrices
+    read = _read if primitives.isdisjoint(WITH_MATRICES) else _read_matrices
 
     def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
         ends, begins, starts = positions.at(counter, row)

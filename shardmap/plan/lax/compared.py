@@ -28,19 +28,11 @@ SELECTIONS = frozenset(
         *(p.reduce_max_p, p.reduce_min_p, p.reduce_precision_p, p.reshape_p, p.rev_p),
         *(p.reduce_window_max_p, p.reduce_window_min_p, p.scatter_max_p, p.scatter_p),
         *(p.scatter_min_p, p.select_n_p, p.slice_p, p.sort_p, p.squeeze_p, p.top_k_p),
-        *(
-            p.stop_gradient_p,
-            p.transpose_p,
-            p.xor_p,
-            BARRIER,
-            SPLIT,
-            STACK,
-            TILE,
-            UNSTACK,
-        ),
+        *(p.stop_gradient_p, p.transpose_p, p.xor_p),
+        *(BARRIER, SPLIT, STACK, TILE, UNSTACK),
     }
 )
-"""Primitives that choose, move, negate or round elements."""
+"""Primitives that choose, move or round elements, or flip their sign or bits."""
 
 
 def must_store(analysis: Analysis) -> dict[Value, None]:

@@ -362,13 +362,13 @@ class Fit:
             if took <= self._memory:
                 if program.analysis.is_sample:
                     found = self._found(pieces, found.partial, keeps, False)
+                    if found.peak.bytes + kernels > self._memory:
+                        self._samples = False
+                        self._peaks.clear()
+                        return self._program(asked, keeps, count)
                     program = self._make(*found.how)
-                if found.peak.bytes + kernels <= self._memory:
-                    program.kernel_bytes = kernels
-                    return program
-                self._samples = False
-                self._peaks.clear()
-                return self._program(asked, keeps, count)
+                program.kernel_bytes = kernels
+                return program
             # Kernels may take as much for shorter pieces. If that leaves no room, the
             # bytes are assumed to be proportional to the length of a piece.
             first, room = count + 1, self._memory - kernels
