@@ -108,11 +108,15 @@ def test_threads_may_map_while_old_programs_are_dropped(monkeypatch):
 
     def run(thread):
         for k in range(1000):
-            sm.spmap(fun, (thread, k))
+            mapped = sm.spmap(fun, (thread, k))
+        return mapped
 
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(run, range(8)))
+            kept = list(pool.map(run, range(8)))
     finally:
         sys.setswitchinterval(interval)
+    x = np.arange(3.0, dtype=np.float32)
+    for mapped in kept:
+        np.testing.assert_array_equal(mapped(x), x)
