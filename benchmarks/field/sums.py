@@ -60,7 +60,6 @@ class Job:
     """How many rows of the next block a block by hand needs."""
     combine: Callable[..., Any] = np.add
     """By hand: how the sums of blocks are put together."""
-    grouped: bool = False
     """Whether blocks are whole groups."""
 
     @property
@@ -185,21 +184,18 @@ JOBS: Mapping[str, Job] = {
         lambda sums, rows: (sums[0] / (rows // GROUPS),),
         lambda xp, x, mean: (((_grouped(xp, x) - mean[None]) ** 2).sum(0),),
         lambda sums, rows: np.sqrt(sums[0] / (rows // GROUPS)),
-        grouped=True,
     ),
     "climatology over time": Job(
         1,
         _climatology,
         lambda xp, x: (_grouped(xp, x).sum(0),),
         lambda sums, rows: sums[0] / (rows // GROUPS),
-        grouped=True,
     ),
     "means of months": Job(
         1,
         _months,
         lambda xp, x: (_grouped(xp, x).sum(0),),
         lambda sums, rows: sums[0] / (rows // GROUPS),
-        grouped=True,
     ),
     "vorticity with wrap": Job(
         2,
@@ -282,9 +278,7 @@ def _planned(job: Job, arrays: list[Any]) -> Ready:
     def fun(*args: Any) -> Any:
         return job.fun(jnp, *args)
 
-    rows = arrays[0].shape[0]
-    pieces = max(1, rows // job.step)
-    cuts = bounds(rows, job.step) if job.grouped else pieces
+    cuts = bounds(arrays[0].shape[0], job.step)
     made = plan(fun, *arrays, in_slices=tuple({0: cuts} for _ in arrays))
     return Ready(lambda: made.run(*arrays), made)
 

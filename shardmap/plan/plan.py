@@ -423,9 +423,9 @@ class ShardPlan:
             processes open files and stores themselves; `traffic` tells what goes
             through this one.
           max_in_flight: the number of shards that are read or computed at once. In this
-            process, as many threads read, which hides the latency of remote stores.
-            Default: one thread reads two shards ahead, or one if it is larger than
-            32 MiB or ``memory`` has no room for two.
+            process, as many threads read what is not in memory, which hides the latency
+            of remote stores. Default: one thread reads two shards ahead, or one if it
+            is larger than 32 MiB or ``memory`` has no room for two.
           progress: whether to show a bar of tqdm, or lines of text without tqdm.
           retries: how often to retry a shard that fails.
           checkpoint: a folder for the results of shards. A run that was stopped

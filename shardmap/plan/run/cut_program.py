@@ -202,12 +202,11 @@ class CutProgram:
         Recipes of one stage are compared by their static parts. Functions of several
         stages, such as the steps of an unrolled loop, are traced and compared.
         """
-        *_, starts = avals = arg_avals(recipe)
-        key = stage.number, recipe.static, starts.dtype
+        key = stage.number, recipe.static, start_dtype(recipe.starts)
         if key not in self._compiled:
             own = jax.jit(self.function(stage, recipe.static))
             # JAX caches the trace, and uses it when the function is called.
-            alike = jaxpr_key(own.trace(*avals).jaxpr)
+            alike = jaxpr_key(own.trace(*arg_avals(recipe)).jaxpr)
             self._compiled[key] = self._different.setdefault(alike, own)
         return self._compiled[key]
 

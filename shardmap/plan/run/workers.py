@@ -180,7 +180,10 @@ class ThreadWorkers(Workers):
 
 
 class LocalWorkers(ThreadWorkers):
-    """Reads and starts shards in a pool, while this thread waits and writes."""
+    """Starts shards on the devices, while this thread waits for results and writes.
+
+    A pool reads what is not in memory.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -191,11 +194,22 @@ class LocalWorkers(ThreadWorkers):
         reads = (stage.recipe(0)[1].reads for stage in self.cut_program.stages)
         is_large = any(sum(box_bytes(*x) for x in each) > LARGE for each in reads)
         self.ahead = 1 if is_large else READ_AHEAD
+        arrays = [*self.leaves, *self.acc.given.values()]
+        self.in_memory = all(
+            isinstance(array, np.ndarray | jax.Array) or not np.shape(array)
+            for array in arrays
+        )
         # Reads wait for disks and networks, and overlap; shards would share the cores.
         self.starting = threading.Lock()
 
     def submit(self, task: Task) -> Future[Any]:
-        return self.executor.submit(self.started, task, next(self.devices))
+        device = next(self.devices)
+        if not self.in_memory:
+            return self.executor.submit(self.started, task, device)
+        # Handing a small shard to another thread takes longer than running it.
+        future: Future[Any] = Future()
+        future.set_result(self.started(task, device))
+        return future
 
     def started(self, task: Task, device: jax.Device | None) -> Any:
         shard = self.shard(task)

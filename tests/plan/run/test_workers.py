@@ -1,5 +1,6 @@
 """Where shards are computed, and how many are read ahead of that."""
 
+import threading
 import time
 
 import numpy as np
@@ -36,6 +37,18 @@ def test_as_many_threads_read_as_shards_may_be_under_way(made, want, given, most
     assert x.most == most
     assert_bytes(got, made.run(X, W))
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
+
+
+def test_no_thread_hands_over_what_is_in_memory(made):
+    threads = set()
+
+    class Watched(np.ndarray):
+        def __getitem__(self, index):
+            threads.add(threading.get_ident())
+            return super().__getitem__(index)
+
+    made.run(X.view(Watched), W, max_in_flight=4)
+    assert threads == {threading.get_ident()}
 
 
 def test_no_more_is_held_than_may_be_under_way(made):
