@@ -281,7 +281,10 @@ class Fit:
                 break
             asked, least, count = grown[-1 if fits else 0]
         if least.bytes > self._memory:
-            raise self._too_little(least, asked, count)
+            # Between the last two numbers of pieces may be one that fits.
+            between = held(asked, min(2 * count, self._most(asked)))
+            if between.bytes > self._memory:
+                raise self._too_little(least, asked, count)
         return asked
 
     def _savings(

@@ -88,6 +88,18 @@ def test_one_axis_that_is_enough_is_cut_rather_than_two():
     assert "axis 1" not in str(made)
 
 
+def test_numbers_between_those_that_do_not_fit_are_tried():
+    """In 8 pieces a block is too large, in 32 the triangles of all blocks are."""
+
+    def axes(x):
+        return jnp.linalg.svd(x - x.mean(0, keepdims=True), full_matrices=False)[1]
+
+    x = normal(4000, 24)
+    values = sm.chunked(axes, memory=200_000)
+    assert temporaries(values, x) <= 200_000
+    assert_same(values(x), jax.jit(axes)(x), 1e-3)
+
+
 class Chunked:
     shape, dtype, chunks = (4096, 256), np.dtype(np.float32), (128, 256)
 
