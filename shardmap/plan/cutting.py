@@ -81,10 +81,11 @@ def cut_function(
         if memory is None:
             made = make(given, partial, keeps=True)
         else:
-            inside = functools.partial(begins, closed)
-            fit = Fit(closed, make, partial, memory, chunks=chunks, begins=inside)
-            finds = in_slices is None
-            made = fit.program(fit.axes() if finds else given, finds)
+            finds, inside = in_slices is None, functools.partial(begins, closed)
+            fit = Fit(
+                closed, make, partial, memory, finds, chunks=chunks, begins=inside
+            )
+            made = fit.program(fit.axes() if finds else given)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)

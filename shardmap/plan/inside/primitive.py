@@ -100,9 +100,8 @@ def fit(jaxpr: ClosedJaxpr, options: Options) -> Fit:
     assert options.memory is not None
     make = functools.partial(_made, jaxpr)
     inside = functools.partial(begins, jaxpr, add_effect)
-    return Fit(
-        *(jaxpr, make, options.partial, options.memory), in_loops=True, begins=inside
-    )
+    given = jaxpr, make, options.partial, options.memory, options.finds
+    return Fit(*given, in_loops=True, begins=inside)
 
 
 @functools.lru_cache(maxsize=256)
@@ -115,7 +114,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     """
     if options.memory is None:
         return _made(jaxpr, asked, options.partial)
-    return fit(jaxpr, options).program(asked, options.finds)
+    return fit(jaxpr, options).program(asked)
 
 
 @functools.lru_cache(maxsize=256)

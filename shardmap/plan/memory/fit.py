@@ -83,6 +83,7 @@ class Fit:
       make: cuts the function.
       partial: whether reduced axes may be cut.
       memory: the bytes that shards may take.
+      finds: whether it finds the axes too; otherwise only the number of pieces.
       in_loops: whether shards are bodies of loops in one program.
       chunks: where the chunks of operands begin.
       begins: returns the values inside at which cuts can begin. They are tried if the
@@ -96,6 +97,7 @@ class Fit:
         make: Make,
         partial: bool,
         memory: int,
+        finds: bool,
         in_loops: bool = False,
         chunks: Chunks = lambda operand, axis: None,
         begins: Callable[[], Sequence[Value]] = tuple,
@@ -106,7 +108,7 @@ class Fit:
         self._values: list[Any] = [*jaxpr.jaxpr.invars]
         self._begins = begins
         self._choices = [True, False] if partial else [False]
-        self._memory, self._in_loops = memory, in_loops
+        self._memory, self._finds, self._in_loops = memory, finds, in_loops
         self._refusal = math.inf, ""  # The least bytes that were refused, and why.
         # Whether a few steps stand for all of a loop while cuts are tried.
         self._samples = True
@@ -128,12 +130,11 @@ class Fit:
         except ValueError as error:
             return self._inside(asked, error)[: len(asked)]
 
-    def program(self, asked: Asked, adds: bool = False) -> CutProgram:
+    def program(self, asked: Asked) -> CutProgram:
         """The function, with as few pieces as fit where cuts are `AUTO`.
 
         Args:
-          asked: the cuts.
-          adds: whether other axes may be cut too if the function does not fit.
+          asked: the cuts, to which others are added if need be and it finds them.
 
         Raises:
           ValueError: it does not fit in these pieces, or in any number of them.
@@ -142,7 +143,7 @@ class Fit:
             return _keeping_or_not(lambda keeps: self._program(asked, keeps))
         except ValueError as error:
             refusal = error
-        if adds:
+        if self._finds:
             # The model found too few axes: the bytes of the compiler decide.
             with contextlib.suppress(ValueError):
                 more = _keeping_or_not(lambda keeps: self._axes(asked, keeps, True))
@@ -430,7 +431,7 @@ class Fit:
 
     def _too_little(self, least: Peak, asked: Asked, count: int) -> _TooLittle:
         """The error that names the least that any way tried so far takes."""
-        pieces, remedy = "as a whole", "cut other axes"
+        pieces, remedy = "as a whole", "" if self._finds else ", or cut other axes"
         if count > 1:
             axes = sum(isinstance(points, Auto) for row in asked for points in row)
             pieces = f"in {count:,} pieces"
@@ -438,13 +439,13 @@ class Fit:
                 pieces = f"in up to {count:,} pieces along each of {axes} axes"
         elif not count:
             pieces = "in the pieces that in_slices gives"
-            remedy = "cut into more pieces: AUTO is as many as it takes"
+            remedy = ", or cut into more pieces: AUTO is as many as it takes"
         place = f" made at {least.source}" if least.source else ""
         value = f", of it {size(least.largest)} in {least.shape}{place}"
         held = size(least.bytes) + " at once" + (value if least.largest else "")
         message = (
             f"memory={size(self._memory)} is too little: {pieces} the function still "
-            f"holds {held}. Give as much, or {remedy}."
+            f"holds {held}. Give as much{remedy}."
         )
         self._refusal = min(self._refusal, (least.bytes, message))
         return _TooLittle(self._refusal[1])

@@ -123,8 +123,12 @@ def test_a_refusal_names_the_least_that_it_can_do_with():
         return jnp.linalg.inv(x @ x.T)
 
     x = jax.ShapeDtypeStruct((512, 4), np.float32)
-    with pytest.raises(ValueError, match=r"in 512 pieces .* still holds 2\.1 MiB"):
+    message = r"in 512 pieces .* still holds 2\.1 MiB at once.* Give as much\.$"
+    with pytest.raises(ValueError, match=message):
         sm.plan(fun, x, memory="300 KB")
+    # All axes were tried, unless the cuts are given.
+    with pytest.raises(ValueError, match=r"Give as much, or cut other axes\.$"):
+        sm.plan(fun, x, in_slices={1: sm.AUTO}, memory="300 KB")
 
 
 def test_a_refusal_names_what_is_kept_if_that_is_the_largest_value():
