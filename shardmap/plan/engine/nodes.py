@@ -232,8 +232,8 @@ class Graph:
         self._ahead, self.nodes = self.nodes[::-1], []
         while self._ahead:
             node = self._ahead.pop()
-            if any(self.now(operand) is not operand for operand in node.ins):
-                node.ins = tuple(map(self.now, node.ins))
+            if any(self.current(operand) is not operand for operand in node.ins):
+                node.ins = tuple(map(self.current, node.ins))
             self.source, self.source_info = node.source, node.source_info
             first = node.number = len(self.nodes)
             made = write(node)
@@ -243,8 +243,10 @@ class Graph:
                 self._ahead += reversed(self.nodes[first:])
                 del self.nodes[first:]
                 self._replaced.update(zip(node.outs, made, strict=True))
-        self.outputs = list(map(self.now, self.outputs))
-        self.effects = [v for v in map(self.now, self.effects) if isinstance(v, Value)]
+        self.outputs = list(map(self.current, self.outputs))
+        self.effects = [
+            v for v in map(self.current, self.effects) if isinstance(v, Value)
+        ]
         self._replaced = {}
         self.drop_unused()
 
@@ -260,7 +262,7 @@ class Graph:
         for number, node in enumerate(self.nodes):
             node.number = number
 
-    def now(self, operand: Operand) -> Operand:
+    def current(self, operand: Operand) -> Operand:
         """The operand that replaces this one so far, or itself."""
         while operand in self._replaced:
             operand = self._replaced[operand]
@@ -270,7 +272,7 @@ class Graph:
         """The nodes that `rewrite` has not visited yet, by operand."""
         users: dict[Operand, list[Node]] = {}
         for node in reversed(self._ahead):
-            for operand in map(self.now, node.ins):
+            for operand in map(self.current, node.ins):
                 users.setdefault(operand, []).append(node)
         return users
 

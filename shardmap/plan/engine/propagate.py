@@ -36,7 +36,7 @@ AxisKey = tuple[int, int]
 """An axis of a value: the value's number, and the axis."""
 
 
-class Unions:
+class UnionFind:
     """A union-find of axes: those of one class are one loop.
 
     Attributes:
@@ -111,7 +111,7 @@ class Analysis:
       input_cuts: the cut of each axis of each input.
       partial: whether to cut axes that are summed over.
       keeps: whether values may be kept instead of recomputed.
-      once: node number -> operands that are kept, as each piece of the node would
+      kept_for: node number -> operands that are kept, as each piece of the node would
         recompute them, and the choice.
       stored: values that are kept. The equations that take them run in later stages.
       may_recompute: whether later stages and other shards may recompute values.
@@ -140,24 +140,24 @@ class Analysis:
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
         keeps: bool = True,
-        once: Mapping[int, Mapping[int, Choice]] = MappingProxyType({}),
+        kept_for: Mapping[int, Mapping[int, Choice]] = MappingProxyType({}),
         stored: Collection[Value] = (),
         may_recompute: bool = True,
-        classes: Unions | None = None,
+        classes: UnionFind | None = None,
         carried: Sequence[tuple[int, int]] = (),
         entering: Mapping[Value, Pending] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.partial = partial
         self.cuts: dict[Operand, list[Cut]] = {}
-        self.classes = Unions() if classes is None else classes
-        self._same_reductions = Unions()
+        self.classes = UnionFind() if classes is None else classes
+        self._same_reductions = UnionFind()
         self.pending: dict[Operand, Pending] = {}
         self.level: dict[Operand, int] = {}
         self.kept: dict[Value, None] = {}
         self._stored = frozenset(stored)
         self.work = Work(keeps)
-        self._once = once
+        self._kept_for = kept_for
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
         self.stages: list[Stage] = []
@@ -261,16 +261,17 @@ class Analysis:
         )
         # An operand that is needed complete, or that each piece would recompute, ends
         # its stage even if it is not partial.
-        once = {
+        complete = rule.complete | {
             k
             for k, v in enumerate(node.ins)
-            if v.producer and (v in self._stored or self.rules[v.producer.number].once)
+            if v.producer
+            and (v in self._stored or self.rules[v.producer.number].runs_once)
         }
-        for number, choice in self._once.get(node.number, {}).items():
+        for number, choice in self._kept_for.get(node.number, {}).items():
             if isinstance(value := node.ins[number], Value):
                 self.work.choices[value] = choice
-                once.add(number)
-        for number in rule.complete | once:
+                complete |= {number}
+        for number in complete:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
                 self.kept[value] = None

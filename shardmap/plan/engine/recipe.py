@@ -156,7 +156,7 @@ def trace_back(
                     wanted.add(value, box)
 
     reads = wanted.reads()
-    made = _Made()
+    made = _Slots()
     for value, box in reads:
         made.add(value, box)
     # Now first to last: the slots are numbered in the order in which steps run.
@@ -245,7 +245,7 @@ class _Wanted:
         return not stack
 
 
-class _Made:
+class _Slots:
     """The boxes of values that are read or computed so far, each in a slot.
 
     Attributes:

@@ -28,21 +28,21 @@ SAMPLES = 16
 Counts: TypeAlias = tuple[dict[int, float], dict[tuple[int, int], float]]
 """How often each node runs, and how often its operands are taken, by number."""
 
-Once: TypeAlias = Mapping[int, Mapping[int, Choice]]
+KeptFor: TypeAlias = Mapping[int, Mapping[int, Choice]]
 """Node number -> the numbers of operands that are kept for it -> the choice."""
 
 
-def measured(make: Callable[[Once], Analysis]) -> Analysis:
+def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
     """The analysis that keeps values where that costs less than recomputing them.
 
     Args:
       make: returns the analysis with these operands kept.
     """
-    once: dict[int, dict[int, Choice]] = {}
+    kept_for: dict[int, dict[int, Choice]] = {}
     count = functools.cache(functools.partial(counted, samples=SAMPLES))
-    while found := _repeated(analysis := make(once), count):
+    while found := _repeated(analysis := make(kept_for), count):
         for (node, operand), choice in found.items():
-            once.setdefault(node, {})[operand] = choice
+            kept_for.setdefault(node, {})[operand] = choice
     stages = stages_of(analysis)
 
     @functools.cache

@@ -190,7 +190,7 @@ class Rule(ABC):
     cheap: bool = False
     """Whether computing it again is better than keeping it for a later stage."""
 
-    once: bool = False
+    runs_once: bool = False
     """Whether its results must be kept: the equations that take them run later."""
 
     each: int = MANY

@@ -87,7 +87,7 @@ def _rule(node: Node) -> Factors:
     else:
         made = taken_whole(node, ONCE)
         made.complete = frozenset(range(len(node.ins)))
-        made.once = True
+        made.runs_once = True
 
     def emit(local: Local) -> list[Any]:
         return [*bind(equation, local.values, equation.params), None]

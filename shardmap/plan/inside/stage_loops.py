@@ -148,7 +148,7 @@ def _run_shards(
 def _runs_once(cut_program: CutProgram, shards: Members) -> bool:
     """Whether a step runs once, as a piece of a scan does."""
     rules, steps = cut_program.analysis.rules, shards.pattern.recipe.static.steps
-    return any(rules[step.node].once for step in steps)
+    return any(rules[step.node].runs_once for step in steps)
 
 
 def _by_itself(

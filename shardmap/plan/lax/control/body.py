@@ -24,7 +24,7 @@ from shardmap.plan.engine.propagate import (
     AxisKey,
     Pending,
     ReducedLoop,
-    Unions,
+    UnionFind,
 )
 from shardmap.plan.engine.recipe import (
     Intervals,
@@ -103,7 +103,7 @@ class InnerBody:
     def _analysed(
         self,
         axes: Iterable[AxisKey],
-        classes: Unions | None = None,
+        classes: UnionFind | None = None,
         entering: Mapping[int, Pending] = MappingProxyType({}),
     ) -> Analysis:
         """The analysis with these axes of inputs cut; each is the origin of its cut."""
@@ -381,7 +381,7 @@ class Inner(Rule):
         # A place is an axis of an operand or a result; results are numbered behind the
         # operands. Per body: the loop of each place inside of it.
         self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
-        self._loops = Unions()
+        self._loops = UnionFind()
         self._broken: set[AxisKey] = set()
         self.why: dict[tuple[int, int], Reason] = {}
 

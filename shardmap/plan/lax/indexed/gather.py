@@ -22,7 +22,7 @@ from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.indexed.known import counted
 from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of, moved
-from shardmap.plan.lax.indexed.ranges import lines, looked_at
+from shardmap.plan.lax.indexed.ranges import gather_window, lines
 
 TOGETHER = Reason(
     "a place is looked up with those around it on this axis",
@@ -99,7 +99,7 @@ def _named(node: Node) -> _Named:
         axis = line.axis
         if axis in along or axis in stretches or sizes[axis] == shape[axis]:
             continue
-        if (places := looked_at(line, shape[axis], sizes[axis])) is not None:
+        if (places := gather_window(line, shape[axis], sizes[axis])) is not None:
             if axis in single:
                 single.remove(axis)
             operand[axis] = Windowed(indices[line.along], places)

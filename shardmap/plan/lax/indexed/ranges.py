@@ -170,7 +170,7 @@ def lines(
     return found
 
 
-def looked_at(line: Line, size: int, taken: int) -> Window | None:
+def gather_window(line: Line, size: int, taken: int) -> Window | None:
     """The window of a gather on an axis; None if pieces would read all over it.
 
     Args:
@@ -186,7 +186,7 @@ def looked_at(line: Line, size: int, taken: int) -> Window | None:
     return _local(np.arange(len(lows)), lows, highs, size)
 
 
-def landing(line: Line, size: int) -> Window | None:
+def scatter_window(line: Line, size: int) -> Window | None:
     """The window through which places see their updates; None if these are all over."""
     count = len(line.places)
     step = 0 if line.varies else _step(line.places[:, 0])

@@ -16,7 +16,7 @@ from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.lax.indexed.known import counted
 from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, moved
-from shardmap.plan.lax.indexed.ranges import landing, lines
+from shardmap.plan.lax.indexed.ranges import lines, scatter_window
 
 
 def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
@@ -43,7 +43,7 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
             _, together = np.unique(line.places, return_counts=True)
             if int(np.max(together)) > MOST_TOGETHER:
                 continue
-        window = landing(line, node.in_shapes[0][line.axis])
+        window = scatter_window(line, node.in_shapes[0][line.axis])
         if window is not None:
             united[line.along] = Windowed(line.axis, window)
         else:

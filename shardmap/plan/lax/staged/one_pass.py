@@ -150,7 +150,7 @@ def writers(
 
         every = range(len(value.shape))
         return of_each_piece(
-            *(graph, of_piece, [graph.now(value)]),
+            *(graph, of_piece, [graph.current(value)]),
             *([every], [every] * kind.size, dict(edges)),
             starts=pieces.axes,
             each=4,
@@ -499,12 +499,12 @@ def _sum(analysis: Analysis, node: Node) -> OnePass | None:
 
     def write(graph: Graph, statistics: Statistics) -> Sequence[Operand]:
         sums = of_each_piece(
-            *(graph, product.of_piece, list(map(graph.now, read))),
+            *(graph, product.of_piece, list(map(graph.current, read))),
             *([term.names for term in terms], [[*product.gone, *product.out]], edges),
             each=2,
         )
-        given = [graph.now(term.c[0]) for term in terms if term.c]
-        given += [graph.now(term.d[0]) for term in terms if term.d]
+        given = [graph.current(term.c[0]) for term in terms if term.c]
+        given += [graph.current(term.d[0]) for term in terms if term.d]
         arrays = [array for each in pieces for array in statistics(each)]
         combined = product.centred if len(pieces) == 2 else product.weighted
         combine = functools.partial(combined, pieces[0].edges)
@@ -581,7 +581,7 @@ def _compared(analysis: Analysis, node: Node) -> OnePass | None:
         if pieces:
             extremum, own = graph.call(best, statistics(*pieces))
         else:
-            whole = [graph.now(reduction.outs[0])]
+            whole = [graph.current(reduction.outs[0])]
             [extremum] = graph.call(lambda made: [lax.expand_dims(made, axes)], whole)
             own = extremum
         every = range(len(value.shape))
@@ -592,7 +592,7 @@ def _compared(analysis: Analysis, node: Node) -> OnePass | None:
             windows={k: WithinPiece(ends[-1], edges=ends) for k, ends in edges.items()},
             function=exact,
         )
-        now = graph.now(value)
+        now = graph.current(value)
         [found] = graph.add(PIECES, {"rule": rule}, [now, own], [value.aval])
         return graph.call(compared, [found, extremum])
 

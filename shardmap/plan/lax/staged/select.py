@@ -42,14 +42,14 @@ def readers(graph: Graph, node: Node, is_cut: bool) -> list[Node] | None:
     if not is_cut and jax.default_backend() != "cpu":
         return None
     [found], users = node.outs, graph.ahead()
-    outputs = list(map(graph.now, graph.outputs))
+    outputs = list(map(graph.current, graph.outputs))
     taking, places, stack = [], 0, [(found, True)]
     while stack:
         value, is_sorted = stack.pop()
         if any(value is output for output in outputs):
             return None
         for user in users.get(value, []):
-            ins = list(map(graph.now, user.ins))
+            ins = list(map(graph.current, user.ins))
             is_first = [k for k, x in enumerate(ins) if x is value] == [0]
             if is_sorted and is_first and (taken := _taken(user, axis)):
                 taking.append(user)

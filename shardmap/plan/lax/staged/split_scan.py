@@ -65,7 +65,7 @@ def in_stages(
 class Piece(Scan):
     """Some steps of a scan, which start with the values that the steps before carry."""
 
-    once = True
+    runs_once = True
 
     def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node, table)
