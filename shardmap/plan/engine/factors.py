@@ -136,7 +136,6 @@ class Factors(Rule):
       passes: see `Rule`.
       cheap: see `Rule`.
       complete: see `Rule`.
-      once: see `Rule`.
       each: see `Rule`; by default one operation, as in a product.
     """
 
@@ -150,7 +149,6 @@ class Factors(Rule):
     passes: Passes = nothing_passes
     cheap: bool = True
     complete: frozenset[int] = frozenset()
-    once: bool = False
     each: int = 1
 
     def __post_init__(self) -> None:
