@@ -122,8 +122,9 @@ MOST_BOXES = 64
 def merge(boxes: Iterable[Box], limit: int, moves: bool = True) -> list[Box]:
     """At most ``limit`` boxes that contain all of these.
 
-    Two boxes become their hull if it has no more elements than both together. With
-    symbolic positions, boxes that only touch merge if they touch in every shard.
+    Two boxes become their hull if it has no more elements than both together, or if
+    there are too many; then those whose hull adds the fewest. With symbolic positions,
+    boxes that only touch merge if they touch in every shard.
 
     Args:
       boxes: the boxes.
@@ -144,11 +145,20 @@ def merge(boxes: Iterable[Box], limit: int, moves: bool = True) -> list[Box]:
         if len(found) > MOST_BOXES:
             found += left[number + 1 :]
             break
-    if len(found) > limit:
+    if len(found) > MOST_BOXES:
         one = hull_of(found)
         assert one is not None
         return [one]
+    while len(found) > limit:
+        pairs = itertools.combinations(range(len(found)), 2)
+        a, b = min(pairs, key=lambda pair: _added(*(found[k] for k in pair)))
+        found[a] = hull(found[a], found.pop(b))
     return found
+
+
+def _added(a: Box, b: Box) -> int:
+    """How many elements their hull has that none of the two has."""
+    return volume(hull(a, b)) - volume(a) - volume(b)
 
 
 def _mergeable(boxes: Sequence[Box], box: Box, moves: bool) -> int | None:

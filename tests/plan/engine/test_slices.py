@@ -31,6 +31,12 @@ def test_merged_boxes_hold_all_at_no_cost(boxes, limit):
     assert merged == apart or len(apart) > limit
 
 
+def test_boxes_merge_with_those_nearby_if_there_are_too_many():
+    places = [0, 2, 50, 90, 93]
+    found = merge([((k, k + 1), (0, 5)) for k in places], 3)
+    assert [box[0] for box in found] == [(0, 3), (50, 51), (90, 94)]
+
+
 @pytest.mark.parametrize("step", [3, 40])
 def test_thousands_of_boxes_merge_where_they_touch(step):
     """Those that do not touch become one: each would be compared with all others."""
