@@ -138,6 +138,11 @@ class InnerBody:
                     here = find((out.number, axis))
                     # Another loop sees this one through a window, with its neighbours.
                     origins |= {key for key in cut.origins if find(key) != here}
+            # So does a later step of the same loop.
+            for seen, _, by in self.rules[node.number].windows():
+                if isinstance(value := node.ins[seen.number], Value):
+                    here = find((node.outs[by.number].number, by.axis))
+                    origins |= {here} & {find((value.number, seen.axis))}
             for key in origins:
                 found.setdefault(find(key), node)
         return found

@@ -1,5 +1,7 @@
 """Loops and branches that are unrolled so that a cut passes, and maps."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from jax import lax
 from shardmap.api.spmap import spmap
 from shardmap.plan.chunked import chunked
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same, check_cut, cuts
+from tests.plan.checks import assert_same, check_cut, cuts, times_read
 from tests.plan.plan_programs import X, reals
 from tests.strategies import examples
 
@@ -89,6 +91,42 @@ def test_steps_that_read_their_neighbours_are_one_pass():
     assert len(made.stages) == 1
     assert made.shards[1].in_slices[0] == (slice(5, 30),)
     check_cut(jax.grad(lambda x: (heat(x) ** 2).sum()), x, in_slices=({0: 3},))
+
+
+SAME = {
+    "dilation": lambda x: lax.reduce_window(x, -np.inf, lax.max, (3,), (1,), "SAME"),
+    "convolution": lambda x: lax.conv_general_dilated(
+        x[None, None], jnp.ones((1, 1, 3)) / 4, (1,), "SAME"
+    )[0, 0],
+    "reversal": lambda x: 2 * x[::-1],
+}
+
+
+def repeated(step):
+    return lambda x: lax.fori_loop(0, 3, lambda _, x: step(x), x)
+
+
+def scanned(step):
+    return lambda x: lax.scan(lambda x, _: (step(x), x.max()), x, length=3)[0]
+
+
+def gradient(step):
+    return jax.grad(lambda x: (repeated(step)(x) ** 2).sum())
+
+
+@pytest.mark.parametrize(
+    ("loop", "step"),
+    [
+        *itertools.product([repeated, scanned], SAME),
+        *itertools.product([gradient], ["convolution", "reversal"]),
+    ],
+)
+def test_steps_that_see_an_axis_as_long_as_their_results(loop, step):
+    """The carried axis is the one that a step sees, with the neighbours."""
+    fun, x = loop(SAME[step]), reals(60)
+    made = check_cut(fun, x, in_slices=({0: 4},))
+    assert times_read(made) < 2
+    assert_same(chunked(fun, {0: 4})(x), jax.jit(fun)(x))
 
 
 def test_a_loop_that_gains_nothing_stays_a_loop():
