@@ -33,7 +33,7 @@ class IdentityKey:
 
 def jaxpr_key(jaxpr: AnyJaxpr) -> Hashable:
     """A key; two jaxprs with equal keys compute the same from equal arguments."""
-    return description(jaxpr, _thing)
+    return description(jaxpr, key_of)
 
 
 def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
@@ -66,16 +66,16 @@ def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
     return arguments, consts, tuple(equations), results
 
 
-def _thing(thing: Any) -> Hashable:
+def key_of(thing: Any) -> Hashable:
     """The key of a parameter or a constant, by its identity if it has no hash."""
     kind = type(thing)
     if isinstance(thing, jex_core.Jaxpr | jex_core.ClosedJaxpr):
         return kind, jaxpr_key(thing)
     if isinstance(thing, tuple | list):
-        return kind, tuple(map(_thing, thing))
+        return kind, tuple(map(key_of, thing))
     if isinstance(thing, Mapping):
         keys = sorted(thing, key=repr)
-        return kind, tuple((key, _thing(thing[key])) for key in keys)
+        return kind, tuple((key, key_of(thing[key])) for key in keys)
     if isinstance(thing, np.ndarray | np.generic) and thing.nbytes <= COMPARED:
         if thing.dtype != object:
             return kind, str(thing.dtype), thing.shape, thing.tobytes()

@@ -4,15 +4,22 @@
 next. If that computes ``y`` again, its last bits may differ, and the element is not
 found. So a stage of its own computes ``y``, unless it is as exact as the arguments.
 
+So it does if ``y.max() - y`` is computed, which is 0 for one element, and then a
+function that is not continuous there or not defined below, such as a square root.
+
 The planner marks its own nodes that select elements by a parameter, ``selects``.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 
+import numpy as np
+from jax import dtypes
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import SPLIT, STACK, TILE, UNSTACK
-from shardmap.plan.engine.nodes import Node, Operand, Value
+from shardmap._jax.walk import equations, jaxprs_in
+from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.lax.staged.barrier import BARRIER
 
@@ -35,18 +42,48 @@ SELECTIONS = frozenset(
 """Primitives that choose, move or round elements, or flip their sign or bits."""
 
 
+ARITHMETIC = frozenset(
+    {p.add_p, p.div_p, p.integer_pow_p, p.mul_p, p.square_p, p.sub_p}
+)
+"""Primitives that can give 0 or 1 for an element and what it is compared with, or that
+pass this on."""
+
+EDGES = frozenset(
+    {
+        *(p.acos_p, p.acosh_p, p.asin_p, p.atanh_p, p.ceil_p, p.erf_inv_p, p.floor_p),
+        *(p.log_p, p.log1p_p, p.pow_p, p.round_p, p.rsqrt_p, p.sign_p, p.sqrt_p),
+    }
+)
+"""Functions that are not continuous, or not defined everywhere, around 0 or 1."""
+
+
 def must_store(analysis: Analysis) -> dict[Value, None]:
     """The values that a stage compares with what an earlier one selected of them."""
     found: dict[Value, None] = {}
     # Value -> the values it is selected from, and whether a kept value lies in between.
     sources: dict[Operand, dict[Value, bool]] = {}
+    # Value -> the values that what is selected of them was subtracted from, or divides.
+    differences: dict[Operand, frozenset[Value]] = {}
 
     def of(operand: Operand) -> Mapping[Value, bool]:
         own = sources.get(operand)
         return own or ({operand: False} if isinstance(operand, Value) else {})
 
+    def met(node: Node) -> Iterator[Value]:
+        """The values of which two operands are, one of them of an earlier stage."""
+        for left, right in itertools.combinations(map(of, node.ins), 2):
+            for value in left.keys() & right.keys():
+                if left[value] or right[value]:
+                    yield value
+
     for node in analysis.graph.nodes:
-        if node.primitive in SELECTIONS or node.params.get("selects"):
+        passed = frozenset().union(*(differences.get(x, ()) for x in node.ins))
+        compared: set[Value] = set()
+        if _has_edge(node):
+            compared |= passed
+        if node.primitive in COMPARISONS:
+            compared.update(met(node))
+        elif node.primitive in SELECTIONS or node.params.get("selects"):
             merged: dict[Value, bool] = {}
             for operand in node.ins:
                 for value, is_between in of(operand).items():
@@ -54,13 +91,36 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
             for out in node.outs:
                 is_kept = out in analysis.kept
                 sources[out] = {v: is_kept or each for v, each in merged.items()}
-        elif node.primitive in COMPARISONS:
-            left, right = map(of, node.ins)
-            for value in left.keys() & right.keys():
-                if left[value] or right[value]:
-                    if value not in analysis.kept and is_rounded(analysis, value):
-                        found[value] = None
+                differences[out] = passed
+        elif node.primitive in ARITHMETIC:
+            differences[node.outs[0]] = passed.union(met(node))
+        elif jaxprs_in(node.params) and _compares(node):
+            compared |= passed.union(met(node))
+        for value in compared:
+            if value not in analysis.kept and is_rounded(analysis, value):
+                found[value] = None
     return found
+
+
+def _has_edge(node: Node) -> bool:
+    """Whether a result changes much if an operand is a little less than 0 or 1."""
+    if node.primitive in COMPARISONS:
+        return any(isinstance(x, Scalar) and x.value in (-1, 0, 1) for x in node.ins)
+    if node.primitive is p.convert_element_type_p:
+        return not dtypes.issubdtype(node.outs[0].aval.dtype, np.inexact)
+    return node.primitive in EDGES
+
+
+def _compares(node: Node) -> bool:
+    """Whether a loop or a branch compares floats."""
+    return any(
+        equation.primitive in COMPARISONS
+        and dtypes.issubdtype(
+            getattr(equation.invars[0].aval, "dtype", bool), np.inexact
+        )
+        for jaxpr in jaxprs_in(node.params)
+        for equation in equations(jaxpr)
+    )
 
 
 def is_rounded(analysis: Analysis, value: Value) -> bool:
@@ -71,7 +131,7 @@ def is_rounded(analysis: Analysis, value: Value) -> bool:
         node = made.producer
         if node is None or (made in analysis.kept and made is not value):
             continue
-        if not _is_exact(analysis, node):
+        if not _is_exact(node):
             return True
         more = {x for x in node.ins if isinstance(x, Value)} - seen
         seen |= more
@@ -79,6 +139,8 @@ def is_rounded(analysis: Analysis, value: Value) -> bool:
     return False
 
 
-def _is_exact(analysis: Analysis, node: Node) -> bool:
-    """Whether an equation gives the same bits in pieces of any size."""
-    return analysis.rules[node.number].cheap or node.primitive in SELECTIONS
+def _is_exact(node: Node) -> bool:
+    """Whether an equation gives the same bits, whatever XLA fuses it with."""
+    # A product may be fused with a sum, and is not rounded then.
+    is_float = dtypes.issubdtype(node.outs[0].aval.dtype, np.inexact)
+    return not is_float or node.primitive in SELECTIONS | {p.add_p, p.sub_p}

@@ -7,12 +7,13 @@ values that no stage may compute again are stored.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.plan.engine.factors import BESIDE
-from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, flatten
+from shardmap.plan.engine.jaxpr_key import key_of
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Scalar, Value, flatten
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recompute import measured
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
@@ -67,6 +68,7 @@ def analysed(
         if out_cuts is not None:
             barrier.ask(graph, out_cuts)
         barrier.begin(graph, inside)
+        graph.rewrite(_shared(graph))
         rules = _Rules()
         if partial:
             graph.rewrite(groups.Grouping(graph).written)
@@ -103,6 +105,27 @@ def analysed(
         if not trial.is_sample:
             trial = analysis(Unroller(most))
     return trial if _ends(trial) < _ends(found) else found
+
+
+def _shared(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
+    """Replaces the results of an equation by those of an equal one before it.
+
+    XLA does so too, but stages are compiled apart: the last bits of their results may
+    differ, and ``f(x) >= f(x).max()`` would find nothing.
+    """
+    effects = {*graph.effects}
+    known: dict[Hashable, tuple[Value, ...]] = {}
+
+    def replaced(node: Node) -> Sequence[Operand] | None:
+        if not effects.isdisjoint(node.outs):
+            return None
+        ins = [key_of(x.value) if isinstance(x, Scalar) else x for x in node.ins]
+        types = [x.aval for x in (*node.ins, *node.outs)]
+        key = node.primitive, key_of(node.params), tuple(ins), tuple(types)
+        found = known.setdefault(key, node.outs)
+        return None if found is node.outs else found
+
+    return replaced
 
 
 def _written(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import shardmap as sm
 from tests.plan.checks import assert_same
@@ -165,13 +166,79 @@ def test_what_is_exact_is_computed_again():
     """Nothing is kept but the threshold of each row."""
 
     def fun(x):
-        y = 2 * jnp.abs(x.T)
+        y = jnp.abs(x.T) - 2
         return (y >= jax.lax.top_k(y, 3)[0][:, -1:]).sum(1)
 
     x = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
     made = sm.plan(fun, x, in_slices={0: 4})
     assert_same(made.run(x), jax.jit(fun)(x), 0)
     assert all(stage.kept_bytes < x.nbytes // 8 for stage in made.stage_costs)
+
+
+def largest(y):
+    return y.max(0, keepdims=True)
+
+
+def scaled(y):
+    least = y.min(0, keepdims=True)
+    return (y - least) / (largest(y) - least)
+
+
+EDGES = {
+    "square root": lambda y: jnp.isnan(jnp.sqrt(largest(y) - y)),
+    "logarithm": lambda y: jnp.isinf(jnp.log(y + largest(-y))),
+    "arc cosine": lambda y: jnp.isnan(jnp.arccos(y / largest(jnp.abs(y)))),
+    "power": lambda y: jnp.isnan(scaled(y) ** 0.5),
+    "floor": lambda y: jnp.floor(y - largest(y)) == 0,
+    "sign": lambda y: jnp.sign(y - largest(y)) == 0,
+    "zero": lambda y: y - largest(y) >= 0,
+    "histogram": jax.vmap(lambda y: jnp.histogram(y, 10)[0], 1),
+    "loop": lambda y: lax.fori_loop(
+        0, 3, lambda k, n: n ^ (y >= largest(y)), jnp.zeros(y.shape, bool)
+    ),
+    "branch": lambda y: lax.cond(
+        y[0, 0] > 9, lambda y, m: y < m, lambda y, m: y >= m, y, largest(y)
+    ),
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_the_element_that_was_selected_lies_on_an_edge(edge, arrays):
+    """It does not where a later stage computes it again, with other last bits."""
+
+    def fun(x, w):
+        return EDGES[edge](cosines(x, w).T).sum(0)
+
+    want = jax.jit(fun)(*arrays)
+    for pieces in (2, 3, 7):
+        cut = None, {0: pieces}
+        assert_same(sm.plan(fun, *arrays, in_slices=cut).run(*arrays), want, 0)
+    assert_same(sm.chunked(fun, cut)(*arrays), want, 0)
+
+
+def test_an_equation_that_is_written_twice_is_one(arrays):
+    """So it is known that the maximum is one of the elements."""
+
+    def fun(x, w):
+        return (cosines(x, w).T - largest(cosines(x, w).T) >= 0).sum(0)
+
+    made = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
+    assert len(made.stages) == 3
+    assert_same(made.run(*arrays), np.ones(ROWS, np.int32), 0)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda y: jax.nn.softmax(y, 0).sum(1),
+        lambda y: (y > 0.5 * largest(y)).sum(0),
+        lambda y: (jnp.abs(y - jnp.median(y, 0, keepdims=True)) > 3).sum(0),
+    ],
+)
+def test_what_is_not_on_an_edge_is_computed_again(fun):
+    x = np.random.default_rng(0).standard_normal((4000, 7)).astype(np.float32)
+    made = sm.plan(lambda x: fun(jnp.tanh(x)), x, in_slices={0: 4})
+    assert all(stage.kept_bytes < x.nbytes // 2 for stage in made.stage_costs)
 
 
 def test_nan_infinities_and_equal_elements(arrays):
