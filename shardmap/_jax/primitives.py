@@ -120,6 +120,18 @@ def remat_params() -> Params:
     return equation_of(name, jax.checkpoint(lax.sin), 0.0).params
 
 
+def branch_of_platform(params: Params) -> Jaxpr | None:
+    """The branch of `lax.platform_dependent` that runs here; None for another cond."""
+    platforms = params.get("branches_platforms")
+    here = jax.default_backend()
+    # GPUs have a name for each maker.
+    if platforms is None or here == "gpu":
+        return None
+    own = [k for k, names in enumerate(platforms) if names and here in names]
+    branch: Jaxpr = params["branches"][own[0] if own else platforms.index(None)]
+    return branch
+
+
 def scan_counts(params: Params) -> tuple[int, int]:
     """The number of constants and of carries of a scan, by its parameters."""
     if "num_consts" in params:

@@ -87,6 +87,21 @@ def test_the_operands_of_a_scan_are_counted(consts, carries):
     assert primitives.scan_counts(equation.params) == (consts, carries)
 
 
+@pytest.mark.parametrize(
+    ("other", "want"), [("tpu", "cos"), ("cpu", "sin"), (None, None)]
+)
+def test_the_branch_of_this_platform_is_found(other, want):
+    def use(x):
+        if other is None:
+            return lax.cond(x > 0, jnp.sin, jnp.cos, x)
+        return lax.platform_dependent(x, default=jnp.cos, **{other: jnp.sin})
+
+    equation = primitives.equation_of("cond", use, np.float32(2))
+    branch = primitives.branch_of_platform(equation.params)
+    found = None if branch is None else [e.primitive.name for e in equations(branch)]
+    assert found == (want and [want])
+
+
 def test_the_operands_of_a_linear_solve_are_told():
     def use(x, y):
         return lax.custom_linear_solve(

@@ -11,6 +11,7 @@ from shardmap._jax.lax_primitives import (
     expansion,
     linear_solve,
 )
+from shardmap._jax.primitives import branch_of_platform
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import Batch
 from shardmap.plan.engine.factors import RuleTable
@@ -50,6 +51,12 @@ def solved(graph: Graph, node: Node) -> list[Operand]:
     return graph.inline(jaxpr, [node.ins[k] for k in operands])
 
 
+def chosen(graph: Graph, node: Node) -> list[Operand] | None:
+    """Writes a choice between platforms as the branch of this one."""
+    branch = branch_of_platform(node.params)
+    return None if branch is None else graph.inline(branch, node.ins[1:])
+
+
 def mapped(graph: Graph, node: Node) -> list[Operand]:
     """Writes a map as one vectorized function."""
     params = node.params
@@ -61,6 +68,7 @@ def mapped(graph: Graph, node: Node) -> list[Operand]:
 
 
 DECOMPOSITIONS: dict[Any, Rewrite] = {
+    p.cond_p: chosen,
     p.linear_solve_p: solved,
     spmap_p: mapped,
     **({} if EXPANDABLE is None else {EXPANDABLE: expanded}),

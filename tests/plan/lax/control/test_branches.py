@@ -8,7 +8,7 @@ from jax import lax
 
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, check_cut
-from tests.plan.plan_programs import X, Y
+from tests.plan.plan_programs import X, Y, reals
 
 
 @pytest.mark.few(2)
@@ -62,3 +62,16 @@ def test_branches_with_sums_in_64_bits():
     with jax.enable_x64(True):
         for x in (X.astype(np.float64) + 9, X.astype(np.float64) - 9):
             check_cut(fun, x, in_slices={0: 4}, tolerance=1e-12)
+
+
+def test_the_gradient_of_a_diagonal_has_no_branches():
+    """`jnp.diag` is one function on some platforms, another on others."""
+
+    def loss(a, b):
+        return -jnp.diag(jax.nn.log_softmax(a @ b.T, 1)).mean()
+
+    a, b = reals(28, 7), reals(28, 7, seed=1)
+    for in_slices, shards in ((None, {0: 4}), 8), (({0: 4}, None), 4):
+        made = check_cut(jax.grad(loss), a, b, in_slices=in_slices)
+        assert made.num_shards == shards
+        assert "cond" not in str(made)
