@@ -71,7 +71,7 @@ def test_the_gradient_of_a_diagonal_has_no_branches():
         return -jnp.diag(jax.nn.log_softmax(a @ b.T, 1)).mean()
 
     a, b = reals(28, 7), reals(28, 7, seed=1)
-    for in_slices, shards in ((None, {0: 4}), 8), (({0: 4}, None), 4):
+    for in_slices in (None, {0: 4}), ({0: 4}, None):
         made = check_cut(jax.grad(loss), a, b, in_slices=in_slices)
-        assert made.num_shards == shards
+        assert all(stage.num_shards <= 4 for stage in made.stages)
         assert "cond" not in str(made)
