@@ -35,7 +35,7 @@ from shardmap.plan.lax import (
     window,
 )
 from shardmap.plan.lax.control import branches, loops
-from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
+from shardmap.plan.lax.indexed import dynamic, gather, scatter
 from shardmap.plan.lax.staged import barrier, blocks, counting, split_scan, tall_qr
 
 
@@ -87,14 +87,20 @@ LOOKED_THROUGH = {
 
 CALLS = Calls(
     LOOKED_THROUGH,
-    reduce.REWRITES | shape.REWRITES | reshape.REWRITES | DECOMPOSITIONS,
+    {
+        **reduce.REWRITES,
+        **reshape.REWRITES,
+        **scatter.REWRITES,
+        **shape.REWRITES,
+        **DECOMPOSITIONS,
+    },
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
 )
 
 STAGES: dict[Any, Stages] = {
     **batched.STAGES,
-    **one_window.STAGES,
+    **gather.STAGES,
     **prefix.STAGES,
     **tall_qr.STAGES,
 }

@@ -9,7 +9,9 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.factors import Factors, Local, out_size
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
+from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
+from shardmap.plan.engine.slices import Window
+from shardmap.plan.lax.indexed.known import evaluated
 from shardmap.plan.lax.indexed.places import INDEXED, WRITTEN, as_int32, combiner_of
 
 
@@ -59,17 +61,30 @@ def dynamic_slice(node: Node) -> Factors:
 
 
 def dynamic_update_slice(node: Node) -> Factors:
-    """The operand's axes pass: each shard chooses between its box and the update."""
+    """The operand's axes pass: each shard chooses between its box and the update.
+
+    Where the start is known, it reads only what of the update lies in its box.
+    """
     shape, update = node.in_shapes[:2]
-    same = [a == b for a, b in zip(shape, update, strict=True)]
     axes = range(len(shape))
-    written = [k if same[k] else f"u{k}" for k in axes]
-    wholes: dict[Factor, Reason] = {f"u{k}": WRITTEN for k in axes if not same[k]}
-    rest: list[Any] = [[] for _ in node.ins[2:]]
-    shifted = [k for k in axes if not same[k]]
+    written: list[Axis] = list(axes)
+    shifted = []
+    for k in axes:
+        if update[k] != shape[k]:
+            if (start := evaluated(node.ins[2 + k])) is None:
+                written[k] = f"u{k}"
+                shifted.append(k)
+            else:
+                # As JAX does it: the start moves, so that all elements exist.
+                first = min(max(int(start), 0), shape[k] - update[k])
+                written[k] = Windowed(k, Window(update[k], pad=first))
+    rest: list[Any] = [[] for _ in axes]
 
     def emitter(local: Local) -> Sequence[Any]:
         operand, part, *starts = local.values
+        if not part.size:
+            return [operand]
+        begins = [local.holes.get((1, k), (0,))[0] for k in axes]
         # The place in the update of each element of the box.
         inside: Any = True
         for k in shifted:
@@ -80,18 +95,17 @@ def dynamic_update_slice(node: Node) -> Factors:
             along = [1] * len(shape)
             along[k] = operand.shape[k]
             inside = inside & here.reshape(along)
-            if not update[k]:
-                return [operand]
             part = jnp.take(part, jnp.clip(place, 0, update[k] - 1), axis=k)
-        if inside is True:
-            return [jnp.broadcast_to(part, operand.shape)]
-        return [jnp.where(inside, part, operand)]
+        if inside is not True:
+            ends = [a + n for a, n in zip(begins, part.shape, strict=True)]
+            part = jnp.where(inside, part, lax.slice(operand, begins, ends))
+        return [lax.dynamic_update_slice(operand, part, begins)]
 
     return Factors(
         node,
         [axes, written, *rest],
         [axes],
-        wholes=wholes,
+        wholes={f"u{k}": WRITTEN for k in shifted},
         starts=shifted,
         emitter=emitter,
     )

@@ -8,6 +8,7 @@ reads a range of the axis instead.
 """
 
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,19 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.factors import Factors, Local, bind
-from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
+from shardmap.plan.engine.keys import is_key
+from shardmap.plan.engine.nodes import Graph, Node, Operand
+from shardmap.plan.engine.rules import (
+    Axis,
+    Cut,
+    Factor,
+    Reason,
+    RuleMaker,
+    Stages,
+    Windowed,
+)
 from shardmap.plan.engine.slices import Window
-from shardmap.plan.lax.indexed.known import counted
+from shardmap.plan.lax.indexed.known import counted, one_place
 from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of, moved
 from shardmap.plan.lax.indexed.ranges import gather_window, lines
 
@@ -198,4 +208,27 @@ def fill_value(node: Node) -> jax.Array:
     return one.at[1].get(mode="fill", fill_value=node.params["fill_value"])
 
 
+def one_slice(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> list[Operand] | None:
+    """Writes a ``gather`` of one window at a known place as a slice."""
+    numbers, taken = node.params["dimension_numbers"], node.params["slice_sizes"]
+    operand, indices = node.ins
+    places = one_place(node, numbers.start_index_map)
+    is_known = len(places) == len(numbers.start_index_map)
+    if len(indices.shape) != 1 or not is_known or is_key(operand.aval):
+        return None
+    starts = [places.get(axis, 0) for axis in range(len(operand.shape))]
+    limits = [a + n for a, n in zip(starts, taken, strict=True)]
+    if min(starts) < 0 or any(map(operator.gt, limits, operand.shape)):
+        return None
+    gone = tuple(int(axis) for axis in numbers.collapsed_slice_dims)
+
+    def sliced(x: jax.Array) -> jax.Array:
+        return lax.squeeze(lax.slice(x, starts, limits), gone)
+
+    return graph.call(sliced, [operand])
+
+
 RULES: dict[Any, RuleMaker] = {p.gather_p: gather}
+STAGES: dict[Any, Stages] = {p.gather_p: one_slice}

@@ -27,6 +27,20 @@ def known_columns(indices: Operand) -> list[np.ndarray | None]:
     ]
 
 
+def one_place(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
+    """The axes on which all indices are one known place, and that place.
+
+    Args:
+      node: its second operand has the indices, one column per coordinate.
+      columns: the axis of the first operand that each column indexes.
+    """
+    return {
+        axis: int(column.flat[0])
+        for axis, column in zip(columns, known_columns(node.ins[1]), strict=True)
+        if column is not None and column.size and (column == column.flat[0]).all()
+    }
+
+
 def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
     """The axes of a node's first operand that are one loop with one of its indices.
 
@@ -189,12 +203,12 @@ def _added(
     params: Params, array: np.ndarray, indices: np.ndarray, updates: np.ndarray
 ) -> Any:
     """Numbers added to a vector, as `jnp.nonzero` does."""
-    if array.ndim != 1 or params["dimension_numbers"].update_window_dims:
-        return None
     places = indices[..., 0]
+    if array.ndim != 1 or updates.size != places.size:
+        return None
     inside = (places >= 0) & (places < len(array))
     found = array.copy()
-    np.add.at(found, places[inside], updates[inside])
+    np.add.at(found, places[inside], updates.reshape(places.shape)[inside])
     return found
 
 

@@ -16,11 +16,13 @@ INDEXED = Reason(
     "cut the indices, or an axis that is not indexed",
 )
 WRITTEN = Reason(
-    "where the updates go is known only when it runs", "cut the operand instead"
+    "where the updates go is known only when it runs",
+    "cut only the operand, or another axis",
 )
+SOMEWHERE = Reason("the updates are not known to fit in one place", "cut another axis")
 ALL_OVER = Reason(
     "the updates of each piece go to places all over it",
-    "cut the operand instead, or put them in order",
+    "cut only the operand, or put them in order",
 )
 
 

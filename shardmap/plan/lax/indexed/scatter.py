@@ -1,6 +1,11 @@
-"""The rule of ``scatter``: each shard applies the updates inside of its box."""
+"""The rule of ``scatter``: each shard applies the updates inside of its box.
+
+``x.at[1:-1].add(y)`` is a scatter whose only index is a literal: a shard reads what of
+``y`` lies inside of its box.
+"""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +17,11 @@ from jax.extend.core import primitives as p
 from shardmap._jax.lax_primitives import SCATTER_SUB
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
-from shardmap.plan.lax.indexed.known import counted
-from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, moved
+from shardmap.plan.engine.slices import Window
+from shardmap.plan.lax.indexed.known import counted, one_place
+from shardmap.plan.lax.indexed.places import ALL_OVER, SOMEWHERE, WRITTEN, moved
 from shardmap.plan.lax.indexed.ranges import lines, scatter_window
 
 
@@ -51,6 +57,50 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
     return united, all_over
 
 
+def _window(node: Node, axis: int, taken: int) -> Window | None:
+    """The window through which an axis of the operand sees that of the updates.
+
+    Args:
+      node: the scatter.
+      axis: the axis of the operand.
+      taken: the size of the axis of the updates.
+
+    Returns:
+      None if updates start at several places or unknown ones, or end outside.
+    """
+    columns = node.params["dimension_numbers"].scatter_dims_to_operand_dims
+    room = node.in_shapes[0][axis] - taken
+    start = one_place(node, columns).get(axis) if axis in columns else 0
+    if start is None:
+        return None
+    if node.params["mode"] == lax.GatherScatterMode.CLIP:
+        start = min(max(start, 0), room)
+    return Window(taken, pad=start) if 0 <= start <= room else None
+
+
+def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
+    """Writes one update of known places as one of windows that are one element long.
+
+    So only the pieces with these places see it.
+    """
+    numbers = node.params["dimension_numbers"]
+    operand, indices, updates = node.ins
+    inserted = numbers.inserted_window_dims
+    known = [axis for axis in inserted if _window(node, axis, 1)]
+    if len(indices.shape) != 1 or not known:
+        return None
+    left = tuple(axis for axis in inserted if axis not in known)
+    every = [axis for axis in range(len(operand.shape)) if axis not in left]
+    new = [every.index(axis) for axis in known]
+    made = graph.call(lambda update: lax.expand_dims(update, new), [updates])
+    numbers = numbers._replace(
+        update_window_dims=tuple(range(len(every))), inserted_window_dims=left
+    )
+    params = {**node.params, "dimension_numbers": numbers}
+    ins = [operand, indices, *made]
+    return list(graph.add(node.primitive, params, ins, [node.outs[0].aval]))
+
+
 def scatter(node: Node) -> Factors:
     """The operand's axes pass: each shard drops the updates that go elsewhere.
 
@@ -73,14 +123,18 @@ def scatter(node: Node) -> Factors:
     windows = [axis for axis in range(len(shape)) if axis not in gone]
     batch, window = iter(indices[:-1]), iter(windows)
     updates: list[Axis] = []
+    seen: dict[int, Window] = {}
     for place, size in enumerate(updates_shape):
         if place not in numbers.update_window_dims:
             updates.append(next(batch))
         elif size == shape[axis := next(window)]:
             updates.append(axis)
+        elif through := _window(node, axis, size):
+            updates.append(Windowed(axis, through))
+            seen[axis] = through
         else:
             updates.append(f"u{axis}")
-            wholes |= {f"u{axis}": WRITTEN, axis: WRITTEN}
+            wholes |= {f"u{axis}": SOMEWHERE, axis: SOMEWHERE}
     # Axes with an index: it becomes relative to the start of the shard's box.
     shifted = [
         axis
@@ -99,8 +153,9 @@ def scatter(node: Node) -> Factors:
         contracted=contracted,
         wholes=wholes,
         starts=[*shifted, *contracted],
-        emitter=functools.partial(_emitted, node, summed, windows, shifted),
-        cheap=False,
+        emitter=functools.partial(_emitted, node, summed, windows, shifted, seen),
+        # One update is copied; many are looked at one after the other.
+        cheap=math.prod(indices_shape[:-1]) == 1,
         each=MANY // 16,
     )
 
@@ -110,6 +165,7 @@ def _emitted(
     summed: Mapping[Factor, int],
     windows: Sequence[int],
     shifted: Sequence[int],
+    seen: Mapping[int, Window],
     local: Local,
 ) -> Sequence[Any]:
     """The equation for one shard.
@@ -118,7 +174,8 @@ def _emitted(
       node: the equation.
       summed: the factors that give partial results, and their sizes.
       windows: the operand's axes that have an axis in the updates.
-      shifted: those that have an index.
+      shifted: those that have an index, but no axis there.
+      seen: those that see their axis there through a window.
       local: the shard.
     """
     shape = node.in_shapes[0]
@@ -133,13 +190,18 @@ def _emitted(
         # One shard updates the operand, the others the identity of the combiner.
         nothing = identity(combiner, values[0].dtype)
         values[0] = jnp.where(first, values[0], nothing)
-    if any(local.sizes[axis] != shape[axis] for axis in shifted):
-        starts = {axis: local.starts[axis] for axis in shifted}
+    if not values[2].size:
+        return values[:1]
+    if any(local.sizes[axis] != shape[axis] for axis in (*shifted, *seen)):
+        starts: dict[int, Any] = {axis: local.starts[axis] for axis in shifted}
         numbers, last = node.params["dimension_numbers"], None
+        places = dict(zip(windows, numbers.update_window_dims, strict=True))
+        for axis, window in seen.items():
+            # The box of the updates is what of them lies in that of the operand.
+            starts[axis] = window.pad - local.holes[2, places[axis]][0]
         if params["mode"] == lax.GatherScatterMode.CLIP:
             last = [size - 1 for size in shape]
-            places = zip(windows, numbers.update_window_dims, strict=True)
-            for axis, place in places:
+            for axis, place in places.items():
                 last[axis] = shape[axis] - node.in_shapes[2][place]
         axes = numbers.scatter_dims_to_operand_dims
         values[1] = moved(values[1], axes, starts, last)
@@ -162,3 +224,4 @@ COMBINERS = {
 }
 
 RULES: dict[Any, RuleMaker] = dict.fromkeys([p.scatter_p, *COMBINERS], scatter)
+REWRITES: dict[Any, Rewrite] = dict.fromkeys(RULES, in_windows)

@@ -131,7 +131,7 @@ def test_of_what_is_all_over_it_is_said():
     assert made.shards[0].combiner == "add"
     made = plan(lambda a: (a * 0).at[MIXED].set(a + 1), TABLE, in_slices={0: 5})
     assert_same(made.run(TABLE), jax.jit(lambda a: (a * 0).at[MIXED].set(a + 1))(TABLE))
-    assert "go to places all over it (cut the operand" in str(made)
+    assert "go to places all over it (cut only the operand" in str(made)
 
 
 def test_regular_windows_make_shards_that_are_alike():
