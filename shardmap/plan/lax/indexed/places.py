@@ -19,7 +19,6 @@ WRITTEN = Reason(
     "where the updates go is known only when it runs",
     "cut only the operand, or another axis",
 )
-SOMEWHERE = Reason("the updates are not known to fit in one place", "cut another axis")
 ALL_OVER = Reason(
     "the updates of each piece go to places all over it",
     "cut only the operand, or put them in order",

@@ -21,8 +21,13 @@ from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.indexed.known import counted, one_place
-from shardmap.plan.lax.indexed.places import ALL_OVER, SOMEWHERE, WRITTEN, moved
+from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, moved
 from shardmap.plan.lax.indexed.ranges import lines, scatter_window
+
+WINDOWS = Reason(
+    "windows of it are written, at several or unknown places or partly outside",
+    "cut another axis",
+)
 
 
 def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
@@ -134,7 +139,7 @@ def scatter(node: Node) -> Factors:
             seen[axis] = through
         else:
             updates.append(f"u{axis}")
-            wholes |= {f"u{axis}": SOMEWHERE, axis: SOMEWHERE}
+            wholes |= {f"u{axis}": WINDOWS, axis: WINDOWS}
     # Axes with an index: it becomes relative to the start of the shard's box.
     shifted = [
         axis
