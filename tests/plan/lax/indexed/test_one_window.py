@@ -91,7 +91,7 @@ def waves(c, first):
     def step(two, _):
         now, before = two
         inner = jnp.zeros_like(now).at[1:-1, 1:-1].set(laplacian(now))
-        return (2 * now - before + c * inner + 0.1, now), None
+        return (2 * now - before + 0.1 * jnp.sin(c) * (1 + inner), now), None
 
     return lax.scan(step, (first, first), None, length=4)[0][0]
 
