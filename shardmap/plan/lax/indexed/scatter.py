@@ -197,9 +197,11 @@ def _emitted(
         values[0] = jnp.where(first, values[0], nothing)
     if not values[2].size:
         return values[:1]
-    if any(local.sizes[axis] != shape[axis] for axis in (*shifted, *seen)):
+    numbers, last = node.params["dimension_numbers"], None
+    axes = numbers.scatter_dims_to_operand_dims
+    moves = {*axes}.intersection([*shifted, *seen])
+    if any(local.sizes[axis] != shape[axis] for axis in moves):
         starts: dict[int, Any] = {axis: local.starts[axis] for axis in shifted}
-        numbers, last = node.params["dimension_numbers"], None
         places = dict(zip(windows, numbers.update_window_dims, strict=True))
         for axis, window in seen.items():
             # The box of the updates is what of them lies in that of the operand.
@@ -208,7 +210,6 @@ def _emitted(
             last = [size - 1 for size in shape]
             for axis, place in places.items():
                 last[axis] = shape[axis] - node.in_shapes[2][place]
-        axes = numbers.scatter_dims_to_operand_dims
         values[1] = moved(values[1], axes, starts, last)
         # Updates of other boxes are dropped: their indices are negative or too large.
         params["mode"] = lax.GatherScatterMode.FILL_OR_DROP

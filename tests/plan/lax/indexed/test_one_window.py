@@ -148,3 +148,14 @@ def test_of_windows_at_unknown_places_it_is_said():
     assert_same(made.run(*args), jax.jit(fun)(*args))
     assert made.num_shards == 5
     assert "or partly outside (cut another axis)" in str(made)
+
+
+def test_windows_without_an_index_start_at_the_first_place():
+    numbers = lax.ScatterDimensionNumbers((0, 1), (), ())
+
+    def fun(x, y):
+        return lax.scatter_add(x, jnp.zeros(0, jnp.int32), y, numbers)
+
+    args = TABLE, reals(7, 3, seed=1)
+    made = check_cut(fun, *args, in_slices=({0: (3, 4, 5), 1: 2}, None))
+    assert made.num_shards == 6
