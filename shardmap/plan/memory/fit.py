@@ -63,12 +63,14 @@ class _Found(NamedTuple):
       peak: what its largest shard holds.
       partial: whether reduced axes may be cut.
       is_plain: whether it would be the same if they may not.
+      is_exact: whether ``peak`` is that of all stages. It may be more.
     """
 
     how: tuple[Any, ...]
     peak: Peak
     partial: bool
     is_plain: bool
+    is_exact: bool
 
 
 class Fit:
@@ -165,7 +167,13 @@ class Fit:
         more = (*asked, *(((),) * len(value.shape) for value in begins))
         return _keeping_or_not(lambda keeps: self._axes(more, keeps))
 
-    def _best(self, asked: Asked, keeps: bool, rough: float | None = None) -> _Found:
+    def _best(
+        self,
+        asked: Asked,
+        keeps: bool,
+        measures: bool = True,
+        limit: float = math.inf,
+    ) -> _Found:
         """These cuts with or without cut reductions: what fits, or takes the least.
 
         That way is tried first the next time.
@@ -173,14 +181,17 @@ class Fit:
         Args:
           asked: the cuts.
           keeps: whether values may be kept that could be recomputed.
-          rough: as for `_found`.
+          measures: as for `_found`.
+          limit: as for `_found`.
         """
         found = []
         is_cut = any(points for row in asked for points in row)
         for partial in self._choices if is_cut else self._choices[:1]:
-            found.append(self._found(asked, partial, keeps, self._samples, rough))
+            given = asked, partial, keeps, self._samples, measures, limit
+            found.append(self._found(*given))
             if found[-1].peak.bytes <= self._memory or found[-1].is_plain:
                 break
+            limit = min(limit, found[-1].peak.bytes)
         best = min(found, key=lambda each: each.peak.bytes)
         self._choices.sort(key=lambda partial: partial != best.partial)
         return best
@@ -191,13 +202,14 @@ class Fit:
         partial: bool,
         keeps: bool,
         samples: bool,
-        rough: float | None = None,
+        measures: bool = True,
+        limit: float = math.inf,
     ) -> _Found:
         """What is known of the program that `Make` makes of these arguments.
 
         Args:
-          rough: if not None, nothing is kept that can be recomputed, and the peak need
-            not be exact if it is larger than this.
+          measures: whether to find out which values are worth keeping.
+          limit: the peak need not be exact if it is larger than this.
         """
         axes = tuple(
             (k, axis)
@@ -205,19 +217,18 @@ class Fit:
             for axis, points in enumerate(row)
             if points
         )
-        measures = rough is None
-        key = partial, keeps, samples, measures
+        # Only what was measured is kept without need.
+        key = partial, keeps and measures, samples, measures
         # If no cut takes effect, more pieces do not help.
-        for known in ((asked, *key), (axes, *key)):
-            if known in self._known:
-                return self._known[known]
+        for name in ((asked, *key), (axes, *key)):
+            known = self._known.get(name)
+            if known and (known.is_exact or known.peak.bytes > limit):
+                return known
         made = self._make(asked, *key)
-        limit = math.inf if rough is None else rough
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
         peak = plan_peak(made, self._in_loops, limit)
-        found = _Found((asked, *key), peak, partial, is_plain)
-        if peak.bytes <= limit:  # Otherwise it may be less than the peak.
-            self._known[axes if made.num_shards == 1 else asked, *key] = found
+        found = _Found((asked, *key), peak, partial, is_plain, peak.bytes <= limit)
+        self._known[axes if made.num_shards == 1 else asked, *key] = found
         return found
 
     def _in_pieces(self, asked: Asked, count: int) -> Asked:
@@ -245,14 +256,17 @@ class Fit:
     def _axes(self, asked: Asked, keeps: bool, ask_compiler: bool = False) -> Asked:
         count = 1
         # If the model finds no need for cuts, the bytes of the compiler decide.
-        uncut = self._best(self._in_pieces(asked, count), keeps)
+        uncut = self._best(self._in_pieces(asked, count), keeps, keeps)
         ask_compiler |= uncut.peak.bytes <= self._memory
 
-        def held(each: Asked, count: int) -> Peak:
+        def held(each: Asked, count: int, limit: float = math.inf) -> Peak:
             pieces = self._in_pieces(each, count)
-            found = self._best(pieces, keeps)
-            self._peaks.setdefault((each, keeps), {})[count] = found.peak
-            if not ask_compiler:
+            # If nothing is kept without need, there is little to measure.
+            found = self._best(pieces, keeps, keeps, limit)
+            if keeps and found.is_exact:
+                self._peaks.setdefault((each, keeps), {})[count] = found.peak
+            # What the model finds too large is no smaller when it is compiled.
+            if not ask_compiler or found.peak.bytes > self._memory:
                 return found.peak
             took = compiled_bytes(self._make(*found.how), self._in_loops)
             return found.peak._replace(bytes=took)
@@ -293,15 +307,17 @@ class Fit:
         candidates: Sequence[Asked],
         count: int,
         keeps: bool,
-        held: Callable[[Asked, int], Peak],
+        held: Callable[..., Peak],
     ) -> dict[Asked, Peak]:
         """What each candidate holds, found out in detail for the best ones only."""
+        if len(candidates) == 1:
+            return {each: held(each, count) for each in candidates}
         # To keep more values usually takes more memory. To find out which takes time.
         least: dict[Asked, Peak] = {}
         for each in candidates:
             rough = min((peak.bytes for peak in least.values()), default=math.inf)
             pieces = self._in_pieces(each, count)
-            least[each] = self._best(pieces, keeps, rough).peak
+            least[each] = self._best(pieces, keeps, False, rough).peak
         found: dict[Asked, Peak] = {}
         for each in sorted(least, key=lambda each: least[each].bytes):
             is_best = all(least[each].bytes < peak.bytes for peak in found.values())
@@ -309,13 +325,13 @@ class Fit:
         return found
 
     def _grown(
-        self, asked: Asked, least: Peak, count: int, held: Callable[[Asked, int], Peak]
+        self, asked: Asked, least: Peak, count: int, held: Callable[..., Peak]
     ) -> tuple[Peak, int]:
         """Tries more pieces as long as they help; returns the peak and the number."""
         most = self._most(asked)
         while least.bytes > self._memory and count < most:
             more = min(4 * count, most)
-            found = held(asked, more)
+            found = held(asked, more, least.bytes)
             # The totals of very many pieces may take more than shorter pieces save.
             if found.bytes >= least.bytes:
                 break

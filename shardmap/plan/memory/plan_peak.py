@@ -163,7 +163,13 @@ def plan_peak(
       limit: the stages after the first one that holds more are left out.
     """
     largest = Peak(0)
-    for place in range(len(cut_program.stages)):
+    places = range(len(cut_program.stages))
+    # What is kept is known without samples of shards.
+    for place in places:
+        kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
+        if kept > limit:
+            return Peak(kept)
+    for place in places:
         found = _stage_peak(cut_program, place, in_loops)
         largest = max(largest, found, key=lambda each: each.bytes)
         if largest.bytes > limit:

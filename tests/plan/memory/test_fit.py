@@ -1,6 +1,7 @@
 """Cuts that fit into memory: as few pieces as it takes, along the axes that help."""
 
 import collections
+import contextlib
 import sys
 
 import jax
@@ -249,27 +250,41 @@ def spans(x):
     return jnp.stack([x[4 * k : 4 * k + 4].mean(0) for k in range(400)])
 
 
+def calls(fun, shape, **options):
+    """The number of calls of functions that planning, or a refusal, takes."""
+    counts = collections.Counter()
+
+    def count(frame, event, argument):
+        counts[event, "shardmap" in frame.f_code.co_filename] += 1
+
+    sys.setprofile(count)
+    try:
+        with contextlib.suppress(ValueError):
+            sm.plan(fun, jax.ShapeDtypeStruct(shape, np.float32), **options)
+    finally:
+        sys.setprofile(None)
+    return counts["call", True]
+
+
 @pytest.mark.parametrize(
     ("fun", "shape", "times"), [(descent, (20_000, 32), 5), (spans, (1600, 64), 15)]
 )
 def test_cuts_that_fit_are_found_in_few_calls(fun, shape, times):
     """A few steps of a loop stand for all of them while cuts are tried."""
-    x = jax.ShapeDtypeStruct(shape, np.float32)
+    found = calls(fun, shape, memory="200 kB")
+    assert found < times * calls(fun, shape, in_slices={0: 20})
 
-    def calls(**options):
-        counts = collections.Counter()
 
-        def count(frame, event, argument):
-            counts[event, "shardmap" in frame.f_code.co_filename] += 1
+def test_a_refusal_takes_few_calls():
+    """What was found with values kept is not found again without them."""
 
-        sys.setprofile(count)
-        try:
-            sm.plan(fun, x, **options)
-        finally:
-            sys.setprofile(None)
-        return counts["call", True]
+    def within(x):
+        low, high = jnp.quantile(x, jnp.array([0.25, 0.75]), axis=0)
+        return ((x > low) & (x < high)).sum(0)
 
-    assert calls(memory="200 kB") < times * calls(in_slices={0: 20})
+    shape = 80, 4
+    refused = calls(within, shape, memory=500)
+    assert refused < 80 * calls(within, shape, in_slices={0: 20})
 
 
 def test_what_all_steps_of_a_loop_keep_is_counted():

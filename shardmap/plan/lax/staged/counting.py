@@ -91,7 +91,11 @@ def ordered(x: jax.Array) -> jax.Array:
     top = np.array(1 << (8 * dtype.itemsize - 1), bits)
     if jnp.issubdtype(dtype, jnp.integer):
         return found ^ top
-    found = jnp.where(found & top != 0, ~found, found | top)
+    # All bits of negative numbers are inverted, of others the sign only. A shift that
+    # repeats the sign holds fewer values at once than a choice between both.
+    signed = lax.bitcast_convert_type(x, np.dtype(f"int{8 * dtype.itemsize}"))
+    signs = signed >> (8 * dtype.itemsize - 1)
+    found ^= lax.bitcast_convert_type(signs, bits) | top
     return jnp.where(jnp.isnan(x), np.array(np.iinfo(bits).max, bits), found)
 
 
