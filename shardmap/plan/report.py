@@ -222,8 +222,8 @@ def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
     found: dict[str, list[str]] = {}
     for name, value in names:
         if elements.get(value):
-            times = elements[value] / value.size
-            often = "once" if times == 1 else f"{about}{times:.3g} times"
+            times = f"{elements[value] / value.size:.3g}"
+            often = "once" if times == "1" else f"{about}{times} times"
             found.setdefault(often, []).append(name)
     return ", ".join(
         f"{name} {often}" for often, names in found.items() for name in _grouped(names)
