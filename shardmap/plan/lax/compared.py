@@ -1,4 +1,4 @@
-"""Values that stages must not recompute, since what is selected of them is compared.
+"""Values that must not be computed twice, since what is selected of them is compared.
 
 ``y >= top_k(y)[-1]`` selects an element of ``y`` in one stage and looks for it in the
 next. If that computes ``y`` again, its last bits may differ, and the element is not
@@ -60,8 +60,10 @@ EDGES = frozenset(
 def must_store(analysis: Analysis) -> dict[Value, None]:
     """The values that a stage compares with what an earlier one selected of them."""
     found: dict[Value, None] = {}
-    # Value -> the values it is selected from, and whether a kept value lies in between.
+    # Value -> the values it is selected from, and whether these are computed apart: by
+    # an earlier stage, or whole, as a shard that needs a piece too computes them twice.
     sources: dict[Operand, dict[Value, bool]] = {}
+    ended = {each.node for each in analysis.ended}
     # Value -> the values that what is selected of them was subtracted from, or divides.
     differences: dict[Operand, frozenset[Value]] = {}
 
@@ -70,7 +72,7 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
         return own or ({operand: False} if isinstance(operand, Value) else {})
 
     def met(node: Node) -> Iterator[Value]:
-        """The values of which two operands are, one of them of an earlier stage."""
+        """The values that two operands are made of, one of them apart."""
         for left, right in itertools.combinations(map(of, node.ins), 2):
             for value in left.keys() & right.keys():
                 if left[value] or right[value]:
@@ -86,11 +88,11 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
         elif node.primitive in SELECTIONS or node.params.get("selects"):
             merged: dict[Value, bool] = {}
             for operand in node.ins:
-                for value, is_between in of(operand).items():
-                    merged[value] = merged.get(value, False) or is_between
+                for value, is_apart in of(operand).items():
+                    merged[value] = merged.get(value, False) or is_apart
             for out in node.outs:
-                is_kept = out in analysis.kept
-                sources[out] = {v: is_kept or each for v, each in merged.items()}
+                is_apart = out in analysis.kept or node in ended
+                sources[out] = {v: is_apart or each for v, each in merged.items()}
                 differences[out] = passed
         elif node.primitive in ARITHMETIC:
             differences[node.outs[0]] = passed.union(met(node))

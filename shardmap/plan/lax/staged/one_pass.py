@@ -565,6 +565,9 @@ def _compared(analysis: Analysis, node: Node) -> OnePass | None:
         """The extremum, and for each piece the most that its elements may be."""
         [extremum] = kind.of_piece(extrema, axes)
         most = lax.nextafter(extremum, jnp.full_like(extremum, -side * jnp.inf))
+        # XLA takes the numbers next to 0 for 0.
+        tiny = jnp.finfo(extremum.dtype).tiny
+        most = jnp.where(jnp.abs(extremum) < tiny, -side * tiny, most)
         return [extremum, jnp.where(extrema == extremum, extremum, most)]
 
     def exact(piece: jax.Array, most: jax.Array) -> jax.Array:

@@ -202,6 +202,21 @@ EDGES = {
 }
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_an_extremum_may_be_zero(dtype, arrays):
+    """XLA takes the numbers next to it for 0, too."""
+
+    def fun(w):
+        d = ((w[:, None] - w[None]) ** 2).sum(-1)
+        most = (-d).max(1, keepdims=True)
+        return d == d.min(0, keepdims=True), d <= d.min(1, keepdims=True), -d >= most
+
+    w = arrays[0][:24].astype(dtype)
+    made = sm.plan(fun, w, in_slices={0: 5})
+    assert_same(made.run(w), (np.eye(24, dtype=bool),) * 3, 0)
+    assert_same(sm.chunked(fun, {0: 5})(w), (np.eye(24, dtype=bool),) * 3, 0)
+
+
 @pytest.mark.parametrize("edge", EDGES)
 def test_the_element_that_was_selected_lies_on_an_edge(edge, arrays):
     """It does not where a later stage computes it again, with other last bits."""
@@ -212,8 +227,21 @@ def test_the_element_that_was_selected_lies_on_an_edge(edge, arrays):
     want = jax.jit(fun)(*arrays)
     for pieces in (2, 3, 7):
         cut = None, {0: pieces}
-        assert_same(sm.plan(fun, *arrays, in_slices=cut).run(*arrays), want, 0)
+        for partial in (True, False):
+            made = sm.plan(fun, *arrays, in_slices=cut, partial=partial)
+            assert_same(made.run(*arrays), want, 0)
     assert_same(sm.chunked(fun, cut)(*arrays), want, 0)
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_each_element_finds_its_place_among_all(partial, arrays):
+    def ranks(x, w):
+        y = cosines(x, w).ravel()
+        return y, jnp.searchsorted(jnp.sort(y), y)
+
+    made = sm.plan(ranks, *arrays, in_slices=(None, {0: 3}), partial=partial)
+    y, places = made.run(*arrays)
+    np.testing.assert_array_equal(places, np.searchsorted(np.sort(y), y))
 
 
 def test_an_equation_that_is_written_twice_is_one(arrays):
