@@ -6,7 +6,7 @@ Primitives are found by tracing functions that bind them.
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.extend.core as jex_core
@@ -127,9 +127,11 @@ def branch_of_platform(params: Params) -> Jaxpr | None:
     # GPUs have a name for each maker.
     if platforms is None or here == "gpu":
         return None
-    own = [k for k, names in enumerate(platforms) if names and here in names]
-    branch: Jaxpr = params["branches"][own[0] if own else platforms.index(None)]
-    return branch
+    # That of all other platforms is the last one.
+    for names, branch in zip(platforms, params["branches"], strict=True):
+        if names is None or here in names:
+            return cast(Jaxpr, branch)
+    return None
 
 
 def scan_counts(params: Params) -> tuple[int, int]:

@@ -12,6 +12,7 @@ The planner marks its own nodes that select elements by a parameter, ``selects``
 
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from jax import dtypes
@@ -41,6 +42,9 @@ SELECTIONS = frozenset(
 )
 """Primitives that choose, move or round elements, or flip their sign or bits."""
 
+# A product is not exact: fused with a sum, it is not rounded.
+EXACT = SELECTIONS | {p.add_p, p.sub_p}
+"""Primitives that give the same bits, whatever XLA fuses them with."""
 
 ARITHMETIC = frozenset(
     {p.add_p, p.div_p, p.integer_pow_p, p.mul_p, p.square_p, p.sub_p}
@@ -80,9 +84,7 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
 
     for node in analysis.graph.nodes:
         passed = frozenset().union(*(differences.get(x, ()) for x in node.ins))
-        compared: set[Value] = set()
-        if _has_edge(node):
-            compared |= passed
+        compared = {*passed} if _has_edge(node) else set()
         if node.primitive in COMPARISONS:
             compared.update(met(node))
         elif node.primitive in SELECTIONS or node.params.get("selects"):
@@ -109,17 +111,14 @@ def _has_edge(node: Node) -> bool:
     if node.primitive in COMPARISONS:
         return any(isinstance(x, Scalar) and x.value in (-1, 0, 1) for x in node.ins)
     if node.primitive is p.convert_element_type_p:
-        return not dtypes.issubdtype(node.outs[0].aval.dtype, np.inexact)
+        return not _is_inexact(node.outs[0].aval)
     return node.primitive in EDGES
 
 
 def _compares(node: Node) -> bool:
     """Whether a loop or a branch compares floats."""
     return any(
-        equation.primitive in COMPARISONS
-        and dtypes.issubdtype(
-            getattr(equation.invars[0].aval, "dtype", bool), np.inexact
-        )
+        equation.primitive in COMPARISONS and _is_inexact(equation.invars[0].aval)
         for jaxpr in jaxprs_in(node.params)
         for equation in equations(jaxpr)
     )
@@ -133,7 +132,7 @@ def is_rounded(analysis: Analysis, value: Value) -> bool:
         node = made.producer
         if node is None or (made in analysis.kept and made is not value):
             continue
-        if not _is_exact(node):
+        if node.primitive not in EXACT and _is_inexact(made.aval):
             return True
         more = {x for x in node.ins if isinstance(x, Value)} - seen
         seen |= more
@@ -141,8 +140,6 @@ def is_rounded(analysis: Analysis, value: Value) -> bool:
     return False
 
 
-def _is_exact(node: Node) -> bool:
-    """Whether an equation gives the same bits, whatever XLA fuses it with."""
-    # A product may be fused with a sum, and is not rounded then.
-    is_float = dtypes.issubdtype(node.outs[0].aval.dtype, np.inexact)
-    return not is_float or node.primitive in SELECTIONS | {p.add_p, p.sub_p}
+def _is_inexact(aval: Any) -> bool:
+    """Whether a value has floats or complex numbers."""
+    return bool(dtypes.issubdtype(aval.dtype, np.inexact))

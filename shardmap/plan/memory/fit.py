@@ -256,13 +256,13 @@ class Fit:
     def _axes(self, asked: Asked, keeps: bool, ask_compiler: bool = False) -> Asked:
         count = 1
         # If the model finds no need for cuts, the bytes of the compiler decide.
-        uncut = self._best(self._in_pieces(asked, count), keeps, keeps)
+        uncut = self._best(self._in_pieces(asked, count), keeps, measures=keeps)
         ask_compiler |= uncut.peak.bytes <= self._memory
 
         def held(each: Asked, count: int, limit: float = math.inf) -> Peak:
             pieces = self._in_pieces(each, count)
             # If nothing is kept without need, there is little to measure.
-            found = self._best(pieces, keeps, keeps, limit)
+            found = self._best(pieces, keeps, measures=keeps, limit=limit)
             if keeps and found.is_exact:
                 self._peaks.setdefault((each, keeps), {})[count] = found.peak
             # What the model finds too large is no smaller when it is compiled.
@@ -317,7 +317,7 @@ class Fit:
         for each in candidates:
             rough = min((peak.bytes for peak in least.values()), default=math.inf)
             pieces = self._in_pieces(each, count)
-            least[each] = self._best(pieces, keeps, False, rough).peak
+            least[each] = self._best(pieces, keeps, measures=False, limit=rough).peak
         found: dict[Asked, Peak] = {}
         for each in sorted(least, key=lambda each: least[each].bytes):
             is_best = all(least[each].bytes < peak.bytes for peak in found.values())
