@@ -125,7 +125,8 @@ class Patterns(Generic[K]):
         every += [box for _, box in recipe.reads]
         numbers = [n for box in every for interval in box for n in interval]
         affine_map = AffineMap([*numbers, *recipe.starts], len(starts))
-        recipe = recipe._replace(static=concrete(recipe.static))
+        if helps:
+            recipe = recipe._replace(static=concrete(recipe.static))
         pattern = Pattern(guards, affine_map, boxes, recipe)
         if helps:
             known.append(pattern)

@@ -133,8 +133,9 @@ class Workers:
                     reads = ""
                     if not task.needs:
                         reads = f"; it reads {self.shard(task).in_slices}"
+                    often = f" {attempt} times" if attempt > 1 else ""
                     raise ShardError(
-                        f"{named(task)} failed {attempt} times{reads}: "
+                        f"{named(task)} failed{often}{reads}: "
                         f"{type(error).__name__}: {error}"
                     ) from error
                 attempt += 1

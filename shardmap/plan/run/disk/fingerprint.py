@@ -2,7 +2,8 @@
 
 A digest is the same in every process: it has no addresses and no order of a set in it.
 Functions that shards call back count by their code, what they close over, and the
-functions, numbers and arrays of their module that they or functions inside them use.
+functions, numbers, arrays and containers of their module that they or functions inside
+them use. Objects count by what they hold and by the methods of their class.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ COMPARED = 2**20
 CALLED = "callback"
 """The parameter of an equation that is a function which shards call."""
 
-VALUES = np.ndarray, np.generic, jax.Array, int, float, complex, str
+VALUES = np.ndarray, np.generic, jax.Array, int, float, complex, str, tuple, list, dict
 """The types of variables of a module that count where a function uses them."""
 
 
@@ -93,7 +94,7 @@ class Digest:
                 self.add(key)
                 self.add(thing[key])
                 if key == CALLED:
-                    self._add_called(thing[key])
+                    self._add_called(thing[key], {})
         elif isinstance(thing, set | frozenset):
             self._say(kind, sorted(map(repr, thing)))
         else:
@@ -104,15 +105,13 @@ class Digest:
         text = re.sub(r"0x[0-9a-fA-F]+", "", repr(words))
         self._hash.update(text.encode())
 
-    def _add_called(self, thing: Any, inside: frozenset[int] = frozenset()) -> None:
+    def _add_called(self, thing: Any, seen: dict[int, Any]) -> None:
         """Adds a function that shards call: its code, and the values that it uses.
 
         Args:
           thing: the function, or a part of it.
-          inside: the ids of the things around it, as a function may hold itself.
+          seen: the functions and objects that were added, by their ids.
         """
-        if id(thing) in inside:
-            return
         parts: tuple[Any, ...] = ()
         if isinstance(thing, types.FunctionType):
             defaults = thing.__defaults__, thing.__kwdefaults__
@@ -132,18 +131,24 @@ class Digest:
             self.add(thing)
         elif dataclasses.is_dataclass(thing):
             values = (getattr(thing, f.name) for f in dataclasses.fields(thing))
-            parts = *_what_calls(thing), *values
+            parts = *_methods(thing), *values
         elif hasattr(thing, "__dict__"):
-            parts = *_what_calls(thing), *vars(thing).values()
+            parts = *_methods(thing), *vars(thing).values()
         else:
             self.add(thing)
+        if parts and id(thing) in seen:
+            self._say("again")
+            return
+        seen[id(thing)] = thing  # It stays alive, so that its id is its own.
         for part in parts:
-            self._add_called(part, inside | {id(thing)})
+            self._add_called(part, seen)
 
 
-def _what_calls(thing: object) -> tuple[Any, ...]:
-    """The type of an object, and its ``__call__``."""
-    return type(thing), inspect.getattr_static(thing, "__call__", None)
+def _methods(thing: object) -> tuple[Any, ...]:
+    """The type of an object, its methods, and its ``__call__``, perhaps a base's."""
+    kind = type(thing)
+    own = [f for f in vars(kind).values() if isinstance(f, types.FunctionType)]
+    return kind, *own, inspect.getattr_static(thing, "__call__", None)
 
 
 def _variables(function: types.FunctionType) -> Iterator[Any]:

@@ -87,6 +87,28 @@ def host(x):
 """,
     "a number of NumPy": "host = lambda x: x * TYPED",
     "a complex number": "host = lambda x: x * COMPLEX.real.astype(x.dtype)",
+    "an entry of a dict": "host = lambda x: x * SETTINGS['by'][0]",
+    "a method that a method calls": """
+class Model:
+    def predict(self, x):
+        return self.scaled(x)
+
+    def scaled(self, x):
+        return x * SCALE
+
+host = Model().predict
+""",
+    "a method of a dataclass": """
+@dataclass(frozen=True)
+class Model:
+    def __call__(self, x):
+        return self.scaled(x)
+
+    def scaled(self, x):
+        return x * SCALE
+
+host = Model()
+""",
     "a call of an instance": """
 class Host:
     def __call__(self, x):
@@ -111,6 +133,7 @@ import numpy as np
 SCALE = {number}
 TYPED = np.float32(SCALE)
 COMPLEX = np.complex64(SCALE)
+SETTINGS = {{"by": [SCALE]}}
 
 def helper(x):
     return x + {number}
