@@ -54,8 +54,11 @@ pass this on."""
 
 EDGES = frozenset(
     {
-        *(p.acos_p, p.acosh_p, p.asin_p, p.atanh_p, p.ceil_p, p.erf_inv_p, p.floor_p),
-        *(p.log_p, p.log1p_p, p.pow_p, p.round_p, p.rsqrt_p, p.sign_p, p.sqrt_p),
+        *(p.acos_p, p.acosh_p, p.and_p, p.asin_p, p.atan2_p, p.atanh_p, p.ceil_p),
+        *(p.digamma_p, p.erf_inv_p, p.floor_p, p.igamma_p, p.igammac_p, p.lgamma_p),
+        *(p.log_p, p.log1p_p, p.polygamma_p, p.pow_p, p.regularized_incomplete_beta_p),
+        *(p.rem_p, p.round_p, p.rsqrt_p, p.shift_right_arithmetic_p),
+        *(p.shift_right_logical_p, p.sign_p, p.sqrt_p, p.zeta_p),
     }
 )
 """Functions that are not continuous, or not defined everywhere, around 0 or 1."""
@@ -98,7 +101,7 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
                 differences[out] = passed
         elif node.primitive in ARITHMETIC:
             differences[node.outs[0]] = passed.union(met(node))
-        elif jaxprs_in(node.params) and _compares(node):
+        elif jaxprs_in(node.params) and _has_edge_inside(node):
             compared |= passed.union(met(node))
         for value in compared:
             if value not in analysis.kept and is_rounded(analysis, value):
@@ -115,10 +118,11 @@ def _has_edge(node: Node) -> bool:
     return node.primitive in EDGES
 
 
-def _compares(node: Node) -> bool:
-    """Whether a loop or a branch compares floats."""
+def _has_edge_inside(node: Node) -> bool:
+    """Whether a loop or a branch compares floats, or has a function with an edge."""
     return any(
-        equation.primitive in COMPARISONS and _is_inexact(equation.invars[0].aval)
+        equation.primitive in COMPARISONS | EDGES
+        and _is_inexact(equation.invars[0].aval)
         for jaxpr in jaxprs_in(node.params)
         for equation in equations(jaxpr)
     )

@@ -192,9 +192,18 @@ EDGES = {
     "floor": lambda y: jnp.floor(y - largest(y)) == 0,
     "sign": lambda y: jnp.sign(y - largest(y)) == 0,
     "zero": lambda y: y - largest(y) >= 0,
+    "remainder": lambda y: jnp.mod(y + largest(-y), 4) > 3,
+    "angle": lambda y: jnp.arctan2(y + largest(-y), -1) > 1,
+    "gamma function": lambda y: jnp.isnan(jax.scipy.special.gammainc(2, scaled(y))),
+    "sign bit": lambda y: jnp.signbit(y + largest(-y)),
     "histogram": jax.vmap(lambda y: jnp.histogram(y, 10)[0], 1),
     "loop": lambda y: lax.fori_loop(
         0, 3, lambda k, n: n ^ (y >= largest(y)), jnp.zeros(y.shape, bool)
+    ),
+    "square root in a branch": lambda y: jnp.isnan(
+        lax.cond(
+            y[0, 0] > 9, lambda y, m: y, lambda y, m: jnp.sqrt(m - y), y, largest(y)
+        )
     ),
     "branch": lambda y: lax.cond(
         y[0, 0] > 9, lambda y, m: y < m, lambda y, m: y >= m, y, largest(y)
