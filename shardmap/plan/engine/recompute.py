@@ -4,6 +4,7 @@ A shard computes all that it needs. For pairwise distances that are cut along bo
 each shard computes the norms of its rows, and other shards compute them too. The
 recipes tell how often the shards of a stage take a value, and how often they run the
 equation that takes it. If the first is about twice the second, the value may be kept.
+So may one that each shard computes whole, such as a sort, and takes a piece of.
 """
 
 import functools
@@ -21,6 +22,9 @@ from shardmap.plan.engine.work import Choice, operations
 
 WORTH_KEEPING = 2**24
 """A value may be kept if shards would repeat at least this many operations."""
+
+TAKEN = 2
+"""So many times more of a value must be computed than is taken."""
 
 SAMPLES = 16
 """About how many shards of a stage are sampled; few, as ``memory`` tries many cuts."""
@@ -78,8 +82,11 @@ def _repeated(
         runs, takes = count(stage)
         for (number, operand), taken in takes.items():
             value = nodes[number].ins[operand]
-            assert isinstance(value, Value)
+            assert isinstance(value, Value) and value.producer is not None
             times = _again(taken / runs[number])
+            # Each shard may compute all of it, and take a piece.
+            if (made := runs[value.producer.number]) > TAKEN * taken:
+                times = max(times, _again(made))
             if (
                 times < 1
                 or value in analysis.pending

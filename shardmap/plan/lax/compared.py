@@ -11,8 +11,9 @@ The planner marks its own nodes that select elements by a parameter, ``selects``
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax import dtypes
@@ -20,8 +21,10 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import SPLIT, STACK, TILE, UNSTACK
 from shardmap._jax.walk import equations, jaxprs_in
+from shardmap.plan.engine.jaxpr_key import key_of
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
 from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.lax import pointwise
 from shardmap.plan.lax.staged.barrier import BARRIER
 
 COMPARISONS = frozenset({p.eq_p, p.ne_p, p.ge_p, p.gt_p, p.le_p, p.lt_p})
@@ -47,7 +50,12 @@ EXACT = SELECTIONS | {p.add_p, p.sub_p}
 """Primitives that give the same bits, whatever XLA fuses them with."""
 
 ARITHMETIC = frozenset(
-    {p.add_p, p.div_p, p.integer_pow_p, p.mul_p, p.square_p, p.sub_p}
+    {
+        *(p.add_p, p.div_p, p.integer_pow_p, p.mul_p, p.square_p, p.sub_p),
+        # They pass 0 on.
+        *(p.asinh_p, p.atan_p, p.cbrt_p, p.erf_p, p.expm1_p, p.sin_p, p.sinh_p),
+        *(p.tan_p, p.tanh_p),
+    }
 )
 """Primitives that can give 0 or 1 for an element and what it is compared with, or that
 pass this on."""
@@ -64,48 +72,118 @@ EDGES = frozenset(
 """Functions that are not continuous, or not defined everywhere, around 0 or 1."""
 
 
+Term: TypeAlias = int
+"""The number of an expression. Whatever selects elements is left out of expressions: a
+value and its maximum have one term, and so have their squares."""
+
+Apart: TypeAlias = frozenset[tuple[Term, int, bool]]
+"""Where else a term comes from: the terms of which elements were selected, by which
+stages, and whether these took them whole, as shards then compute pieces again."""
+
+HERE: Apart = frozenset()
+
+MOST_TERMS = 8
+"""A function of operands with more combinations of terms has a term of its own."""
+
+
+class _Terms:
+    """The terms of the operands of a graph, of nodes from first to last.
+
+    Attributes:
+      made: term -> the value that has it, where elements are not selected yet.
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._level, self._kept = analysis.level, analysis.kept
+        self._ended = {each.node for each in analysis.ended}
+        self._numbers: dict[Hashable, Term] = {}
+        self._terms: dict[Operand, dict[Term, Apart]] = {}
+        self.made: dict[Term, Value] = {}
+
+    def of(self, operand: Operand) -> Mapping[Term, Apart]:
+        """The terms of an operand, and what of them is computed elsewhere."""
+        if isinstance(operand, Scalar):
+            return {self._number((key_of(operand.value), operand.aval)): HERE}
+        if operand not in self._terms:
+            self._set(operand, {self._number(operand): HERE})
+        return self._terms[operand]
+
+    def visit(self, node: Node) -> None:
+        """Finds the terms of a node's results."""
+        if node.primitive in SELECTIONS or node.params.get("selects"):
+            operands = [x for x in node.ins if isinstance(x, Value)] or node.ins
+            merged = _union(e for x in operands for e in self.of(x).items())
+            is_whole = node in self._ended
+            for out in node.outs:
+                is_apart = is_whole or out in self._kept
+                made = dict(merged)
+                for term, apart in merged.items():
+                    if is_apart and not _is_selected(term, apart):
+                        made[term] = apart | {(term, self._level[out], is_whole)}
+                self._set(out, made)
+        elif node.primitive in pointwise.RULES and len(node.outs) == 1:
+            every = [self.of(operand).items() for operand in node.ins]
+            if math.prod(map(len, every)) <= MOST_TERMS:
+                function = node.primitive, key_of(node.params), node.outs[0].aval.dtype
+                found = []
+                for each in itertools.product(*every):
+                    term = self._number((function, *(term for term, _ in each)))
+                    found.append((term, HERE.union(*(apart for _, apart in each))))
+                self._set(node.outs[0], _union(found))
+
+    def _number(self, key: Hashable) -> Term:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _set(self, value: Value, terms: dict[Term, Apart]) -> None:
+        self._terms[value] = terms
+        for term, apart in terms.items():
+            if not _is_selected(term, apart):
+                self.made.setdefault(term, value)
+
+    def met(self, node: Node) -> Iterator[Value]:
+        """The values that two operands are made of, computed in different places."""
+        for left, right in itertools.combinations(map(self.of, node.ins), 2):
+            for term in left.keys() & right.keys():
+                for selected, *_ in left[term] ^ right[term]:
+                    if selected in self.made:
+                        yield self.made[selected]
+
+
+def _is_selected(term: Term, apart: Apart) -> bool:
+    """Whether elements of the term itself were selected elsewhere."""
+    return any(selected == term for selected, *_ in apart)
+
+
+def _union(found: Iterable[tuple[Term, Apart]]) -> dict[Term, Apart]:
+    merged: dict[Term, Apart] = {}
+    for term, apart in found:
+        merged[term] = merged.get(term, HERE) | apart
+    return merged
+
+
 def must_store(analysis: Analysis) -> dict[Value, None]:
     """The values that a stage compares with what an earlier one selected of them."""
     found: dict[Value, None] = {}
-    # Value -> the values it is selected from, and whether these are computed apart: by
-    # an earlier stage, or whole, as a shard that needs a piece too computes them twice.
-    sources: dict[Operand, dict[Value, bool]] = {}
-    ended = {each.node for each in analysis.ended}
+    terms = _Terms(analysis)
     # Value -> the values that what is selected of them was subtracted from, or divides.
     differences: dict[Operand, frozenset[Value]] = {}
-
-    def of(operand: Operand) -> Mapping[Value, bool]:
-        own = sources.get(operand)
-        return own or ({operand: False} if isinstance(operand, Value) else {})
-
-    def met(node: Node) -> Iterator[Value]:
-        """The values that two operands are made of, one of them apart."""
-        for left, right in itertools.combinations(map(of, node.ins), 2):
-            for value in left.keys() & right.keys():
-                if left[value] or right[value]:
-                    yield value
-
     for node in analysis.graph.nodes:
         passed = frozenset().union(*(differences.get(x, ()) for x in node.ins))
         compared = {*passed} if _has_edge(node) else set()
         if node.primitive in COMPARISONS:
-            compared.update(met(node))
+            compared.update(terms.met(node))
         elif node.primitive in SELECTIONS or node.params.get("selects"):
-            merged: dict[Value, bool] = {}
-            for operand in node.ins:
-                for value, is_apart in of(operand).items():
-                    merged[value] = merged.get(value, False) or is_apart
-            for out in node.outs:
-                is_apart = out in analysis.kept or node in ended
-                sources[out] = {v: is_apart or each for v, each in merged.items()}
-                differences[out] = passed
+            differences.update(dict.fromkeys(node.outs, passed))
         elif node.primitive in ARITHMETIC:
-            differences[node.outs[0]] = passed.union(met(node))
+            differences[node.outs[0]] = passed.union(terms.met(node))
+            if node.primitive is p.div_p:
+                compared.update(differences.get(node.ins[1], ()))
         elif jaxprs_in(node.params) and _has_edge_inside(node):
-            compared |= passed.union(met(node))
+            compared |= passed.union(terms.met(node))
         for value in compared:
             if value not in analysis.kept and is_rounded(analysis, value):
                 found[value] = None
+        terms.visit(node)
     return found
 
 
@@ -115,7 +193,8 @@ def _has_edge(node: Node) -> bool:
         return any(isinstance(x, Scalar) and x.value in (-1, 0, 1) for x in node.ins)
     if node.primitive is p.convert_element_type_p:
         return not _is_inexact(node.outs[0].aval)
-    return node.primitive in EDGES
+    is_inverse = node.primitive is p.integer_pow_p and node.params["y"] < 0
+    return is_inverse or node.primitive in EDGES
 
 
 def _has_edge_inside(node: Node) -> bool:

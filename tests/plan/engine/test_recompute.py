@@ -156,6 +156,25 @@ def test_what_other_shards_would_repeat_is_kept_where_that_costs_less(monkeypatc
         assert_same(made.run(q, k, v), jax.jit(attention)(q, k, v), 1e-4)
 
 
+def by_rank(x):
+    return jnp.sort(x, 0) * x
+
+
+def gains(x):
+    return jnp.fft.fft(x, axis=0).real * x
+
+
+@pytest.mark.parametrize("fun", [by_rank, gains])
+def test_what_each_shard_would_compute_whole_is_kept(fun, monkeypatch):
+    """One shard sorts; the others take pieces of that."""
+    monkeypatch.setattr(recompute, "WORTH_KEEPING", 2**6)
+    x = reals(2**12, 2)
+    made = plan(fun, x, in_slices={0: 8})
+    assert [stage.num_shards for stage in made.stages] == [1, 8]
+    assert [cost.repeated for cost in made.stage_costs] == [0, 0]
+    assert_same(made.run(x), jax.jit(fun)(x), 1e-5)
+
+
 def test_what_does_not_fit_is_computed_again():
     x, w = reals(96, 256), reals(256, 32)
     kept = 96 * 32 * 4

@@ -154,6 +154,7 @@ def writers(
             *([every], [every] * kind.size, dict(edges)),
             starts=pieces.axes,
             each=4,
+            selects=kind.plain in (p.reduce_max_p, p.reduce_min_p),
         )
 
     made: dict[Node, Callable[[], Sequence[Operand] | None]] = {

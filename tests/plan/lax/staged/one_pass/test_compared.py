@@ -107,6 +107,8 @@ SELECTED = {
     "of two halves": lambda y: (
         y == jnp.maximum(best_of(y[:, :125]), best_of(y[:, 125:]))
     ),
+    "times a number": lambda y: 2.3 * y >= 2.3 * best_of(y),
+    "logarithms": lambda y: jnp.log(y + 2) >= jnp.log(best_of(y) + 2),
     "of groups": lambda y: y == jax.ops.segment_max(y.T, GROUPS, 5)[GROUPS].T,
 }
 
@@ -186,6 +188,11 @@ def scaled(y):
 
 EDGES = {
     "square root": lambda y: jnp.isnan(jnp.sqrt(largest(y) - y)),
+    "quotient": lambda y: jnp.isinf(1 / (y - largest(y))),
+    "gradient of a cube root": lambda y: jnp.isinf(
+        jax.grad(lambda d: jnp.cbrt(d).sum())(y - largest(y))
+    ),
+    "roots": lambda y: jnp.isnan(jnp.sqrt(jnp.log(largest(y) + 2) - jnp.log(y + 2))),
     "logarithm": lambda y: jnp.isinf(jnp.log(y + largest(-y))),
     "arc cosine": lambda y: jnp.isnan(jnp.arccos(y / largest(jnp.abs(y)))),
     "power": lambda y: jnp.isnan(scaled(y) ** 0.5),
@@ -240,6 +247,19 @@ def test_the_element_that_was_selected_lies_on_an_edge(edge, arrays):
             made = sm.plan(fun, *arrays, in_slices=cut, partial=partial)
             assert_same(made.run(*arrays), want, 0)
     assert_same(sm.chunked(fun, cut)(*arrays), want, 0)
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 7])
+def test_an_extremum_is_compared_and_subtracted(pieces, arrays):
+    """The comparison is rewritten, and knows the extrema of the pieces."""
+
+    def fun(x, w):
+        y = cosines(w, x)
+        least = y.min(0, keepdims=True)
+        return jnp.isnan(jnp.sqrt(y - least)).sum(0), (y == least).sum(0)
+
+    made = sm.plan(fun, *arrays, in_slices=(None, {0: pieces}))
+    assert_same(made.run(*arrays), jax.jit(fun)(*arrays), 0)
 
 
 @pytest.mark.parametrize("partial", [True, False])
