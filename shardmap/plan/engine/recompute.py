@@ -82,7 +82,8 @@ def _repeated(
         runs, takes = count(stage)
         for (number, operand), taken in takes.items():
             value = nodes[number].ins[operand]
-            assert isinstance(value, Value) and value.producer is not None
+            assert isinstance(value, Value)
+            assert value.producer is not None
             times = _again(taken / runs[number])
             # Each shard may compute all of it, and take a piece.
             if (made := runs[value.producer.number]) > TAKEN * taken:

@@ -98,13 +98,13 @@ def analysed(
     # Loops are unrolled if that helps, all of them: the gradient of a loop is a loop.
     unroller = Unroller(unroll.MOST_EQUATIONS, unroll.SAMPLE)
     trial = analysis(unroller)
-    if unroller.is_short and _ends(trial) < _ends(found):
+    if unroller.is_short and len(_ends(trial)) < len(_ends(found)):
         in_stages = _last(trial) >= _last(found) + unroll.SAMPLE - 1
         most = most_equations if in_stages else unroll.MOST_EQUATIONS
         trial.is_sample = sampled and unroller.equations <= most
         if not trial.is_sample:
             trial = analysis(Unroller(most))
-    return trial if _ends(trial) < _ends(found) else found
+    return trial if len(_ends(trial)) < len(_ends(found)) else found
 
 
 def _shared(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
@@ -144,12 +144,13 @@ def begins(closed: AnyJaxpr, effects: Effects | None = None) -> list[Value]:
 
 
 def _ends(analysis: Analysis) -> set[Any]:
-    """The cuts of arguments that end somewhere because of the operation."""
-    found: set[Any] = set()
-    for each in analysis.ended:
-        if each.reason not in (BESIDE, ALONG) and not each.reason.in_stages:
-            found |= each.origins
-    return found
+    """The cuts of arguments that end because of an operation, and where."""
+    return {
+        (origin, each.node.primitive, each.node.source)
+        for each in analysis.ended
+        if each.reason not in (BESIDE, ALONG) and not each.reason.in_stages
+        for origin in each.origins
+    }
 
 
 class _Rules:

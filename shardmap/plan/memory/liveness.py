@@ -18,6 +18,7 @@ import jax.extend.core as jex_core
 from jax.extend import source_info_util
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
@@ -26,7 +27,8 @@ from shardmap.plan.lax import pointwise
 
 IN_PLACE = frozenset(
     {
-        *(p.dynamic_update_slice_p, p.reshape_p, p.scan_p, p.while_p),
+        *(p.dynamic_update_slice_p, OPTIMIZATION_BARRIER, p.reshape_p),
+        *(p.scan_p, p.while_p),
         *(p.scatter_p, p.scatter_add_p, p.scatter_max_p, p.scatter_min_p),
     }
 )
@@ -131,8 +133,8 @@ def _read_through(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> set[Var]:
     results = set(_variables(jaxpr.outvars))
     found: set[Var] = set()
     for equation in jaxpr.eqns:
-        if equation.primitive is p.reshape_p:
-            # An argument in another shape.
+        if equation.primitive in (p.reshape_p, OPTIMIZATION_BARRIER):
+            # An argument, perhaps in another shape.
             operands = {*_variables(equation.invars)}
             if operands <= {*jaxpr.invars, *jaxpr.constvars, *found}:
                 found |= {*equation.outvars} - results

@@ -14,6 +14,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.walk import equations
 from shardmap.plan.engine.nodes import Graph, Node, Operand
+from shardmap.plan.lax.staged.barrier import barrier
 
 MOST_EQUATIONS = 2048
 """The most equations of an unrolled loop, where its steps are compiled together."""
@@ -74,13 +75,17 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
     def stacked(*rows: jax.Array) -> jax.Array:
         return lax.concatenate([lax.expand_dims(row, (0,)) for row in rows], 0)
 
+    def apart(x: Operand) -> Operand:
+        # XLA would fuse steps, and compute what a step takes twice in each of them.
+        return barrier(graph, x, passing=range(len(x.shape)), complete=False)
+
     rows = [graph.call(rows_of, [x]) for x in ins[first:]]
     made: dict[int, list[Operand]] = {}
     order = range(steps)
     for k in reversed(order) if params["reverse"] else order:
         operands = [*ins[:consts], *carry, *(row[k] for row in rows)]
         outs = graph.inline(body, operands)
-        carry, made[k] = outs[:carries], outs[carries:]
+        carry, made[k] = list(map(apart, outs[:carries])), outs[carries:]
     columns = zip(*(made[k % steps] for k in range(length)), strict=True)
     return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
 

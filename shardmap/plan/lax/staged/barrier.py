@@ -3,9 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
 from shardmap.plan.engine.rules import (
     Cut,
@@ -126,13 +127,19 @@ class Barrier(Factors):
         return [group for group in super().links() if group[0].axis in passing]
 
 
+def _hidden(local: Local) -> Sequence[Any]:
+    """Does not let XLA fuse what is before and behind."""
+    made: Sequence[Any] = lax.optimization_barrier(list(local.values))
+    return made
+
+
 def rule(node: Node) -> Rule:
     axes, complete = range(len(node.in_shapes[0])), node.params["complete"]
     return Barrier(
         node,
         [axes],
         [axes],
-        emitter=lambda local: local.values,
+        emitter=(lambda local: local.values) if complete else _hidden,
         complete=frozenset({0} if complete else ()),
         passes=nothing_passes if complete else lambda combiner, pending: combiner,
     )

@@ -78,11 +78,14 @@ def test_steps_under_any_cut(data):
         assert_same(made.run(*args), jax.jit(fun)(*args), 1e-3)
 
 
+STEPS = 4
+
+
 def heat(x):
     def step(_, x):
         return x + 0.1 * (jnp.roll(x, 1) - 2 * x + jnp.roll(x, -1))
 
-    return lax.fori_loop(0, 4, step, x)
+    return lax.fori_loop(0, STEPS, step, x)
 
 
 def test_steps_that_read_their_neighbours_are_one_pass():
@@ -91,6 +94,13 @@ def test_steps_that_read_their_neighbours_are_one_pass():
     assert len(made.stages) == 1
     assert made.shards[1].in_slices[0] == (slice(5, 30),)
     check_cut(jax.grad(lambda x: (heat(x) ** 2).sum()), x, in_slices=({0: 3},))
+
+
+def test_xla_does_not_fuse_steps():
+    """It would compute each of them several times, in more memory."""
+    x = reals(40)
+    lowered = jax.jit(chunked(heat, {0: 4})).lower(x).as_text()
+    assert lowered.count("optimization_barrier") >= STEPS
 
 
 SAME = {
@@ -127,6 +137,15 @@ def test_steps_that_see_an_axis_as_long_as_their_results(loop, step):
     made = check_cut(fun, x, in_slices=({0: 4},))
     assert times_read(made) < 2
     assert_same(chunked(fun, {0: 4})(x), jax.jit(fun)(x))
+
+
+def test_a_loop_is_unrolled_beside_what_is_whole():
+    def fun(x):
+        return heat(x), jnp.fft.fft(x).real
+
+    x = reals(40)
+    made = check_cut(fun, x, in_slices=({0: 4},))
+    assert made.num_shards == 4
 
 
 def test_a_loop_that_gains_nothing_stays_a_loop():
