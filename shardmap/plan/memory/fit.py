@@ -12,7 +12,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.in_slices import Asked, cut_points
 from shardmap.plan.memory.liveness import Peak
 from shardmap.plan.memory.plan_peak import compiled_bytes, plan_peak
-from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import AUTO, Auto, size
 
 MOST_AXES = 3
@@ -295,11 +295,13 @@ class Fit:
             if not grown:
                 break
             asked, least, count = grown[-1 if fits else 0]
-        if least.bytes > self._memory:
-            # Between the last two numbers of pieces may be one that fits.
-            between = held(asked, min(2 * count, self._most(asked)))
-            if between.bytes > self._memory:
+        # More pieces may take more, and still more of them less again.
+        most, more, fits = self._most(asked), count, least.bytes <= self._memory
+        while not fits:
+            if more >= most:
                 raise self._too_little(least, asked, count)
+            more = min(2 * more, most)
+            fits = held(asked, more, self._memory).bytes <= self._memory
         return asked
 
     def _savings(
@@ -457,8 +459,13 @@ class Fit:
             pieces = "in the pieces that in_slices gives"
             remedy = ", or cut into more pieces: AUTO is as many as it takes"
         place = f" made at {least.source}" if least.source else ""
+        if least.is_kept:
+            place += ", kept for later stages"
+            if least.largest > IN_MEMORY and not self._in_loops:
+                remedy += ", or a folder as scratch"
         value = f", of it {size(least.largest)} in {least.shape}{place}"
-        held = size(least.bytes) + " at once" + (value if least.largest else "")
+        exact = f" ({least.bytes:,} bytes)" if least.bytes >= 1024 else ""
+        held = f"{size(least.bytes)}{exact} at once" + value * bool(least.largest)
         message = (
             f"memory={size(self._memory)} is too little: {pieces} the function still "
             f"holds {held}. Give as much{remedy}."

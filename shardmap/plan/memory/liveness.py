@@ -46,12 +46,14 @@ class Peak(NamedTuple):
       largest: the bytes of the largest value that it holds then.
       shape: that value, as jaxprs print it.
       source: where it is made; empty if it is read.
+      is_kept: whether it is kept for later stages.
     """
 
     bytes: int
     largest: int = 0
     shape: str = ""
     source: str = ""
+    is_kept: bool = False
 
     def plus(self, nbytes: int) -> "Peak":
         """The peak with more bytes."""

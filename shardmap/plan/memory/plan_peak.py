@@ -145,11 +145,16 @@ def _stage_peak(cut_program: CutProgram, place: int, in_loops: bool) -> Peak:
         found = found.plus(found.bytes // COPIED)
     else:
         found = found.plus(kept_bytes(cut_program, place))
-    largest = max(kept, key=nbytes, default=None)
-    if largest is None or nbytes(largest) < found.largest:
-        return found
-    source = largest.producer.source if largest.producer else ""
-    return Peak(found.bytes, nbytes(largest), largest.aval.str_short(), source)
+    return max(found, _peak_of(found.bytes, kept), key=lambda each: each.largest)
+
+
+def _peak_of(count: int, kept: Sequence[Value]) -> Peak:
+    """A peak of so many bytes, with the largest of the values that are kept then."""
+    if not kept:
+        return Peak(count)
+    value = max(kept, key=nbytes)
+    source = value.producer.source if value.producer else ""
+    return Peak(count, nbytes(value), value.aval.str_short(), source, is_kept=True)
 
 
 def plan_peak(
@@ -166,9 +171,9 @@ def plan_peak(
     places = range(len(cut_program.stages))
     # What is kept is known without samples of shards.
     for place in places:
-        kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
-        if kept > limit:
-            return Peak(kept)
+        kept = _kept(cut_program, place, in_scratch=False)
+        if sum(map(nbytes, kept)) > limit:
+            return _peak_of(sum(map(nbytes, kept)), kept)
     for place in places:
         found = _stage_peak(cut_program, place, in_loops)
         largest = max(largest, found, key=lambda each: each.bytes)

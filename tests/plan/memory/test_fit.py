@@ -1,6 +1,7 @@
 """Cuts that fit into memory: as few pieces as it takes, along the axes that help."""
 
 import collections
+import re
 import sys
 
 import jax
@@ -123,7 +124,9 @@ def test_a_refusal_names_the_least_that_it_can_do_with():
         return jnp.linalg.inv(x @ x.T)
 
     x = jax.ShapeDtypeStruct((512, 4), np.float32)
-    message = r"in 512 pieces .* still holds 2\.1 MiB at once.* Give as much\.$"
+    message = (
+        r"in 512 pieces .* holds 2\.1 MiB \(2,\d+,\d+ bytes\) at .* Give as much\.$"
+    )
     with pytest.raises(ValueError, match=message):
         sm.plan(fun, x, memory="300 KB")
     # All axes were tried, unless the cuts are given.
@@ -136,11 +139,45 @@ def test_a_refusal_names_what_is_kept_if_that_is_the_largest_value():
         return (x @ x.T) @ (x @ x.T) @ x
 
     message = (
-        r"in 96 pieces .* holds 38\.\d KiB at once, of it 36\.0 KiB in "
-        r"float32\[96,96\] made at .*test_fit.py:\d+:\d+ "
+        r"in 96 pieces .* holds 38\.\d KiB \(3.,... bytes\) at once, of it 36\.0 KiB "
+        r"in float32\[96,96\] made at .*test_fit.py:\d+:\d+ .*, kept for later stages"
     )
     with pytest.raises(ValueError, match=message):
         sm.chunked(fun, memory="30 kB")(np.ones((96, 16), np.float32))
+
+
+def test_a_refusal_names_scratch_for_what_has_to_be_kept(tmp_path):
+    def fun(x):
+        return jnp.histogram(jnp.exp(x) * 1.1, 50)[0]
+
+    x = jax.ShapeDtypeStruct((300_000,), np.float32)
+    message = r"1\.1 MiB in float32\[300000\].*, or a folder as scratch\.$"
+    with pytest.raises(ValueError, match=message):
+        sm.plan(fun, x, memory="500 kB")
+    assert sm.plan(fun, x, memory="500 kB", scratch=tmp_path).num_shards > 1
+
+
+def test_more_pieces_are_tried_where_a_few_more_take_more():
+    """The statistics of very many pieces are not worth keeping."""
+
+    def attention(x):
+        return jax.nn.softmax(x @ x.T) @ x
+
+    x = jax.ShapeDtypeStruct((2000, 32), np.float32)
+    assert sm.plan(attention, x, memory="500 kB").peak_bytes <= 500_000
+
+
+def test_the_bytes_of_a_refusal_are_enough():
+    def fun(x):
+        return (x @ x.T) @ (x @ x.T) @ x
+
+    x = jax.ShapeDtypeStruct((96, 16), np.float32)
+    with pytest.raises(ValueError, match="too little") as refused:
+        sm.plan(fun, x, memory="30 kB")
+    found = re.search(r"\(([\d,]+) bytes\)", str(refused.value))
+    assert found
+    enough = int(found[1].replace(",", ""))
+    assert sm.plan(fun, x, memory=enough).peak_bytes <= enough
 
 
 def test_a_refusal_names_the_largest_value_and_not_the_key():
