@@ -169,7 +169,8 @@ def _has_axes(spec: Mapping[Any, Any]) -> bool:
 def _axis(axis: object, rank: int) -> int:
     number = integer_of("an axis", axis)
     if not -rank <= number < rank:
-        raise ValueError(f"there are only {rank} axes")
+        has = {0: "a scalar has no axes", 1: "it has one axis"}
+        raise ValueError(has.get(rank, f"it has {rank} axes"))
     return number % rank
 
 
@@ -193,7 +194,8 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
             ]
         if _has_axes(spec):
             return [spec] * count
-        raise ValueError(f"{where} has the keys {list(spec)}, the arguments have not")
+        has = list(tree) if isinstance(tree, dict) else "none"
+        raise ValueError(f"{where} has the keys {list(spec)}, the arguments have {has}")
     if not isinstance(spec, tuple | list) or len(spec) != len(children):
         raise ValueError(
             f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "

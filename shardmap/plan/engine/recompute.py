@@ -26,7 +26,7 @@ WORTH_KEEPING = 2**24
 TAKEN = 2
 """So many times more of a value must be computed than is taken."""
 
-SAMPLES = 16
+SAMPLES = 8
 """About how many shards of a stage are sampled; few, as ``memory`` tries many cuts."""
 
 Counts: TypeAlias = tuple[dict[int, float], dict[tuple[int, int], float]]

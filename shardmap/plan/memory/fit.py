@@ -296,12 +296,12 @@ class Fit:
                 break
             asked, least, count = grown[-1 if fits else 0]
         # More pieces may take more, and still more of them less again.
-        most, more, fits = self._most(asked), count, least.bytes <= self._memory
+        most, tried, fits = self._most(asked), count, least.bytes <= self._memory
         while not fits:
-            if more >= most:
+            if tried >= most:
                 raise self._too_little(least, asked, count)
-            more = min(2 * more, most)
-            fits = held(asked, more, self._memory).bytes <= self._memory
+            tried = min(2 * tried, most)
+            fits = held(asked, tried, self._memory).bytes <= self._memory
         return asked
 
     def _savings(

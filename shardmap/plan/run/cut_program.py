@@ -23,6 +23,7 @@ from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.engine.stages import Stage, stages_of
 from shardmap.plan.lax.row_sums import by_rows
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
+from shardmap.units import shown
 
 IN_MEMORY = 2**20
 """The most bytes of a value that is kept in memory even if there is ``scratch``."""
@@ -144,8 +145,8 @@ class CutProgram:
         leaves, tree = jax.tree.flatten(plain(arrays))
         if tree != self.in_tree:
             raise ValueError(
-                f"the plan was made for arguments of the structure {self.in_tree}, got "
-                f"{tree}"
+                "the plan was made for arguments of the structure "
+                f"{shown(self.in_tree)}, got {shown(tree)}"
             )
         for name, leaf, value in zip(
             self.names, leaves, self.graph.inputs, strict=True
