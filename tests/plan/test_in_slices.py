@@ -19,7 +19,11 @@ from tests.plan.plan_programs import X, Y
 @pytest.mark.parametrize(
     ("in_slices", "kind", "message"),
     [
-        (({5: 2}, None), ValueError, r"args\[0\] of shape \(8, 6\), axis 5: it has 2 axes"),
+        (
+            ({5: 2}, None),
+            ValueError,
+            r"args\[0\] of shape \(8, 6\), axis 5: it has 2 axes",
+        ),
         (({0: 2.5}, None), TypeError, "must be an integer, got 2.5"),
         (({0: (3, 3)}, {0: 0}), ValueError, r"sum to 6(.|\n)*at least 1, got 0"),
         (({"a": 2}, None), TypeError, "an axis must be an int"),
@@ -107,7 +111,9 @@ def test_cuts_of_one_argument_that_is_a_dict():
     args = {"w": np.ones((3, 2), np.float32), "x": np.ones((6, 3), np.float32)}
     made = plan(lambda d: d["x"] @ d["w"], args, in_slices={"w": None, "x": {0: 3}})
     assert made.num_shards == 3
-    with pytest.raises(ValueError, match=r"has the keys \[.v.\], the arguments have \[.w"):
+    with pytest.raises(
+        ValueError, match=r"has the keys \[.v.\], the arguments have \[.w"
+    ):
         plan(lambda d: d["x"], args, in_slices={"v": None})
 
 
