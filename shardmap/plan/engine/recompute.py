@@ -24,7 +24,7 @@ WORTH_KEEPING = 2**24
 """A value may be kept if shards would repeat at least this many operations."""
 
 TAKEN = 2
-"""So many times more of a value must be computed than is taken."""
+"""A value may be kept if shards compute more than this many times what they take."""
 
 SAMPLES = 8
 """About how many shards of a stage are sampled; few, as ``memory`` tries many cuts."""
@@ -85,7 +85,6 @@ def _repeated(
             assert isinstance(value, Value)
             assert value.producer is not None
             times = _again(taken / runs[number])
-            # Each shard may compute all of it, and take a piece.
             if (made := runs[value.producer.number]) > TAKEN * taken:
                 times = max(times, _again(made))
             if (

@@ -4,8 +4,9 @@
 next. If that computes ``y`` again, its last bits may differ, and the element is not
 found. So a stage of its own computes ``y``, unless it is as exact as the arguments.
 
-So it does if ``y.max() - y`` is computed, which is 0 for one element, and then a
-function that is not continuous there or not defined below, such as a square root.
+So it does if equal functions of both are compared, as in ``2 * y >= 2 * y.max()``, or
+if ``y.max() - y`` is computed, which is 0 for one element, and then a function that is
+not continuous there or not defined below, such as a square root.
 
 The planner marks its own nodes that select elements by a parameter, ``selects``.
 """
@@ -50,15 +51,18 @@ EXACT = SELECTIONS | {p.add_p, p.sub_p}
 """Primitives that give the same bits, whatever XLA fuses them with."""
 
 ARITHMETIC = frozenset(
+    {p.add_p, p.div_p, p.integer_pow_p, p.mul_p, p.square_p, p.sub_p}
+)
+"""Primitives that can give 0 or 1 for an element and what it is compared with, or that
+pass this on."""
+
+ZERO_AT_ZERO = frozenset(
     {
-        *(p.add_p, p.div_p, p.integer_pow_p, p.mul_p, p.square_p, p.sub_p),
-        # They pass 0 on.
         *(p.asinh_p, p.atan_p, p.cbrt_p, p.erf_p, p.expm1_p, p.sin_p, p.sinh_p),
         *(p.tan_p, p.tanh_p),
     }
 )
-"""Primitives that can give 0 or 1 for an element and what it is compared with, or that
-pass this on."""
+"""Functions that pass 0 on."""
 
 EDGES = frozenset(
     {
@@ -174,7 +178,7 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
             compared.update(terms.met(node))
         elif node.primitive in SELECTIONS or node.params.get("selects"):
             differences.update(dict.fromkeys(node.outs, passed))
-        elif node.primitive in ARITHMETIC:
+        elif node.primitive in ARITHMETIC | ZERO_AT_ZERO:
             differences[node.outs[0]] = passed.union(terms.met(node))
             if node.primitive is p.div_p:
                 compared.update(differences.get(node.ins[1], ()))

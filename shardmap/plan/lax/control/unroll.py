@@ -75,9 +75,10 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
     def stacked(*rows: jax.Array) -> jax.Array:
         return lax.concatenate([lax.expand_dims(row, (0,)) for row in rows], 0)
 
-    def apart(x: Operand) -> Operand:
-        # XLA would fuse steps, and compute what a step takes twice in each of them.
-        return barrier(graph, x, passing=range(len(x.shape)), complete=False)
+    def carried(x: Operand) -> Operand:
+        # Fused with the next step, what that takes twice would be computed twice.
+        axes = range(len(x.shape))
+        return barrier(graph, x, passing=axes, complete=False, fused=False)
 
     rows = [graph.call(rows_of, [x]) for x in ins[first:]]
     made: dict[int, list[Operand]] = {}
@@ -85,7 +86,7 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
     for k in reversed(order) if params["reverse"] else order:
         operands = [*ins[:consts], *carry, *(row[k] for row in rows)]
         outs = graph.inline(body, operands)
-        carry, made[k] = list(map(apart, outs[:carries])), outs[carries:]
+        carry, made[k] = list(map(carried, outs[:carries])), outs[carries:]
     columns = zip(*(made[k % steps] for k in range(length)), strict=True)
     return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
 

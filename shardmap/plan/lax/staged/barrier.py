@@ -28,6 +28,7 @@ def barrier(
     passing: Collection[int] = (),
     cuts: Mapping[int, Cut] | None = None,
     complete: bool = True,
+    fused: bool = True,
 ) -> Value:
     """Adds a barrier to a graph, and returns its result.
 
@@ -37,6 +38,7 @@ def barrier(
       passing: the axes along which cuts of ``value`` pass.
       cuts: the cuts that begin, by axis.
       complete: whether an earlier stage must compute ``value``.
+      fused: whether XLA may fuse what is before with what is behind.
     """
     begin = cuts or {}
     origins = frozenset().union(*(cut.origins for cut in begin.values()))
@@ -45,6 +47,7 @@ def barrier(
         "begin": tuple((axis, begin[axis].at) for axis in sorted(begin)),
         "origins": tuple(sorted(origins)),
         "complete": complete,
+        "fused": fused,
     }
     [behind] = graph.add(BARRIER, params, [value], [value.aval])
     return behind
@@ -127,19 +130,20 @@ class Barrier(Factors):
         return [group for group in super().links() if group[0].axis in passing]
 
 
-def _hidden(local: Local) -> Sequence[Any]:
-    """Does not let XLA fuse what is before and behind."""
-    made: Sequence[Any] = lax.optimization_barrier(list(local.values))
-    return made
-
-
 def rule(node: Node) -> Rule:
     axes, complete = range(len(node.in_shapes[0])), node.params["complete"]
+
+    def emitter(local: Local) -> Sequence[Any]:
+        if node.params["fused"]:
+            return local.values
+        made: Sequence[Any] = lax.optimization_barrier(list(local.values))
+        return made
+
     return Barrier(
         node,
         [axes],
         [axes],
-        emitter=(lambda local: local.values) if complete else _hidden,
+        emitter=emitter,
         complete=frozenset({0} if complete else ()),
         passes=nothing_passes if complete else lambda combiner, pending: combiner,
     )
