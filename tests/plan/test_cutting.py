@@ -82,6 +82,9 @@ def test_a_plan_of_64_bits_is_run_with_64_bits():
     with jax.enable_x64(True):
         made = sm.plan(jnp.sin, x, in_slices={0: 2})
         assert_same(made.run(x), np.sin(x), 1e-12)
+        few = sm.plan(lambda x: jnp.argmax(x[:, 0]), X, in_slices={0: 2})
+    # With arguments of 32 bits, whatever is set now.
+    assert_same(few.run(X), np.argmax(X[:, 0]))
     message = (
         r"the plan was made for float64 in args\[0\], got float64; it was made with "
         "jax_enable_x64=True: set this for the run too"

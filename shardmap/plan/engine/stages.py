@@ -145,12 +145,31 @@ class _Loops:
             return self._of_effect(value)
         taken = {self.of_reduction[number] for number in reductions}
         found: list[Loop | None] = []
+        whole = self._whole_axes(value)
         for axis, cut in enumerate(self._analysis.cuts[value]):
+            if axis in whole:
+                found.append(None)
+                continue
             loop = self._free((value.number, axis), value.shape[axis], taken)
             loop.cuts.append(cut)
             taken.add(loop)
             found.append(loop)
         return found
+
+    def _whole_axes(self, value: Value) -> set[int]:
+        """The axes that the node cannot compute in pieces, such as that of a sort."""
+        node = value.producer
+        if node is None or value not in self._analysis.kept:
+            return set()
+        number = node.outs.index(value)
+        groups = self._analysis.rules[node.number].links()
+        loops = {
+            link.axis
+            for group in groups
+            for link in group
+            if (link.side, link.number) == ("out", number)
+        }
+        return {*range(len(value.shape))} - loops
 
     def _of_effect(self, value: Value) -> list[Loop | None]:
         """The loops of the first operand that is cut; axes without them are whole."""

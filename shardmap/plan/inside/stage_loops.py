@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.context import varying_like
+from shardmap._jax.context import varying_axes, varying_like
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
@@ -138,6 +138,9 @@ def _run_shards(
     if positions.count == 1:
         buffers = _by_itself(lambda each: step(each, 0, ()), buffers, beside)
     else:
+        if any(varying_axes(jax.typeof(known[v])) for v in static.read_values):
+            row = jax.tree.map(lambda each: each[0], positions.rows)
+            buffers = _varying(lambda each: step(each, positions.first, row), buffers)
         # The counter is carried: an array of numbers would be held, and copied.
         (_, buffers), _ = lax.scan(
             counted, (positions.first, buffers), positions.rows, positions.count
@@ -163,11 +166,14 @@ def _by_itself(
     if not beside:
         return run(buffers)
     always = lax.optimization_barrier(np.True_)
+    return lax.cond(always, run, lambda each: each, _varying(run, buffers))
+
+
+def _varying(run: Callable[[Any], Any], buffers: dict[int, Any]) -> dict[int, Any]:
+    """The buffers with the varying mesh axes that they have after a run."""
     likes = jax.make_jaxpr(run)(buffers).out_avals
-    buffers = dict(
-        zip(buffers, map(varying_like, buffers.values(), likes), strict=True)
-    )
-    return lax.cond(always, run, lambda each: each, buffers)
+    made = map(varying_like, buffers.values(), likes)
+    return dict(zip(buffers, made, strict=True))
 
 
 def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:

@@ -69,7 +69,10 @@ def in_stages(
     def of_piece(value: jax.Array, before: jax.Array) -> jax.Array:
         return kind.join(before, running(value)).astype(value.dtype)
 
-    totals = of_each_piece(graph, total, node.ins, [axes], [axes], {axis: edges})
+    selects = node.primitive in (p.cummax_p, p.cummin_p)
+    totals = of_each_piece(
+        *(graph, total, node.ins, [axes], [axes], {axis: edges}), selects=selects
+    )
     [rest] = graph.call(before, totals)
     window = WithinPiece(edges[-1], edges=edges, start=not reverse, stop=reverse)
     rule = functools.partial(
@@ -80,7 +83,8 @@ def in_stages(
         function=of_piece,
         each=MANY,
     )
-    return graph.add(PIECES, {"rule": rule}, [operand, rest], [operand.aval])
+    params = {"rule": rule, "selects": selects}
+    return graph.add(PIECES, params, [operand, rest], [operand.aval])
 
 
 STAGES: dict[Any, Stages] = dict.fromkeys(KINDS, in_stages)

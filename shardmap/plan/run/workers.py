@@ -162,13 +162,13 @@ class ThreadWorkers(Workers):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.x64 = bool(config_value("jax_enable_x64"))
         self.device = config_value("jax_default_device")
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """Gives a thread the settings of JAX of the one that runs the plan."""
-        with jax.enable_x64(self.x64), jax.default_device(self.device):
+        """The settings of JAX with which the plan was made, and of this run."""
+        x64 = self.cut_program.x64
+        with jax.enable_x64(x64), jax.default_device(self.device):
             yield
 
     def submit(self, task: Task) -> Future[Any]:

@@ -157,6 +157,20 @@ def test_shard_map(change):
     check(lambda f: change(mapped(f)), talks, x, W)
 
 
+def test_pieces_of_one_length_in_a_shard_map():
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("i")
+
+    def mapped(f):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))
+
+    def centred(x):
+        return x - x.mean(0, keepdims=True)
+
+    x = jnp.arange(64.0 * 6).reshape(64, 6)
+    assert_same(mapped(sm.chunked(centred, {0: 4}))(x), mapped(centred)(x))
+
+
 # Kinds of arguments
 
 

@@ -32,6 +32,12 @@ def zero(path):
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def read_by_shards(array):
+    """What of a `Recorded` was read, but for the whole, which a checkpoint compares."""
+    every = tuple(slice(0, size) for size in array.shape)
+    return [index for index in array.reads if index != every]
+
+
 class Recorded:
     """An array-like that counts what is read of it, and fails when told to.
 

@@ -15,7 +15,15 @@ import pytest
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
-from tests.plan.run.checks import Recorded, W, X, assert_bytes, flip, zero
+from tests.plan.run.checks import (
+    Recorded,
+    W,
+    X,
+    assert_bytes,
+    flip,
+    read_by_shards,
+    zero,
+)
 
 
 def run_tasks(made, *args, count=3, **options):
@@ -62,11 +70,11 @@ def test_a_plan_of_one_stage_runs_task_by_task(tmp_path):
     assert got[:2] == [None, None]
     assert got[2][1] is out[1]
     assert_bytes(got[2], made.run(X))
-    assert len(x.reads) == 40
+    assert len(read_by_shards(x)) == 40
     again = Recorded(X)
     assert_bytes(made.run(again, checkpoint=tmp_path, task=(2, 3)), got[2])
     assert_bytes(made.run(again, checkpoint=tmp_path), got[2])
-    assert again.reads == []
+    assert read_by_shards(again) == []
 
 
 def test_a_task_that_failed_is_started_again(made, tmp_path, capfd):

@@ -7,6 +7,7 @@ the other, in a tenth of the time of a sort by XLA for CPU. NaN comes last, as i
 sort, and -0.0 before 0.0.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,7 +128,7 @@ def how_many_below(node: Node) -> Factors:
         steps = steps << shift[0]
         bounds = low[None] + lax.expand_dims(steps, range(1, rank + 1))
         shape = bounds.shape
-        bounds = bounds.reshape(-1, *keys.shape[1:])
+        bounds = lax.collapse(bounds, 0, bounds.ndim - keys.ndim + 1)
         # A CPU compares signed integers in fewer instructions.
         signed = np.dtype(f"int{8 * keys.dtype.itemsize}")
 
@@ -209,7 +210,8 @@ def selected(node: Node) -> Factors:
             return lax.fori_loop(0, width, bit, jnp.zeros(keys.shape[1:], keys.dtype))
 
         places = lax.transpose(places, order)
-        found = lax.map(find, places.reshape(-1, *keys.shape[1:])).reshape(places.shape)
+        several = math.prod(places.shape[: len(free)]), *keys.shape[1:]
+        found = lax.map(find, places.reshape(several)).reshape(places.shape)
         found = lax.transpose(found, [order.index(k) for k in every])
         return [from_ordered(found, np.dtype(local.values[0].dtype))]
 

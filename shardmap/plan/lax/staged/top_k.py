@@ -33,7 +33,7 @@ def in_stages(
         return [lax.expand_dims(each, (axis,)) for each in (values, places)]
 
     def of_all(values: jax.Array, places: jax.Array) -> list[jax.Array]:
-        values, places = (x.reshape(*x.shape[:-2], -1) for x in (values, places))
+        values, places = (lax.collapse(x, x.ndim - 2) for x in (values, places))
         best, index = p.top_k_p.bind(values, **node.params)
         return [best, jnp.take_along_axis(places, index, axis)]
 

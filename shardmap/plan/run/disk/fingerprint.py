@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import math
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,12 +57,17 @@ def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
     """The digests of arguments, None for those that are not compared."""
     found = []
     for leaf in leaves:
-        if isinstance(leaf, bool | int | float | complex):
-            leaf = np.asarray(leaf)
-        is_array = isinstance(leaf, np.ndarray | np.generic | jax.Array)
-        is_small = is_array and leaf.size * leaf.dtype.itemsize <= COMPARED
-        found.append(_digest(leaf) if is_small else None)
+        array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        is_small = math.prod(array.shape) * array.dtype.itemsize <= COMPARED
+        found.append(_digest(_read(array)) if is_small else None)
     return found
+
+
+def _read(array: Any) -> Any:
+    """All of an array, of a dataset or of another array-like."""
+    if isinstance(array, np.ndarray | np.generic | jax.Array):
+        return array
+    return np.asarray(array[tuple(slice(0, size) for size in array.shape)])
 
 
 class Digest:

@@ -136,3 +136,9 @@ def test_a_loop_may_take_what_is_sorted():
 
     x = np.random.default_rng(0).standard_normal(120).astype(np.float32)
     check_cut(fun, x, in_slices=({0: 3},))
+
+
+@pytest.mark.parametrize("cut", [{0: 3}, {1: 2}])
+def test_a_median_of_no_columns(cut):
+    medians = jax.vmap(sm.chunked(lambda x: jnp.median(x, 0), cut))
+    assert medians(jnp.zeros((0, 8, 5))).shape == (0, 5)

@@ -32,6 +32,11 @@ def test_equal_ones_stay_in_their_order():
         assert made.num_shards > 1
 
 
+def test_of_no_rows():
+    made = check_cut(lambda x: lax.top_k(x, 3), VALUES[:0], in_slices=({1: 3},))
+    assert len(made.stages) == 2
+
+
 def test_pieces_that_are_too_short_are_read_together():
     made = check_cut(lambda x: lax.top_k(x, 6), VALUES, in_slices=({1: 8},))
     reads = [shard.in_slices[0][1] for shard in made.stage_shards(0)]

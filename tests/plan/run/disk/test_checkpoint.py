@@ -17,7 +17,7 @@ from shardmap.plan.plan import plan
 from shardmap.plan.run.disk.folder import Folder
 from shardmap.plan.run.workers import ShardError
 from tests import command_line
-from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns
+from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, read_by_shards
 
 
 def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
@@ -28,11 +28,11 @@ def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
         )
     x = Recorded(X)
     got = made.run(x, W, checkpoint=tmp_path)
-    assert len(x.reads) == 16 - 11
+    assert len(read_by_shards(x)) == 16 - 11
     assert_bytes(got, want)
     done = Recorded(X)
     made.run(done, W, checkpoint=tmp_path)
-    assert done.reads == []
+    assert read_by_shards(done) == []
 
 
 def test_the_checkpoint_of_another_plan_is_refused(made, tmp_path):
@@ -123,7 +123,7 @@ def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
     np.testing.assert_allclose(np.load(out)[:rows], want[1][:rows], rtol=1e-5)
     x = Recorded(X)
     got = made.run(x, W, checkpoint=folder)
-    assert len(x.reads) == 16 - kept
+    assert len(read_by_shards(x)) == 16 - kept
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
@@ -178,7 +178,7 @@ def test_a_file_system_without_hard_links(made, tmp_path, monkeypatch):
     want = made.run(X, W, checkpoint=tmp_path)
     x = Recorded(X)
     got = made.run(x, W, checkpoint=tmp_path)
-    assert x.reads == []
+    assert read_by_shards(x) == []
     assert_bytes(got, want)
     other = plan(columns, X, W, in_slices=({0: 4}, None))
     with pytest.raises(ValueError, match="belongs to another plan"):

@@ -10,7 +10,7 @@ import pytest
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
-from tests.plan.run.checks import Recorded, X, assert_bytes, flip, zero
+from tests.plan.run.checks import Recorded, X, assert_bytes, flip, read_by_shards, zero
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_made_again(harm, run, name, made, tmp_path):
     x = Recorded(X)
     assert_bytes(run(made, x, folder), want)
     if run is one_run:
-        assert [index[0].start for index in x.reads] == [24]
+        assert [index[0].start for index in read_by_shards(x)] == [24]
     path.write_bytes(files[path.name])
     harm(path)
     for other in made_of(path):

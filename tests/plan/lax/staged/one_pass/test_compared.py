@@ -249,6 +249,18 @@ def test_the_element_that_was_selected_lies_on_an_edge(edge, arrays):
     assert_same(sm.chunked(fun, cut)(*arrays), want, 0)
 
 
+def test_running_maxima_are_elements(arrays):
+    """As in the drawdown of a price."""
+
+    def fun(x, w):
+        y = cosines(w, x)
+        return jnp.isnan(jnp.sqrt(lax.cummax(y) - y)).sum(0)
+
+    made = sm.plan(fun, *arrays, in_slices=(None, {0: 7}))
+    assert max(stage.kept_bytes for stage in made.stage_costs) >= 4 * ROWS * COLUMNS
+    assert_same(made.run(*arrays), np.zeros(ROWS, np.int32), 0)
+
+
 @pytest.mark.parametrize("pieces", [2, 3, 7])
 def test_an_extremum_is_compared_and_subtracted(pieces, arrays):
     """The comparison is rewritten, and knows the extrema of the pieces."""
