@@ -136,6 +136,7 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
 
     Raises:
       TypeError: it cannot run shards.
+      ValueError: it is a pool of forked processes.
     """
     if executor is None:
         with ThreadPoolExecutor(readers) as pool:
@@ -150,6 +151,13 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
     elif is_ray(executor):
         yield ProcessWorkers, RayExecutor(executor)
     elif isinstance(executor, Executor):
+        # Of a ProcessPoolExecutor. The lock of a thread of JAX stays locked in a fork.
+        context = getattr(executor, "_mp_context", None)
+        if context is not None and context.get_start_method() == "fork":
+            raise ValueError(
+                "executor forks this process, whose threads of JAX may hold locks: give "
+                "the pool mp_context=multiprocessing.get_context('spawn')"
+            )
         yield ProcessWorkers, executor
     else:
         raise TypeError(

@@ -16,7 +16,7 @@ import pytest
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.checks import assert_same
-from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns
+from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, read_by_shards
 
 
 def test_shards_read_their_own_slices_only(made):
@@ -121,9 +121,18 @@ def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
         made.run(X, W, executor=pool, checkpoint=tmp_path, max_in_flight=1)
     x = Recorded(X)
     got = made.run(x, W, checkpoint=tmp_path)
-    assert len(x.reads) == 13
+    assert len(read_by_shards(x)) == 13
     for a, b in zip(got, made.run(X, W), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_pool_that_forks_is_refused(made):
+    context = multiprocessing.get_context("fork")
+    with (
+        ProcessPoolExecutor(1, context) as pool,
+        pytest.raises(ValueError, match="executor forks this process.*'spawn'"),
+    ):
+        made.run(X, W, executor=pool)
 
 
 def test_a_plan_runs_in_several_threads_at_once(made):
