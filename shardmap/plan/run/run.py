@@ -155,8 +155,8 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
         context = getattr(executor, "_mp_context", None)
         if context is not None and context.get_start_method() == "fork":
             raise ValueError(
-                "executor forks this process, whose threads of JAX may hold locks: give "
-                "the pool mp_context=multiprocessing.get_context('spawn')"
+                "executor forks this process, whose threads of JAX may hold locks: "
+                "give the pool mp_context=multiprocessing.get_context('spawn')"
             )
         yield ProcessWorkers, executor
     else:

@@ -130,7 +130,7 @@ def test_a_pool_that_forks_is_refused(made):
     context = multiprocessing.get_context("fork")
     with (
         ProcessPoolExecutor(1, context) as pool,
-        pytest.raises(ValueError, match="executor forks this process.*'spawn'"),
+        pytest.raises(ValueError, match=r"executor forks this process.*'spawn'"),
     ):
         made.run(X, W, executor=pool)
 
