@@ -26,6 +26,7 @@ from shardmap.plan.engine.jaxpr_key import key_of
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.lax import pointwise
+from shardmap.plan.lax.indexed.known import scalar_of
 from shardmap.plan.lax.staged.barrier import BARRIER
 
 COMPARISONS = frozenset({p.eq_p, p.ne_p, p.ge_p, p.gt_p, p.le_p, p.lt_p})
@@ -194,7 +195,8 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
 def _has_edge(node: Node) -> bool:
     """Whether a result changes much if an operand is a little less than 0 or 1."""
     if node.primitive in COMPARISONS:
-        return any(isinstance(x, Scalar) and x.value in (-1, 0, 1) for x in node.ins)
+        known = map(scalar_of, node.ins)
+        return any(isinstance(x, Scalar) and x.value in (-1, 0, 1) for x in known)
     if node.primitive is p.convert_element_type_p:
         return not _is_inexact(node.outs[0].aval)
     is_inverse = node.primitive is p.integer_pow_p and node.params["y"] < 0

@@ -199,6 +199,7 @@ EDGES = {
     "floor": lambda y: jnp.floor(y - largest(y)) == 0,
     "sign": lambda y: jnp.sign(y - largest(y)) == 0,
     "zero": lambda y: y - largest(y) >= 0,
+    "zeros": lambda y: y - largest(y) >= jnp.zeros_like(y),
     "remainder": lambda y: jnp.mod(y + largest(-y), 4) > 3,
     "angle": lambda y: jnp.arctan2(y + largest(-y), -1) > 1,
     "gamma function": lambda y: jnp.isnan(jax.scipy.special.gammainc(2, scaled(y))),
