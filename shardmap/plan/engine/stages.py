@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.patterns import Members, Patterns
 from shardmap.plan.engine.propagate import Analysis, AxisKey
@@ -157,19 +158,15 @@ class _Loops:
         return found
 
     def _whole_axes(self, value: Value) -> set[int]:
-        """The axes that the node cannot compute in pieces, such as that of a sort."""
+        """The axes of a kept value that its node computes whole, as a sort does."""
         node = value.producer
         if node is None or value not in self._analysis.kept:
             return set()
-        number = node.outs.index(value)
-        groups = self._analysis.rules[node.number].links()
-        loops = {
-            link.axis
-            for group in groups
-            for link in group
-            if (link.side, link.number) == ("out", number)
-        }
-        return {*range(len(value.shape))} - loops
+        rule = self._analysis.rules[node.number]
+        if not isinstance(rule, Factors):
+            return set()
+        factors = rule.outs[node.outs.index(value)]
+        return {axis for axis, factor in enumerate(factors) if factor in rule.wholes}
 
     def _of_effect(self, value: Value) -> list[Loop | None]:
         """The loops of the first operand that is cut; axes without them are whole."""

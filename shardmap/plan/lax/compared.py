@@ -20,7 +20,13 @@ import numpy as np
 from jax import dtypes
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import SPLIT, STACK, TILE, UNSTACK
+from shardmap._jax.lax_primitives import (
+    OPTIMIZATION_BARRIER,
+    SPLIT,
+    STACK,
+    TILE,
+    UNSTACK,
+)
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.plan.engine.jaxpr_key import key_of
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
@@ -42,7 +48,7 @@ SELECTIONS = frozenset(
         *(p.reduce_window_max_p, p.reduce_window_min_p, p.scatter_max_p, p.scatter_p),
         *(p.scatter_min_p, p.select_n_p, p.slice_p, p.sort_p, p.squeeze_p, p.top_k_p),
         *(p.stop_gradient_p, p.transpose_p, p.xor_p),
-        *(BARRIER, SPLIT, STACK, TILE, UNSTACK),
+        *(BARRIER, OPTIMIZATION_BARRIER, SPLIT, STACK, TILE, UNSTACK),
     }
 )
 """Primitives that choose, move or round elements, or flip their sign or bits."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import MULHI, NEWER, RESHARD
+from shardmap._jax.lax_primitives import MULHI, NEWER, OPTIMIZATION_BARRIER, RESHARD
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
 from shardmap.plan.engine.rules import RuleMaker, nothing_passes
@@ -140,7 +140,7 @@ RULES: dict[Any, RuleMaker] = {
     **{q: pointwise() for q in (*NEWER, MULHI)},
     **{q: pointwise(_sum) for q in (p.add_p, p.add_jaxvals_p, p.sub_p)},
     **{q: pointwise(_linear) for q in (p.real_p, p.imag_p)},
-    **{q: pointwise(_unchanged) for q in (p.copy_p, p.name_p)},
+    **{q: pointwise(_unchanged) for q in (p.copy_p, p.name_p, OPTIMIZATION_BARRIER)},
     p.complex_p: pointwise(_sum),
     p.convert_element_type_p: pointwise(_converted),
     p.device_put_p: pointwise(_unchanged, _as_it_is),

@@ -27,8 +27,7 @@ from shardmap.plan.lax import pointwise
 
 IN_PLACE = frozenset(
     {
-        *(p.dynamic_update_slice_p, OPTIMIZATION_BARRIER, p.reshape_p),
-        *(p.scan_p, p.while_p),
+        *(p.dynamic_update_slice_p, p.reshape_p, p.scan_p, p.while_p),
         *(p.scatter_p, p.scatter_add_p, p.scatter_max_p, p.scatter_min_p),
     }
 )

@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.walk import equations
 from shardmap.plan.engine.nodes import Graph, Node, Operand
-from shardmap.plan.lax.staged.barrier import barrier
 
 MOST_EQUATIONS = 2048
 """The most equations of an unrolled loop, where its steps are compiled together."""
@@ -77,8 +77,7 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
 
     def carried(x: Operand) -> Operand:
         # Fused with the next step, what that takes twice would be computed twice.
-        axes = range(len(x.shape))
-        return barrier(graph, x, passing=axes, complete=False, fused=False)
+        return graph.add(OPTIMIZATION_BARRIER, {}, [x], [x.aval])[0]
 
     rows = [graph.call(rows_of, [x]) for x in ins[first:]]
     made: dict[int, list[Operand]] = {}

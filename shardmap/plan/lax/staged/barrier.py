@@ -3,10 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors, Local
+from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
 from shardmap.plan.engine.rules import (
     Cut,
@@ -28,7 +27,6 @@ def barrier(
     passing: Collection[int] = (),
     cuts: Mapping[int, Cut] | None = None,
     complete: bool = True,
-    fused: bool = True,
 ) -> Value:
     """Adds a barrier to a graph, and returns its result.
 
@@ -38,7 +36,6 @@ def barrier(
       passing: the axes along which cuts of ``value`` pass.
       cuts: the cuts that begin, by axis.
       complete: whether an earlier stage must compute ``value``.
-      fused: whether XLA may fuse what is before with what is behind.
     """
     begin = cuts or {}
     origins = frozenset().union(*(cut.origins for cut in begin.values()))
@@ -47,7 +44,6 @@ def barrier(
         "begin": tuple((axis, begin[axis].at) for axis in sorted(begin)),
         "origins": tuple(sorted(origins)),
         "complete": complete,
-        "fused": fused,
     }
     [behind] = graph.add(BARRIER, params, [value], [value.aval])
     return behind
@@ -132,18 +128,11 @@ class Barrier(Factors):
 
 def rule(node: Node) -> Rule:
     axes, complete = range(len(node.in_shapes[0])), node.params["complete"]
-
-    def emitter(local: Local) -> Sequence[Any]:
-        if node.params["fused"]:
-            return local.values
-        made: Sequence[Any] = lax.optimization_barrier(list(local.values))
-        return made
-
     return Barrier(
         node,
         [axes],
         [axes],
-        emitter=emitter,
+        emitter=lambda local: local.values,
         complete=frozenset({0} if complete else ()),
         passes=nothing_passes if complete else lambda combiner, pending: combiner,
     )
