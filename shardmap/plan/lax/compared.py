@@ -13,8 +13,8 @@ The planner marks its own nodes that select elements by a parameter, ``selects``
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from jax import dtypes
@@ -32,7 +32,7 @@ from shardmap.plan.engine.jaxpr_key import key_of
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.lax import pointwise
-from shardmap.plan.lax.indexed.known import scalar_of
+from shardmap.plan.lax.indexed.known import constant, scalar_of
 from shardmap.plan.lax.staged.barrier import BARRIER
 
 COMPARISONS = frozenset({p.eq_p, p.ne_p, p.ge_p, p.gt_p, p.le_p, p.lt_p})
@@ -57,31 +57,41 @@ SELECTIONS = frozenset(
 EXACT = SELECTIONS | {p.add_p, p.sub_p}
 """Primitives that give the same bits, whatever XLA fuses them with."""
 
-ARITHMETIC = frozenset(
-    {p.add_p, p.div_p, p.integer_pow_p, p.mul_p, p.square_p, p.sub_p}
-)
-"""Primitives that can give 0 or 1 for an element and what it is compared with, or that
-pass this on."""
+FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
+    **{p.abs_p: np.abs, p.add_p: np.add, p.asinh_p: np.arcsinh, p.atan_p: np.arctan},
+    **{p.cbrt_p: np.cbrt, p.cos_p: np.cos, p.cosh_p: np.cosh, p.div_p: np.divide},
+    **{p.erf_p: math.erf, p.exp_p: np.exp, p.exp2_p: np.exp2, p.expm1_p: np.expm1},
+    **{p.integer_pow_p: np.float_power},
+    **{p.log_p: np.log, p.log1p_p: np.log1p, p.mul_p: np.multiply},
+    **{p.neg_p: np.negative, p.pow_p: np.power, p.sin_p: np.sin, p.sinh_p: np.sinh},
+    **{p.sqrt_p: np.sqrt, p.square_p: np.square, p.sub_p: np.subtract, p.tan_p: np.tan},
+    **{p.tanh_p: np.tanh},
+}
+"""The functions that numbers of selected elements are followed through."""
 
-ZERO_AT_ZERO = frozenset(
+EDGES: Mapping[Any, tuple[float, ...]] = {
+    **dict.fromkeys((p.log_p, p.pow_p, p.rsqrt_p, p.sign_p, p.sqrt_p), (0,)),
+    **dict.fromkeys((p.acos_p, p.acosh_p, p.asin_p, p.atanh_p), (-1, 1)),
+    **dict.fromkeys((p.erf_inv_p, p.log1p_p), (-1, 1)),
+}
+"""Where functions are not continuous, or not defined on one side."""
+
+JUMPS = frozenset(
     {
-        *(p.asinh_p, p.atan_p, p.cbrt_p, p.erf_p, p.expm1_p, p.sin_p, p.sinh_p),
-        *(p.tan_p, p.tanh_p),
+        *(p.and_p, p.atan2_p, p.ceil_p, p.digamma_p, p.floor_p, p.igamma_p),
+        *(p.igammac_p, p.lgamma_p, p.polygamma_p, p.regularized_incomplete_beta_p),
+        *(p.rem_p, p.round_p, p.shift_right_arithmetic_p, p.shift_right_logical_p),
+        p.zeta_p,
     }
 )
-"""Functions that pass 0 on."""
+"""Functions for which any number is taken for an edge."""
 
-EDGES = frozenset(
-    {
-        *(p.acos_p, p.acosh_p, p.and_p, p.asin_p, p.atan2_p, p.atanh_p, p.ceil_p),
-        *(p.digamma_p, p.erf_inv_p, p.floor_p, p.igamma_p, p.igammac_p, p.lgamma_p),
-        *(p.log_p, p.log1p_p, p.polygamma_p, p.pow_p, p.regularized_incomplete_beta_p),
-        *(p.rem_p, p.round_p, p.rsqrt_p, p.shift_right_arithmetic_p),
-        *(p.shift_right_logical_p, p.sign_p, p.sqrt_p, p.zeta_p),
-    }
-)
-"""Functions that are not continuous, or not defined everywhere, around 0 or 1."""
+MARGIN = 0.01
+"""A number that is nearer to an edge may be rounded to its other side."""
 
+MOST = 8
+"""A function of operands with more combinations of terms, or of numbers, is not
+followed."""
 
 Term: TypeAlias = int
 """The number of an expression. Whatever selects elements is left out of expressions: a
@@ -93,8 +103,16 @@ stages, and whether these took them whole, as shards then compute pieces again."
 
 HERE: Apart = frozenset()
 
-MOST_TERMS = 8
-"""A function of operands with more combinations of terms has a term of its own."""
+Values: TypeAlias = frozenset[Value]
+
+Numbers: TypeAlias = Mapping[float, Values]
+"""The numbers that an operand is where elements were selected, and of which values.
+``y - y.max()`` is 0 where ``y`` is largest. A constant has its own number."""
+
+NOWHERE: Values = frozenset()
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class _Terms:
@@ -121,7 +139,7 @@ class _Terms:
 
     def visit(self, node: Node) -> None:
         """Finds the terms of a node's results."""
-        if node.primitive in SELECTIONS or node.params.get("selects"):
+        if _selects(node):
             operands = [x for x in node.ins if isinstance(x, Value)] or node.ins
             merged = _union(e for x in operands for e in self.of(x).items())
             is_whole = node in self._ended
@@ -134,7 +152,7 @@ class _Terms:
                 self._set(out, made)
         elif node.primitive in pointwise.RULES and len(node.outs) == 1:
             every = [self.of(operand).items() for operand in node.ins]
-            if math.prod(map(len, every)) <= MOST_TERMS:
+            if math.prod(map(len, every)) <= MOST:
                 function = node.primitive, key_of(node.params), node.outs[0].aval.dtype
                 found = []
                 for each in itertools.product(*every):
@@ -160,15 +178,19 @@ class _Terms:
                         yield self.made[selected]
 
 
+def _selects(node: Node) -> bool:
+    return node.primitive in SELECTIONS or bool(node.params.get("selects"))
+
+
 def _is_selected(term: Term, apart: Apart) -> bool:
     """Whether elements of the term itself were selected elsewhere."""
     return any(selected == term for selected, *_ in apart)
 
 
-def _union(found: Iterable[tuple[Term, Apart]]) -> dict[Term, Apart]:
-    merged: dict[Term, Apart] = {}
-    for term, apart in found:
-        merged[term] = merged.get(term, HERE) | apart
+def _union(found: Iterable[tuple[K, frozenset[V]]]) -> dict[K, frozenset[V]]:
+    merged: dict[K, frozenset[V]] = {}
+    for key, more in found:
+        merged[key] = merged.get(key, frozenset()) | more
     return merged
 
 
@@ -176,43 +198,78 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
     """The values that a stage compares with what an earlier one selected of them."""
     found: dict[Value, None] = {}
     terms = _Terms(analysis)
-    # Value -> the values that what is selected of them was subtracted from, or divides.
-    differences: dict[Operand, frozenset[Value]] = {}
+    numbers: dict[Operand, Numbers] = {}
     for node in analysis.graph.nodes:
-        passed = frozenset().union(*(differences.get(x, ()) for x in node.ins))
-        compared = {*passed} if _has_edge(node) else set()
-        if node.primitive in COMPARISONS:
-            compared.update(terms.met(node))
-        elif node.primitive in SELECTIONS or node.params.get("selects"):
-            differences.update(dict.fromkeys(node.outs, passed))
-        elif node.primitive in ARITHMETIC | ZERO_AT_ZERO:
-            differences[node.outs[0]] = passed.union(terms.met(node))
-            if node.primitive is p.div_p:
-                compared.update(differences.get(node.ins[1], ()))
-        elif jaxprs_in(node.params) and _has_edge_inside(node):
-            compared |= passed.union(terms.met(node))
-        for value in compared:
+        met = frozenset(terms.met(node))
+        ins = [numbers.get(operand) or _number_of(operand) for operand in node.ins]
+        for value in _compared(node, ins, met):
             if value not in analysis.kept and is_rounded(analysis, value):
                 found[value] = None
+        numbers.update(dict.fromkeys(node.outs, _result(node, ins, met)))
         terms.visit(node)
     return found
 
 
-def _has_edge(node: Node) -> bool:
-    """Whether a result changes much if an operand is a little less than 0 or 1."""
+def _number_of(operand: Operand) -> Numbers:
+    """The number of a constant."""
+    scalar = scalar_of(operand)
+    if not isinstance(scalar, Scalar) or constant(scalar) is None:
+        return {}
+    is_real = dtypes.issubdtype(scalar.aval.dtype, np.floating)
+    return {float(scalar.value): NOWHERE} if is_real else {}
+
+
+def _result(node: Node, ins: Sequence[Numbers], met: Values) -> Numbers:
+    """The numbers of a node's results, of operands that are made of ``met``."""
+    if met and node.primitive in (p.add_p, p.div_p, p.sub_p):
+        # One is the negative of the other if they are added.
+        return {1.0 if node.primitive is p.div_p else 0.0: met}
+    function = FUNCTIONS.get(node.primitive)
+    if function is None:
+        return _union(e for each in ins for e in each.items()) if _selects(node) else {}
+    if node.primitive is p.integer_pow_p:
+        ins = [*ins, {node.params["y"]: NOWHERE}]
+    elif not all(ins) and node.primitive in (p.div_p, p.mul_p):
+        zeros = [each[0.0] for each in ins if 0 in each]
+        return {0.0: NOWHERE.union(*zeros)} if zeros else {}
+    if math.prod(map(len, ins)) > MOST:
+        return {}
+    made = []
+    for each in itertools.product(*(numbers.items() for numbers in ins)):
+        with np.errstate(all="ignore"):
+            number = float(function(*(number for number, _ in each)))
+        if math.isfinite(number):
+            made.append((number, NOWHERE.union(*(values for _, values in each))))
+    return _union(made)
+
+
+def _compared(node: Node, ins: Sequence[Numbers], met: Values) -> Values:
+    """The values of which last bits decide what a node makes of selected elements."""
     if node.primitive in COMPARISONS:
-        known = map(scalar_of, node.ins)
-        return any(isinstance(x, Scalar) and x.value in (-1, 0, 1) for x in known)
-    if node.primitive is p.convert_element_type_p:
-        return not _is_inexact(node.outs[0].aval)
-    is_inverse = node.primitive is p.integer_pow_p and node.params["y"] < 0
-    return is_inverse or node.primitive in EDGES
+        pairs = itertools.product(*(numbers.items() for numbers in ins))
+        return met.union(*(v | w for (m, v), (n, w) in pairs if abs(m - n) < MARGIN))
+    jumps = node.primitive in JUMPS or _compares_inside(node)
+    edges = EDGES.get(node.primitive, ())
+    if node.primitive is p.div_p:
+        edges, ins = (0,), ins[1:]
+    elif node.primitive is p.integer_pow_p and node.params["y"] < 0:
+        edges = (0,)
+    elif node.primitive is p.convert_element_type_p:
+        jumps = not _is_inexact(node.outs[0].aval)
+    return (met if jumps else NOWHERE).union(
+        *(
+            values
+            for numbers in ins
+            for number, values in numbers.items()
+            if jumps or any(abs(number - edge) < MARGIN for edge in edges)
+        )
+    )
 
 
-def _has_edge_inside(node: Node) -> bool:
+def _compares_inside(node: Node) -> bool:
     """Whether a loop or a branch compares floats, or has a function with an edge."""
     return any(
-        equation.primitive in COMPARISONS | EDGES
+        equation.primitive in COMPARISONS | EDGES.keys() | JUMPS
         and _is_inexact(equation.invars[0].aval)
         for jaxpr in jaxprs_in(node.params)
         for equation in equations(jaxpr)

@@ -203,6 +203,7 @@ EDGES = {
     "remainder": lambda y: jnp.mod(y + largest(-y), 4) > 3,
     "angle": lambda y: jnp.arctan2(y + largest(-y), -1) > 1,
     "gamma function": lambda y: jnp.isnan(jax.scipy.special.gammainc(2, scaled(y))),
+    "exponential": lambda y: jnp.exp(y - largest(y)) == 1,
     "sign bit": lambda y: jnp.signbit(y + largest(-y)),
     "histogram": jax.vmap(lambda y: jnp.histogram(y, 10)[0], 1),
     "loop": lambda y: lax.fori_loop(
@@ -302,6 +303,8 @@ def test_an_equation_that_is_written_twice_is_one(arrays):
     [
         lambda y: jax.nn.softmax(y, 0).sum(1),
         lambda y: (y > 0.5 * largest(y)).sum(0),
+        lambda y: (scaled(y) > 0.5).sum(0),
+        lambda y: jax.nn.leaky_relu(y - largest(y) + 1).sum(1),
         lambda y: (jnp.abs(y - jnp.median(y, 0, keepdims=True)) > 3).sum(0),
     ],
 )
