@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
-from shardmap._jax.types import Value, without_sharding
+from shardmap._jax.types import Value, is_typed, without_sharding
 from shardmap.arrays.sources.registry import (
     Describe,
     Grain,
@@ -24,6 +24,7 @@ from shardmap.arrays.sources.registry import (
     register_kind,
     type_name,
 )
+from shardmap.sharding.mesh import auto_mesh
 
 Handler: TypeAlias = Callable[[Any, Sharding], jax.Array]
 Box: TypeAlias = tuple[tuple[int, int], ...]
@@ -205,7 +206,18 @@ def lay_out(value: Value, sharding: Sharding) -> jax.Array:
 
 
 def sliceable(value: Value) -> Any:
-    """The value, or if it has no slices, the array that its handler makes."""
+    """The value, or if it has no slices, an array that has them.
+
+    A handler makes it, or it is an array along Explicit mesh axes, whose slices have no
+    layout that JAX knows. On Auto axes they have.
+    """
+    if isinstance(value, jax.Array):
+        explicit = value.sharding
+        if not isinstance(explicit, NamedSharding) or not is_typed(jax.typeof(value)):
+            return value
+        mesh, kind = auto_mesh(explicit.mesh), explicit.memory_kind
+        auto = NamedSharding(mesh, explicit.spec, memory_kind=kind)
+        return jax.device_put(value, auto)
     if _handler(type(value)) is None or hasattr(value, "__getitem__"):
         return value
     return lay_out(value, SingleDeviceSharding(jax.local_devices()[0]))

@@ -180,7 +180,7 @@ def _in_loops(*operands: Any, **params: Any) -> list[Any]:
     run = functools.partial(
         run_in_loops, cut(jaxpr, params["asked"], params["options"])
     )
-    made = iter(laid_out_as(jaxpr.out_avals, run)(operands))
+    made = iter(laid_out_as(jaxpr, run)(operands))
     return [next(made) if number is None else operands[number] for number in forwarded]
 
 

@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from shardmap._jax.context import varying_axes, varying_like
+from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
@@ -220,19 +222,21 @@ def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
 
 
 def laid_out_as(
-    avals: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]
+    jaxpr: ClosedJaxpr, run: Callable[[Sequence[Any]], list[Any]]
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """Returns ``run``; under an Explicit mesh its results are laid out like these.
+    """Returns ``run``; along Explicit mesh axes its results have the jaxpr's layouts.
 
     A piece of an axis that is on several devices has no layout that JAX knows, so
     inside of the loops the compiler decides.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = mesh.explicit_axes
-    if not axes:
-        return run
-    layouts = [aval.sharding.spec for aval in avals]
-    return jax.sharding.auto_axes(run, axes=axes, out_sharding=layouts)
+    meshes = [jax.sharding.get_abstract_mesh()]
+    meshes += [aval.sharding.mesh for aval in (*jaxpr.in_avals, *jaxpr.out_avals)]
+    for mesh in meshes:
+        if axes := mesh.explicit_axes:
+            specs = [aval.sharding.spec for aval in jaxpr.out_avals]
+            layouts = [NamedSharding(mesh, spec) for spec in specs]
+            return jax.sharding.auto_axes(run, axes=axes, out_sharding=layouts)
+    return run
 
 
 class _Steps(NamedTuple):

@@ -287,6 +287,19 @@ def test_under_an_explicit_mesh(name):
         check(lambda f: jax.jit(jax.grad(squared(f))), EXPLICIT[name], *args)
 
 
+@pytest.mark.parametrize("name", [name for name in EXPLICIT if name != "asked"])
+def test_arguments_on_an_explicit_mesh(name):
+    """Without `jax.set_mesh`."""
+    _, args = on_devices(AxisType.Explicit, (4, 2), ("a", "b"))
+    fun = EXPLICIT[name]
+    expected, chunked = jax.jit(fun)(*args), sm.chunked(fun, CUT, strict=True)
+    for found in (chunked(*args), jax.jit(chunked)(*args)):
+        assert_same(found, expected)
+        assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, expected)
+    check(lambda f: jax.jit(jax.grad(squared(f))), fun, *args)
+    assert_same(sm.plan(fun, *args, in_slices=CUT).run(*args), expected)
+
+
 def test_what_is_closed_over_under_an_explicit_mesh():
     mesh, args = on_devices(AxisType.Explicit, (4, 2), ("a", "b"))
 
