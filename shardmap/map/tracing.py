@@ -241,14 +241,13 @@ class Batch(NamedTuple):
 
         JAX's own batching rules must know its collectives over this axis.
         """
-        # jax.vmap requires a mapped operand.
-        mapped = jax.vmap(
-            lambda _, *args: fun(*args),
-            in_axes=(0, *in_dims),
-            out_axes=out_dims,
-            axis_name=self.name,
-            axis_size=self.size,
+        vmap = functools.partial(
+            jax.vmap, out_axes=out_dims, axis_name=self.name, axis_size=self.size
         )
+        if any(dim is not None for dim in in_dims):
+            return vmap(fun, in_axes=tuple(in_dims))
+        # jax.vmap requires a mapped operand.
+        mapped = vmap(lambda _, *args: fun(*args), in_axes=(0, *in_dims))
         # In `jax.export` the size may be a symbol, which NumPy does not know.
         zeros = np.zeros if isinstance(self.size, int) else jnp.zeros
         return lambda *args: mapped(zeros(self.size, bool), *args)

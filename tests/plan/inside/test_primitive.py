@@ -300,6 +300,18 @@ def test_arguments_on_an_explicit_mesh(name):
     assert_same(sm.plan(fun, *args, in_slices=CUT).run(*args), expected)
 
 
+def test_vmap_along_an_explicit_axis():
+    _, (x, _) = on_devices(AxisType.Explicit, (4, 2), ("a", "b"))
+
+    def fun(row):
+        return jnp.tanh(row).sum()
+
+    expected = jax.vmap(fun)(x)
+    found = jax.vmap(sm.chunked(fun, {0: 2}))(x)
+    assert_same(found, expected)
+    assert jax.typeof(found) == jax.typeof(expected)
+
+
 def test_what_is_closed_over_under_an_explicit_mesh():
     mesh, args = on_devices(AxisType.Explicit, (4, 2), ("a", "b"))
 
