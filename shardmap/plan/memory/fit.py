@@ -11,7 +11,7 @@ from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.in_slices import Asked, cut_points
 from shardmap.plan.memory.liveness import Peak
-from shardmap.plan.memory.plan_peak import compiled_bytes, plan_peak
+from shardmap.plan.memory.plan_peak import bytes_moved, compiled_bytes, plan_peak
 from shardmap.plan.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import AUTO, Auto, size
 
@@ -62,15 +62,26 @@ class _Found(NamedTuple):
       how: the arguments of `Make` that make it.
       peak: what its largest shard holds.
       partial: whether reduced axes may be cut.
+      moved: about the bytes that all shards read and write.
       is_plain: whether it would be the same if they may not.
-      is_exact: whether ``peak`` is that of all stages. It may be more.
+      is_exact: whether ``peak`` and ``moved`` are of all stages. They may be more.
     """
 
     how: tuple[Any, ...]
     peak: Peak
     partial: bool
+    moved: int
     is_plain: bool
     is_exact: bool
+
+    @property
+    def cost(self) -> int:
+        """What is compared between axes.
+
+        A peak that is too large becomes smaller with more pieces, but what is moved
+        does not.
+        """
+        return self.peak.bytes * self.moved
 
 
 class Fit:
@@ -121,7 +132,7 @@ class Fit:
     def axes(self) -> Asked:
         """The axes to cut, as few as possible, as `AUTO`.
 
-        If it fits along several axes, the one that saves the most is taken.
+        If it fits along several axes, the one with the lowest `_Found.cost` is taken.
 
         Raises:
           ValueError: the function does not fit, whatever is cut.
@@ -173,6 +184,7 @@ class Fit:
         keeps: bool,
         measures: bool = True,
         limit: float = math.inf,
+        cost: float = math.inf,
     ) -> _Found:
         """These cuts with or without cut reductions: what fits, or takes the least.
 
@@ -181,13 +193,12 @@ class Fit:
         Args:
           asked: the cuts.
           keeps: whether values may be kept that could be recomputed.
-          measures: as for `_found`.
-          limit: as for `_found`.
+          measures, limit, cost: as for `_found`.
         """
         found = []
         is_cut = any(points for row in asked for points in row)
         for partial in self._choices if is_cut else self._choices[:1]:
-            given = asked, partial, keeps, self._samples, measures, limit
+            given = asked, partial, keeps, self._samples, measures, limit, cost
             found.append(self._found(*given))
             if found[-1].peak.bytes <= self._memory or found[-1].is_plain:
                 break
@@ -204,12 +215,14 @@ class Fit:
         samples: bool,
         measures: bool = True,
         limit: float = math.inf,
+        cost: float = math.inf,
     ) -> _Found:
         """What is known of the program that `Make` makes of these arguments.
 
         Args:
           measures: whether to find out which values are worth keeping.
           limit: the peak need not be exact if it is larger than this.
+          cost: nothing need be exact if it costs more than this.
         """
         axes = tuple(
             (k, axis)
@@ -222,12 +235,16 @@ class Fit:
         # If no cut takes effect, more pieces do not help.
         for name in ((asked, *key), (axes, *key)):
             known = self._known.get(name)
-            if known and (known.is_exact or known.peak.bytes > limit):
+            if known and (
+                known.is_exact or known.peak.bytes > limit or known.cost > cost
+            ):
                 return known
         made = self._make(asked, *key)
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
-        peak = plan_peak(made, self._in_loops, limit)
-        found = _Found((asked, *key), peak, partial, is_plain, peak.bytes <= limit)
+        peak = plan_peak(made, self._in_loops, limit, cost)
+        moved = bytes_moved(made)
+        is_exact = peak.bytes <= limit and peak.bytes * moved <= cost
+        found = _Found((asked, *key), peak, partial, moved, is_plain, is_exact)
         self._known[axes if made.num_shards == 1 else asked, *key] = found
         return found
 
@@ -259,34 +276,36 @@ class Fit:
         uncut = self._best(self._in_pieces(asked, count), keeps, measures=keeps)
         ask_compiler |= uncut.peak.bytes <= self._memory
 
-        def held(each: Asked, count: int, limit: float = math.inf) -> Peak:
+        def held(each: Asked, count: int, limit: float = math.inf) -> _Found:
             pieces = self._in_pieces(each, count)
             # If nothing is kept without need, there is little to measure.
             found = self._best(pieces, keeps, measures=keeps, limit=limit)
-            if keeps and found.is_exact:
+            if found.is_exact:
                 self._peaks.setdefault((each, keeps), {})[count] = found.peak
             # What the model finds too large is no smaller when it is compiled.
             if not ask_compiler or found.peak.bytes > self._memory:
-                return found.peak
+                return found
             took = compiled_bytes(self._make(*found.how), self._in_loops)
-            return found.peak._replace(bytes=took)
+            return found._replace(peak=found.peak._replace(bytes=took))
 
-        least = held(asked, count)
+        least = held(asked, count).peak
         for _ in range(MOST_AXES):
             if least.bytes <= self._memory:
                 break
             count = max(count, FIRST_PIECES)
-            saving: dict[Asked, Peak] = {}
+            saving: dict[Asked, _Found] = {}
             grown: list[tuple[Asked, Peak, int]] = []
             fits = False
             for more in self._candidates(asked):
                 saving |= self._savings(more, count, keeps, held)
-                better = [each for each in saving if saving[each].bytes < least.bytes]
+                better = [
+                    each for each in saving if saving[each].peak.bytes < least.bytes
+                ]
                 # A chunk that pieces share is read by each of them.
-                better.sort(key=lambda each: (self._splits(each), saving[each].bytes))
+                better.sort(key=lambda each: (self._splits(each), saving[each].cost))
                 grown.clear()
                 for each in better[:AXES_GROWN]:
-                    begin = held(each, count)
+                    begin = held(each, count).peak
                     grown.append((each, *self._grown(each, begin, count, held)))
                     if fits := grown[-1][1].bytes <= self._memory:
                         break
@@ -301,7 +320,7 @@ class Fit:
             if tried >= most:
                 raise self._too_little(least, asked, count)
             tried = min(2 * tried, most)
-            fits = held(asked, tried, self._memory).bytes <= self._memory
+            fits = held(asked, tried, self._memory).peak.bytes <= self._memory
         return asked
 
     def _savings(
@@ -309,31 +328,31 @@ class Fit:
         candidates: Sequence[Asked],
         count: int,
         keeps: bool,
-        held: Callable[..., Peak],
-    ) -> dict[Asked, Peak]:
+        held: Callable[..., _Found],
+    ) -> dict[Asked, _Found]:
         """What each candidate holds, found out in detail for the best ones only."""
         if len(candidates) == 1:
             return {each: held(each, count) for each in candidates}
         # To keep more values usually takes more memory. To find out which takes time.
-        least: dict[Asked, Peak] = {}
+        least: dict[Asked, _Found] = {}
         for each in candidates:
-            rough = min((peak.bytes for peak in least.values()), default=math.inf)
+            rough = min((each.cost for each in least.values()), default=math.inf)
             pieces = self._in_pieces(each, count)
-            least[each] = self._best(pieces, keeps, measures=False, limit=rough).peak
-        found: dict[Asked, Peak] = {}
-        for each in sorted(least, key=lambda each: least[each].bytes):
-            is_best = all(least[each].bytes < peak.bytes for peak in found.values())
+            least[each] = self._best(pieces, keeps, measures=False, cost=rough)
+        found: dict[Asked, _Found] = {}
+        for each in sorted(least, key=lambda each: least[each].cost):
+            is_best = all(least[each].cost < other.cost for other in found.values())
             found[each] = held(each, count) if is_best else least[each]
         return found
 
     def _grown(
-        self, asked: Asked, least: Peak, count: int, held: Callable[..., Peak]
+        self, asked: Asked, least: Peak, count: int, held: Callable[..., _Found]
     ) -> tuple[Peak, int]:
         """Tries more pieces as long as they help; returns the peak and the number."""
         most = self._most(asked)
         while least.bytes > self._memory and count < most:
             more = min(4 * count, most)
-            found = held(asked, more, least.bytes)
+            found = held(asked, more, least.bytes).peak
             # The totals of very many pieces may take more than shorter pieces save.
             if found.bytes >= least.bytes:
                 break

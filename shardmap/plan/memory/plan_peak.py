@@ -158,7 +158,10 @@ def _peak_of(count: int, kept: Sequence[Value]) -> Peak:
 
 
 def plan_peak(
-    cut_program: CutProgram, in_loops: bool = False, limit: float = math.inf
+    cut_program: CutProgram,
+    in_loops: bool = False,
+    limit: float = math.inf,
+    cost: float = math.inf,
 ) -> Peak:
     """The most that one shard holds, and what is kept for later stages meanwhile.
 
@@ -166,8 +169,9 @@ def plan_peak(
       cut_program: the plan.
       in_loops: whether shards are bodies of loops in one program.
       limit: the stages after the first one that holds more are left out.
+      cost: so are those after which the peak times `bytes_moved` is more than this.
     """
-    largest = Peak(0)
+    largest, moved = Peak(0), 0
     places = range(len(cut_program.stages))
     # What is kept is known without samples of shards.
     for place in places:
@@ -177,9 +181,19 @@ def plan_peak(
     for place in places:
         found = _stage_peak(cut_program, place, in_loops)
         largest = max(largest, found, key=lambda each: each.bytes)
-        if largest.bytes > limit:
+        moved += _moved_by(cut_program.stages[place])
+        if largest.bytes > limit or largest.bytes * moved > cost:
             break
     return largest.plus(cut_program.kernel_bytes)
+
+
+def bytes_moved(cut_program: CutProgram) -> int:
+    """About the bytes that all shards read and write, of the stages that are known."""
+    return sum(_moved_by(stage) for stage in cut_program.stages if stage in _KNOWN)
+
+
+def _moved_by(stage: Stage) -> int:
+    return stage.num_shards * max(each.moved for each in _KNOWN[stage])
 
 
 def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
