@@ -72,7 +72,8 @@ def analysed(
         rules = _Rules()
         if partial:
             graph.rewrite(groups.Grouping(graph).written)
-            graph.rewrite(_Follow(graph, cuts, rules, unroller))
+        if partial or unroller:
+            graph.rewrite(_Follow(graph, cuts, rules, partial, unroller))
         stored: dict[Value, None] = {}
 
         def made() -> Analysis:
@@ -93,7 +94,7 @@ def analysed(
 
     found = analysis(None)
     stuck = {each.node.primitive for each in found.ended}
-    if not partial or stuck.isdisjoint(unroll.PRIMITIVES):
+    if stuck.isdisjoint(unroll.PRIMITIVES):
         return found
     # Loops are unrolled if that helps, all of them: the gradient of a loop is a loop.
     unroller = Unroller(unroll.MOST_EQUATIONS, unroll.SAMPLE)
@@ -174,6 +175,7 @@ class _Follow:
       graph: the graph, which is rewritten.
       cuts: of its inputs.
       rules: of its nodes.
+      partial: whether axes that are summed over are cut, in stages.
       unroller: unrolls loops and branches; None: they stay.
     """
 
@@ -182,9 +184,11 @@ class _Follow:
         graph: Graph,
         cuts: list[list[Cut]],
         rules: _Rules,
+        partial: bool,
         unroller: Unroller | None,
     ) -> None:
-        self._graph, self._rules, self._unroller = graph, rules, unroller
+        self._graph, self._rules = graph, rules
+        self._partial, self._unroller = partial, unroller
         self._cuts: dict[Operand, list[Cut]] = {}
         self._cuts.update(zip(graph.inputs, cuts, strict=True))
         # Nodes that take single places of a sort, its axis, and whether that is cut.
@@ -197,12 +201,15 @@ class _Follow:
         if node.primitive is groups.GROUPED:
             return groups.scattered(self._graph, node, cuts[0])
         forward = self._rules.rule(node).forward(cuts)
-        made = self._written(node, cuts, forward)
+        made = self._in_stages(node, cuts, forward) if self._partial else None
+        is_stuck = any(lost.origins for lost in forward.lost)
+        if made is None and is_stuck and node.primitive in unroll.PRIMITIVES:
+            made = self._unroller(self._graph, node) if self._unroller else None
         if made is None:
             self._cuts.update(zip(node.outs, forward.outs, strict=True))
         return made
 
-    def _written(
+    def _in_stages(
         self, node: Node, cuts: list[list[Cut]], forward: Forward
     ) -> Sequence[Operand] | None:
         graph, primitive = self._graph, node.primitive
@@ -226,8 +233,4 @@ class _Follow:
                 return made
         if ALONG in ended:
             return split_scan.in_stages(graph, node, cuts)
-        if primitive in STAGES:
-            return STAGES[primitive](graph, node, cuts)
-        if self._unroller and primitive in unroll.PRIMITIVES:
-            return self._unroller(graph, node)
-        return None
+        return STAGES[primitive](graph, node, cuts) if primitive in STAGES else None

@@ -111,7 +111,7 @@ def _moved(
 
 def _temporary(cut_program: CutProgram, stage: Stage, recipe: Recipe) -> Peak:
     function = cut_program.function(stage, recipe.static)
-    with jax.enable_x64(cut_program.x64):  # Whatever is set now.
+    with cut_program.settings():
         return peak(jax.make_jaxpr(function)(*arg_avals(recipe)).jaxpr)
 
 

@@ -1,8 +1,9 @@
 """A cut function, which plans, shards and workers share."""
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -75,6 +76,7 @@ class CutProgram:
     Attributes:
       statics: the positions and names of static arguments.
       x64: whether it was made with 64-bit numbers.
+      partitionable: whether it was made with ``jax_threefry_partitionable``.
       parts: the number of partial results of each box of a value.
       kernel_bytes: what compiled shards hold that the model does not know, such as
         scratch memory of kernels; 0 if it was not asked.
@@ -97,6 +99,7 @@ class CutProgram:
         self.scratch, self.narrowed = scratch, narrowed or {}
         self.statics: Collection[int | str] = ()
         self.x64: bool = config_value("jax_enable_x64")
+        self.partitionable: bool = config_value("jax_threefry_partitionable")
         self.kernel_bytes = 0
         self.stages = stages_of(analysis)
         self.parts = {
@@ -107,6 +110,12 @@ class CutProgram:
         self._nodes = {node.number: node for node in self.graph.nodes}
         self._compiled: dict[Hashable, jax.stages.Wrapped] = {}
         self._different: dict[Hashable, jax.stages.Wrapped] = {}
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """The settings of JAX with which it was made, whatever is set now."""
+        with jax.enable_x64(self.x64), jax.threefry_partitionable(self.partitionable):
+            yield
 
     @property
     def num_shards(self) -> int:
@@ -151,7 +160,7 @@ class CutProgram:
         for name, leaf, value in zip(
             self.names, leaves, self.graph.inputs, strict=True
         ):
-            if np.shape(leaf) != value.shape:
+            if tuple(np.shape(leaf)) != value.shape:
                 raise ValueError(
                     f"the plan was made for a shape of {value.shape} in {name}"
                     f", got {np.shape(leaf)}"

@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardmap._jax.types import Aval, PyTree
+from shardmap._jax.types import Aval, PyTree, TreeDef
 from shardmap.arrays.sources.registry import away
+from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import reserve
-from shardmap.units import size
+from shardmap.units import shown, size
 
 OutputPlace = tuple[Value | None, Any]
 """A value to write while shards run, and the array-like to put an output in.
@@ -39,14 +40,7 @@ def outputs(
     Raises:
       ValueError: ``out`` does not fit; all that is wrong is listed.
     """
-    count = cut_program.out_tree.num_leaves
-    given: list[Any] = [None] * count
-    if out is not None:
-        given = jax.tree.leaves(out, is_leaf=lambda leaf: leaf is None)
-        if len(given) != count:
-            raise ValueError(
-                f"out has {len(given)} arrays, but the function returns {count}"
-            )
+    given = _given(cut_program.out_tree, out)
     problems = misfits(cut_program.graph.outputs, given)
     found: list[OutputPlace] = []
     taken: set[Value | None] = set()
@@ -61,6 +55,37 @@ def outputs(
     if problems:
         raise ValueError("plan.run cannot write to out:\n" + "\n".join(problems))
     return found
+
+
+def _given(tree: TreeDef, out: PyTree) -> list[Any]:
+    """The array-like for each leaf of the result, None for those without one.
+
+    Raises:
+      ValueError: ``out`` has another structure.
+    """
+    count = tree.num_leaves
+    if out is None:
+        return [None] * count
+    found, structure = jax.tree.flatten(out, is_leaf=lambda leaf: leaf is None)
+    arrays = dict(zip(result_names(structure), found, strict=True))
+    names = result_names(tree)
+    others = (array for name, array in arrays.items() if name not in names)
+    if arrays.keys() >= {*names} and all(array is None for array in others):
+        return [arrays[name] for name in names]
+    if len(found) == count and not _is_plain(tree):
+        return found  # For an object of xarray: an array, or a dict by name.
+    raise ValueError(
+        f"out has the structure {shown(structure)}, but the function returns "
+        f"{shown(tree)}: give one array-like, or None, for each array"
+    )
+
+
+def _is_plain(tree: TreeDef) -> bool:
+    """Whether a structure is made of tuples, lists and dicts."""
+    node = tree.node_data()
+    return node is None or (
+        node[0] in (tuple, list, dict) and all(map(_is_plain, tree.children()))
+    )
 
 
 def misfits(operands: Sequence[Operand], arrays: Sequence[Any]) -> list[str]:

@@ -152,7 +152,8 @@ class Shard:
           >>> jax.export.deserialize(blob).call(*made.shards[1].args(x))
           (Array([2., 2.], dtype=float32),)
         """
-        return export.export(self.function)(*arg_avals(self.recipe))
+        with self._cut_program.settings():
+            return export.export(self.function)(*arg_avals(self.recipe))
 
     def _refuse_stranger(self, name: str, acc: Any) -> None:
         """Refuses an accumulator that results cannot be put into.

@@ -167,8 +167,7 @@ class ThreadWorkers(Workers):
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """The settings of JAX with which the plan was made, and of this run."""
-        x64 = self.cut_program.x64
-        with jax.enable_x64(x64), jax.default_device(self.device):
+        with self.cut_program.settings(), jax.default_device(self.device):
             yield
 
     def submit(self, task: Task) -> Future[Any]:

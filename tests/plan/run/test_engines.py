@@ -1,6 +1,7 @@
 """One suite for every engine: the same bytes, from wherever, whatever fails."""
 
 import errno
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -150,6 +151,26 @@ def test_random_keys(engine):
     got, new = made.run(key, X, executor=engine.executor)
     want, also = made.run(key, X)
     assert_bytes([got, jax.random.key_data(new)], [want, jax.random.key_data(also)])
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("partitionable", [False, True])
+def test_random_bits_are_those_of_the_plan(engine, partitionable, tmp_path):
+    key = jax.random.key(3)
+
+    def fun(key, x):
+        return x + jax.random.uniform(key, x.shape)
+
+    with jax.threefry_partitionable(partitionable):
+        made = plan(fun, key, X, in_slices=(None, {0: 4}))
+        want = jax.jit(fun)(key, X)
+        assert_bytes([made.run(key, X, checkpoint=tmp_path)], [np.asarray(want)])
+    for run in (made.run, functools.partial(made.run, executor=engine.executor)):
+        assert_bytes([run(key, X)], [np.asarray(want)])
+    with jax.threefry_partitionable(not partitionable):
+        other = plan(fun, key, X, in_slices=(None, {0: 4}))
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(key, X, checkpoint=tmp_path)
 
 
 class Scripted:

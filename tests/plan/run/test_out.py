@@ -76,6 +76,17 @@ def test_two_outputs_need_two_arrays():
         made.run(X, out=(out, out))
 
 
+def test_out_has_the_structure_of_the_result():
+    made = rows(lambda x: {"mean": x.mean(0), "rest": (x, None)}, X)
+    mean, rest = np.zeros(8, np.float32), np.zeros_like(X)
+    for out in ({"mean": mean, "rest": (rest, None)}, {"mean": mean, "rest": [None]}):
+        got = made.run(X, out=out)
+        assert got["mean"] is mean
+        assert (got["rest"][0] is rest) == (len(out["rest"]) == 2)
+    with pytest.raises(ValueError, match=r"out has .*'other': .* returns .*'mean': "):
+        made.run(X, out={"other": mean, "rest": (rest, None)})
+
+
 def test_what_cannot_be_written_is_told():
     made = rows(jnp.tanh, X)
     with pytest.raises(ValueError, match=r"has a jax.Array as out.*give a NumPy array"):

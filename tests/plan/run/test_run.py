@@ -90,7 +90,7 @@ def test_bad_outs_are_told_before_anything_runs(made):
     locked.flags.writeable = False
     with pytest.raises(ValueError, match=r"output 0 is float32\[4\].*\n.*read-only"):
         made.run(x, W, out=(np.zeros(5, np.float32), locked))
-    with pytest.raises(ValueError, match=r"out has 1 arrays, .* returns 2"):
+    with pytest.raises(ValueError, match=r"out has the structure PyTreeDef\(\*\)"):
         made.run(x, W, out=locked)
     with pytest.raises(ValueError, match="max_in_flight must be at least 1, got 0"):
         made.run(x, W, max_in_flight=0)

@@ -42,8 +42,11 @@ def fingerprint(cut_program: CutProgram) -> str:
     digest = Digest()
     for stage in cut_program.stages:
         digest.add([loop.pieces for loop in stage.loops])
-        digest.add([(result.axes, result.combiner) for result in stage.results])
+        digest.add([(r.value.number, r.axes, r.combiner) for r in stage.results])
+    digest.add((cut_program.x64, cut_program.partitionable))
     digest.add([str(value.aval) for value in graph.inputs])
+    digest.add([v.value if isinstance(v, Scalar) else v.number for v in graph.outputs])
+    digest.add(str(cut_program.out_tree))
     for value, constant in graph.constants.items():
         digest.add((value.number, constant))
     for node in graph.nodes:
@@ -58,7 +61,10 @@ def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
     found = []
     for leaf in leaves:
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        is_small = math.prod(array.shape) * array.dtype.itemsize <= COMPARED
+        # An array-like may name its dtype; keys have one that NumPy does not know.
+        is_jax = isinstance(array, jax.Array)
+        dtype = array.dtype if is_jax else np.dtype(array.dtype)
+        is_small = math.prod(array.shape) * dtype.itemsize <= COMPARED
         found.append(_digest(_read(array)) if is_small else None)
     return found
 
@@ -88,7 +94,7 @@ class Digest:
             self.add(jax.random.key_data(thing))
         elif hasattr(thing, "__array__"):
             array = np.asarray(thing)
-            self._say(array.dtype, array.shape)
+            self._say(array.dtype.str, array.dtype.name, array.shape)
             self._hash.update(np.ascontiguousarray(array).tobytes())
         elif isinstance(thing, tuple | list):
             self._say(kind, len(thing))
@@ -138,8 +144,8 @@ class Digest:
         elif dataclasses.is_dataclass(thing):
             values = (getattr(thing, f.name) for f in dataclasses.fields(thing))
             parts = *_methods(thing), *values
-        elif hasattr(thing, "__dict__"):
-            parts = *_methods(thing), *vars(thing).values()
+        elif hasattr(thing, "__dict__") or hasattr(thing, "__slots__"):
+            parts = *_methods(thing), object.__getstate__(thing)
         else:
             self.add(thing)
         if parts and id(thing) in seen:

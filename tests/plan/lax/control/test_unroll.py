@@ -88,9 +88,10 @@ def heat(x):
     return lax.fori_loop(0, STEPS, step, x)
 
 
-def test_steps_that_read_their_neighbours_are_one_pass():
+@pytest.mark.parametrize("partial", [True, False])
+def test_steps_that_read_their_neighbours_are_one_pass(partial):
     x = reals(40)
-    made = check_cut(heat, x, in_slices=({0: (9, 17, 14)},))
+    made = check_cut(heat, x, in_slices=({0: (9, 17, 14)},), partial=partial)
     assert len(made.stages) == 1
     assert made.shards[1].in_slices[0] == (slice(5, 30),)
     check_cut(jax.grad(lambda x: (heat(x) ** 2).sum()), x, in_slices=({0: 3},))

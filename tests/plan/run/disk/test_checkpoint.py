@@ -58,6 +58,16 @@ def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
         noisy.run(key, 3.0, checkpoint=tmp_path / "noisy")
 
 
+@pytest.mark.parametrize("dtype", ["float32", np.float32])
+def test_arguments_of_equal_values_are_the_same(dtype, made, tmp_path):
+    """As of a store, which names its dtype and its shape in a way of its own."""
+    want = made.run(X, W, checkpoint=tmp_path)
+    store = Recorded(X)
+    store.dtype, store.shape = dtype, list(X.shape)
+    assert_bytes(made.run(store, W, checkpoint=tmp_path), want)
+    assert read_by_shards(store) == []
+
+
 def test_a_damaged_folder_is_told(made, tmp_path):
     made.run(X, W, checkpoint=tmp_path)
     told = json.loads((tmp_path / "plan.json").read_text())
