@@ -36,7 +36,7 @@ def iota(*shape, dtype=np.int32):
 
 def check(fun, *args, in_slices, shards=None, stages=1, want=None):
     """Runs the plan, compares it with the function, and returns it."""
-    made = plan(fun, *args, in_slices=in_slices)
+    made = plan(fun, *args, in_slices=in_slices, **options)
     got = made.run(*args)
     assert_same(got, jax.jit(fun)(*args))
     if want is not None:
@@ -51,9 +51,9 @@ def slices(*pairs):
     return tuple(slice(*pair) for pair in pairs)
 
 
-def check_cut(fun, *args, in_slices, tolerance=2e-5):
+def check_cut(fun, *args, in_slices, tolerance=2e-5, **options):
     """Runs the plan in more than one shard, compares, and returns it."""
-    made = plan(fun, *args, in_slices=in_slices)
+    made = plan(fun, *args, in_slices=in_slices, **options)
     assert_same(made.run(*args), jax.jit(fun)(*args), tolerance)
     assert made.num_shards > 1
     return made
