@@ -130,7 +130,8 @@ class Analysis:
       reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
       stages: the stages, once `stages_of` has made them.
-      is_sample: whether the graph has only some steps of a loop that is unrolled.
+      times: how many times more steps an unrolled loop has than the graph, which is a
+        sample if it is more than 1.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Analysis:
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
         self.stages: list[Stage] = []
-        self.is_sample = False
+        self.times = 1.0
         for value, cuts in zip(graph.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
             self.level[value] = 0

@@ -99,11 +99,12 @@ def analysed(
     # Loops are unrolled if that helps, all of them: the gradient of a loop is a loop.
     unroller = Unroller(unroll.MOST_EQUATIONS, unroll.SAMPLE)
     trial = analysis(unroller)
-    if unroller.is_short and len(_ends(trial)) < len(_ends(found)):
+    if unroller.times > 1 and len(_ends(trial)) < len(_ends(found)):
         in_stages = _last(trial) >= _last(found) + unroll.SAMPLE - 1
         most = most_equations if in_stages else unroll.MOST_EQUATIONS
-        trial.is_sample = sampled and unroller.equations <= most
-        if not trial.is_sample:
+        if sampled and unroller.equations <= most:
+            trial.times = unroller.times
+        else:
             trial = analysis(Unroller(most))
     return trial if len(_ends(trial)) < len(_ends(found)) else found
 

@@ -139,7 +139,7 @@ class Fit:
         """
         asked = whole(self._jaxpr)
         try:
-            return _keeping_or_not(lambda keeps: self._axes(asked, keeps))
+            return self._axes(asked)
         except ValueError as error:
             return self._inside(asked, error)[: len(asked)]
 
@@ -159,7 +159,7 @@ class Fit:
         if self._finds:
             # The model found too few axes: the bytes of the compiler decide.
             with contextlib.suppress(ValueError):
-                more = _keeping_or_not(lambda keeps: self._axes(asked, keeps, True))
+                more = self._axes(asked, ask_compiler=True)
                 return _keeping_or_not(lambda keeps: self._program(more, keeps))
         inside = self._inside(asked, refusal)
         return _keeping_or_not(lambda keeps: self._program(inside, keeps))
@@ -176,7 +176,7 @@ class Fit:
             raise error
         self._values = [*self._jaxpr.jaxpr.invars, *begins]
         more = (*asked, *(((),) * len(value.shape) for value in begins))
-        return _keeping_or_not(lambda keeps: self._axes(more, keeps))
+        return self._axes(more)
 
     def _best(
         self,
@@ -241,8 +241,9 @@ class Fit:
                 return known
         made = self._make(asked, *key)
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
-        peak = plan_peak(made, self._in_loops, limit, cost)
-        moved = bytes_moved(made)
+        times = made.analysis.times
+        peak = plan_peak(made, self._in_loops, limit, cost / times)
+        moved = math.ceil(bytes_moved(made) * times)
         is_exact = peak.bytes <= limit and peak.bytes * moved <= cost
         found = _Found((asked, *key), peak, partial, moved, is_plain, is_exact)
         self._known[axes if made.num_shards == 1 else asked, *key] = found
@@ -262,15 +263,27 @@ class Fit:
 
     def _most(self, asked: Asked) -> int:
         """The most pieces that `AUTO` may give; 0 if no cut is `AUTO`."""
-        lengths = [
-            self._values[k].aval.shape[axis]
-            for k, row in enumerate(asked)
-            for axis, points in enumerate(row)
-            if isinstance(points, Auto)
-        ]
+        lengths = [self._values[k].aval.shape[axis] for k, axis in _auto_axes(asked)]
         return max(min(max(lengths), MOST_PIECES), 1) if lengths else 0
 
-    def _axes(self, asked: Asked, keeps: bool, ask_compiler: bool = False) -> Asked:
+    def _axes(self, asked: Asked, ask_compiler: bool = False) -> Asked:
+        """``asked``, and the axes to cut in addition, as few as possible.
+
+        Raises:
+          ValueError: the function does not fit, whatever is cut.
+        """
+        # To recompute values takes less than to read them for more pieces.
+        for most in range(1, MOST_AXES):
+            for keeps in (True, False):
+                with contextlib.suppress(_TooLittle):
+                    return self._with_axes(asked, keeps, most, ask_compiler)
+        return _keeping_or_not(
+            lambda keeps: self._with_axes(asked, keeps, MOST_AXES, ask_compiler)
+        )
+
+    def _with_axes(
+        self, asked: Asked, keeps: bool, most_axes: int, ask_compiler: bool
+    ) -> Asked:
         count = 1
         # If the model finds no need for cuts, the bytes of the compiler decide.
         uncut = self._best(self._in_pieces(asked, count), keeps, measures=keeps)
@@ -289,7 +302,7 @@ class Fit:
             return found._replace(peak=found.peak._replace(bytes=took))
 
         least = held(asked, count).peak
-        for _ in range(MOST_AXES):
+        for _ in range(most_axes):
             if least.bytes <= self._memory:
                 break
             count = max(count, FIRST_PIECES)
@@ -317,7 +330,7 @@ class Fit:
         # More pieces may take more, and still more of them less again.
         most, tried, fits = self._most(asked), count, least.bytes <= self._memory
         while not fits:
-            if tried >= most:
+            if tried >= most or most_axes < MOST_AXES:
                 raise self._too_little(least, asked, count)
             tried = min(2 * tried, most)
             fits = held(asked, tried, self._memory).peak.bytes <= self._memory
@@ -365,11 +378,7 @@ class Fit:
 
     def _splits(self, asked: Asked) -> bool:
         """Whether a cut that is `AUTO` splits the only chunk along its axis."""
-        return any(
-            isinstance(points, Auto) and self._borders(k, axis) == ()
-            for k, row in enumerate(asked)
-            for axis, points in enumerate(row)
-        )
+        return any(self._borders(k, axis) == () for k, axis in _auto_axes(asked))
 
     def _candidates(self, asked: Asked) -> Iterator[list[Asked]]:
         """``asked`` with one axis more, those of far smaller values in later lists."""
@@ -401,7 +410,7 @@ class Fit:
             took = compiled_bytes(program, self._in_loops)
             kernels = took - found.peak.bytes
             if took <= self._memory:
-                if program.analysis.is_sample:
+                if program.analysis.times > 1:
                     found = self._found(pieces, found.partial, keeps, False)
                     if found.peak.bytes + kernels > self._memory:
                         self._samples = False
@@ -470,7 +479,7 @@ class Fit:
         """The error that names the least that any way tried so far takes."""
         pieces, remedy = "as a whole", "" if self._finds else ", or cut other axes"
         if count > 1:
-            axes = sum(isinstance(points, Auto) for row in asked for points in row)
+            axes = len(_auto_axes(asked))
             pieces = f"in {count:,} pieces"
             if axes > 1:
                 pieces = f"in up to {count:,} pieces along each of {axes} axes"
@@ -507,6 +516,16 @@ def _keeping_or_not(choose: Callable[[bool], T]) -> T:
         return choose(False)
     except _TooLittle as error:
         raise ValueError(str(error)) from None
+
+
+def _auto_axes(asked: Asked) -> set[tuple[int, int]]:
+    """The axes that are `AUTO`, by operand."""
+    return {
+        (k, axis)
+        for k, row in enumerate(asked)
+        for axis, points in enumerate(row)
+        if isinstance(points, Auto)
+    }
 
 
 def whole(jaxpr: ClosedJaxpr) -> Asked:
