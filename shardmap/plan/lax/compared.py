@@ -170,12 +170,15 @@ class _Terms:
                 self.made.setdefault(term, value)
 
     def met(self, node: Node) -> Iterator[Value]:
-        """The values that two operands are made of, computed in different places."""
-        for left, right in itertools.combinations(map(self.of, node.ins), 2):
-            for term in left.keys() & right.keys():
-                for selected, *_ in left[term] ^ right[term]:
-                    if selected in self.made:
-                        yield self.made[selected]
+        """The values that operands are made of, computed in different places."""
+        every: dict[Term, list[Apart]] = {}
+        for operand in node.ins:
+            for term, apart in self.of(operand).items():
+                every.setdefault(term, []).append(apart)
+        for aparts in every.values():
+            for selected, *_ in HERE.union(*aparts) - aparts[0].intersection(*aparts):
+                if selected in self.made:
+                    yield self.made[selected]
 
 
 def _selects(node: Node) -> bool:

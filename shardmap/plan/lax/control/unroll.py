@@ -73,7 +73,9 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
         return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(steps)]
 
     def stacked(*rows: jax.Array) -> jax.Array:
-        return lax.concatenate([lax.expand_dims(row, (0,)) for row in rows], 0)
+        counts = [len(part) for part in np.array_split(range(length), steps)]
+        pairs = zip(rows, counts, strict=True)
+        return lax.concatenate([lax.broadcast(row, (n,)) for row, n in pairs], 0)
 
     def carried(x: Operand) -> Operand:
         # Fused with the next step, what that takes twice would be computed twice.
@@ -86,7 +88,7 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
         operands = [*ins[:consts], *carry, *(row[k] for row in rows)]
         outs = graph.inline(body, operands)
         carry, made[k] = list(map(carried, outs[:carries])), outs[carries:]
-    columns = zip(*(made[k % steps] for k in range(length)), strict=True)
+    columns = zip(*(made[k] for k in range(steps)), strict=True)
     return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
 
 
