@@ -36,7 +36,7 @@ def iota(*shape, dtype=np.int32):
 
 def check(fun, *args, in_slices, shards=None, stages=1, want=None):
     """Runs the plan, compares it with the function, and returns it."""
-    made = plan(fun, *args, in_slices=in_slices, **options)
+    made = plan(fun, *args, in_slices=in_slices)
     got = made.run(*args)
     assert_same(got, jax.jit(fun)(*args))
     if want is not None:

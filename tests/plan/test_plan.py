@@ -11,10 +11,11 @@ import pytest
 import shardmap as sm
 from shardmap.api.spmap import spmap
 from shardmap.arrays import array_likes
+from shardmap.plan.chunked import chunked
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import ShardPlan, plan
-from tests.plan.checks import check, iota, slices
-from tests.plan.plan_programs import X, Y
+from tests.plan.checks import assert_same, check, check_cut, iota, slices, times_read
+from tests.plan.plan_programs import X, Y, reals
 
 
 def test_constants_are_cut_too():
@@ -38,6 +39,40 @@ def test_results_with_different_loops_do_not_multiply():
         in_slices=({0: 6}, {0: 4}),
         shards=10,
     )
+
+
+def levels(x):
+    """The differences and means of a Haar wavelet, halved at each level."""
+    found = []
+    for _ in range(3):
+        found.append(x[::2] - x[1::2])
+        x = 0.5 * (x[::2] + x[1::2])
+    return [*found, x]
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: (x.sum(0), x[1:].sum(0)),
+        lambda x: (x * 2, x[::2], jnp.diff(x, n=2, axis=0)),
+        lambda x: [(x[k:] * x[: len(x) - k]).sum() for k in range(4)],
+        lambda x: jax.grad(lambda x: abs(x[1:] - x[:-1]).sum() + (x**2).sum())(x),
+        levels,
+    ],
+)
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_results_of_other_lengths_are_made_by_the_same_shards(fun, count):
+    x = reals(80, 3)
+    made = check_cut(fun, x, in_slices={0: count})
+    assert made.num_shards == count
+    assert times_read(made) < 1 + 0.1 * count
+    assert_same(chunked(fun, {0: count})(x), jax.jit(fun)(x), 1e-5)
+
+
+def test_a_shard_reads_no_far_pieces_for_another_result():
+    for count in (4, 5):
+        made = check_cut(lambda x: (x[1:] * 2, x[::-1]), X, in_slices={0: count})
+        assert made.num_shards == 2 * count
 
 
 def test_two_plans_of_one_function_are_the_same():

@@ -4,18 +4,22 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.patterns import Members, Patterns
 from shardmap.plan.engine.propagate import Analysis, AxisKey
 from shardmap.plan.engine.recipe import Recipe, needed, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
-from shardmap.plan.engine.slices import Box, Interval, pieces
+from shardmap.plan.engine.slices import Box, Interval, pieces, volume
+
+LESS = 0.75
+"""Results are made by the same shards if these read less than this part."""
 
 SPREAD = 64
 """About how many shards of a stage are sampled to describe all of them."""
@@ -46,13 +50,6 @@ class Loop:
     def origins(self) -> Origins:
         return frozenset().union(*(cut.origins for cut in self.cuts))
 
-    def kinds(self) -> list[list[int]]:
-        """Piece numbers, grouped by length; the first piece is a group of its own."""
-        found: dict[tuple[int, bool], list[int]] = {}
-        for number, (start, stop) in enumerate(self.pieces):
-            found.setdefault((stop - start, not number), []).append(number)
-        return list(found.values())
-
 
 class Result(NamedTuple):
     """A value that a stage makes.
@@ -75,26 +72,42 @@ class Family(NamedTuple):
 
     Attributes:
       results: their numbers.
-      loops: the loops to run over; the last one runs fastest.
+      loops: the loops to run over, in groups; the last group runs fastest. Loops of one
+        group run beside each other: a shard has the same piece of each. The first one
+        has the shortest axis.
       size: the number of shards.
     """
 
     results: frozenset[int]
-    loops: tuple[int, ...]
+    loops: tuple[tuple[int, ...], ...]
     size: int
+
+
+class Piece(NamedTuple):
+    """Where a shard's piece of a loop is, by that of the first loop of its group.
+
+    Attributes:
+      loop: the loop.
+      times: how many elements it has for each element of the first one.
+      offset: its start, if the first one started at 0.
+      length: the length of the piece.
+    """
+
+    loop: int
+    times: int
+    offset: int
+    length: int
 
 
 class ShardKey(NamedTuple):
     """The key of shards whose recipes may differ in positions only.
 
     Attributes:
-      loops: the loops of their family.
-      lengths: the length of their piece of each loop.
+      pieces: for each group of loops of their family, their pieces.
       written: for each result, whether they write it.
     """
 
-    loops: tuple[int, ...]
-    lengths: tuple[int, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
     written: tuple[bool, ...]
 
 
@@ -263,19 +276,64 @@ class Stage:
         """Groups results: one whose loops another one has too is made with that.
 
         The same shards make both of ``x * 2, x.sum(0)``. Two results that share no loop
-        have separate shards: together, the numbers of their shards would multiply.
+        have separate shards: together, the numbers of their shards would multiply. But
+        loops may run beside each other, if shards then read less.
         """
         own = [{*r.axes, *r.partial} - {None} for r in self.results]
         largest = [s for s in own if not any(s < other for other in own)]
-        found = []
+        found: list[Family] = []
         left = set(range(len(own)))
         for loops in dict.fromkeys(map(frozenset, largest)):
             members = frozenset(k for k in left if own[k] <= loops)
             left -= members
-            numbers = tuple(k for k in range(len(self.loops)) if k in loops)
-            size = math.prod(len(self.loops[k].pieces) for k in numbers)
-            found.append(Family(members, numbers, size))
+            groups = tuple((k,) for k in range(len(self.loops)) if k in loops)
+            size = math.prod(len(self.loops[k].pieces) for (k,) in groups)
+            family = Family(members, groups, size)
+            for place, other in enumerate(found):
+                if both := self._both(other, family):
+                    found[place] = both
+                    break
+            else:
+                found.append(family)
         return found
+
+    def _both(self, first: "Family", second: "Family") -> "Family | None":
+        """A family that makes the results of both, if its shards read less."""
+        effects = self.analysis.graph.effects
+        made = [self.results[k].value for k in (*first.results, *second.results)]
+        if not second.loops or any(value in effects for value in made):
+            return None
+        left = dict(enumerate(map(list, first.loops)))
+        groups = [*left.values()]
+        for (k,) in second.loops:
+            for place, group in left.items():
+                if k in group or self._run_alike(k, group[0]):
+                    group += [] if k in group else [k]
+                    del left[place]
+                    break
+            else:
+                return None
+        for group in groups:
+            group.sort(key=lambda k: self.loops[k].size)
+        results = first.results | second.results
+        both = Family(results, tuple(map(tuple, groups)), first.size)
+        apart = self._bytes_read(first) + self._bytes_read(second)
+        return both if self._bytes_read(both) < LESS * apart else None
+
+    def _run_alike(self, k: int, other: int) -> bool:
+        """Whether two loops have as many pieces, of cuts of the same arguments."""
+        first, second = self.loops[k], self.loops[other]
+        is_same = first.origins == second.origins
+        return is_same and len(first.pieces) == len(second.pieces)
+
+    def _bytes_read(self, family: "Family") -> int:
+        """The bytes that one shard of a family reads."""
+        # In the middle, a loop meets another one that runs backwards.
+        chosen = {k: len(self.loops[k].pieces) // 4 for k, *_ in family.loops}
+        index = {k: chosen[group[0]] for group in family.loops for k in group}
+        starts = [self.loops[k].pieces[number][0] for k, number in chosen.items()]
+        _, recipe = self._walk(self._key(family, index), starts)
+        return sum(volume(box) * itemsize(value.aval) for value, box in recipe.reads)
 
     def index(self, number: int) -> tuple["Family", dict[int, int]]:
         """The family of a shard, and the number of its piece of each loop."""
@@ -283,19 +341,20 @@ class Stage:
             if number < family.size:
                 break
             number -= family.size
-        found = {}
-        for k in reversed(family.loops):
-            number, found[k] = divmod(number, len(self.loops[k].pieces))
+        found: dict[int, int] = {}
+        for group in reversed(family.loops):
+            number, piece = divmod(number, len(self.loops[group[0]].pieces))
+            found |= dict.fromkeys(group, piece)
         return family, found
 
     def written(self, family: "Family", index: Mapping[int, int]) -> tuple[bool, ...]:
         """For each result, whether this shard writes it."""
         # A result that a loop does not cut is written by the first shard along it.
+        later = [{*group} for group in family.loops if index[group[0]]]
         return tuple(
             number in family.results
             and not any(
-                piece and k not in (*result.axes, *result.partial)
-                for k, piece in index.items()
+                group.isdisjoint((*result.axes, *result.partial)) for group in later
             )
             for number, result in enumerate(self.results)
         )
@@ -317,24 +376,24 @@ class Stage:
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
         """The box of each result that a shard writes, or None, and its recipe."""
         family, index = self.index(number)
-        key = self._key(family, index)
-        starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
-        return self.patterns.recipe(key, starts)
+        starts = [self.loops[k].pieces[index[k]][0] for k, *_ in family.loops]
+        return self.patterns.recipe(self._key(family, index), starts)
 
     def members(self) -> Iterator[Members]:
         """Yields all shards, in groups of one pattern."""
         first = 0
         for family in self.families:
-            loops = [self.loops[k] for k in family.loops]
+            loops = [self.loops[k] for k, *_ in family.loops]
             begins = [np.asarray([start for start, _ in n.pieces]) for n in loops]
             every = np.arange(family.size).reshape([len(n) for n in begins])
-            for kinds in itertools.product(*(loop.kinds() for loop in loops)):
+            for kinds in itertools.product(*map(self._kinds, family.loops)):
                 numbers = every[np.ix_(*kinds)].ravel()
                 index = np.unravel_index(numbers, every.shape or 1)
                 starts = np.zeros((len(numbers), len(loops)), np.int64)
                 for k, begin in enumerate(begins):
                     starts[:, k] = begin[index[k]]
-                at = {k: kind[0] for k, kind in zip(family.loops, kinds, strict=True)}
+                pairs = zip(family.loops, kinds, strict=True)
+                at = {k: kind[0] for group, kind in pairs for k in group}
                 found = self.patterns.members(self._key(family, at), numbers, starts)
                 yield from (
                     each._replace(numbers=first + each.numbers) for each in found
@@ -343,22 +402,42 @@ class Stage:
 
     def _count(self, key: ShardKey) -> int:
         """The number of shards with pieces of these lengths, whatever they write."""
-        pairs = zip(key.loops, key.lengths, strict=True)
-        return math.prod(self.loops[k].lengths[length] for k, length in pairs)
+        firsts = [first for first, *_ in key.pieces]
+        return math.prod(self.loops[each.loop].lengths[each.length] for each in firsts)
+
+    def _kinds(self, group: Sequence[int]) -> list[list[int]]:
+        """Piece numbers, grouped by pieces; the first one is a group of its own."""
+        found: dict[Hashable, list[int]] = {}
+        first, *others = group
+        for number, (start, stop) in enumerate(self.loops[first].pieces):
+            beside = self._pieces(group, number) if others else ()
+            found.setdefault((stop - start, beside, not number), []).append(number)
+        return list(found.values())
+
+    def _pieces(self, group: Sequence[int], number: int) -> tuple[Piece, ...]:
+        """The pieces of this number of a group of loops."""
+        shortest = self.loops[group[0]]
+        begin, _ = shortest.pieces[number]
+        found = []
+        for k in group:
+            times = round(self.loops[k].size / shortest.size)
+            start, stop = self.loops[k].pieces[number]
+            found.append(Piece(k, times, start - times * begin, stop - start))
+        return tuple(found)
 
     def _key(self, family: "Family", index: Mapping[int, int]) -> ShardKey:
-        intervals = [self.loops[k].pieces[index[k]] for k in family.loops]
-        lengths = tuple(stop - start for start, stop in intervals)
-        return ShardKey(family.loops, lengths, self.written(family, index))
+        pieces = tuple(self._pieces(group, index[group[0]]) for group in family.loops)
+        return ShardKey(pieces, self.written(family, index))
 
     def _walk(
         self, key: ShardKey, starts: Sequence[int]
     ) -> tuple[list[Box | None], Recipe]:
         """The boxes and the recipe of the shard with this key and these starts."""
-        pieces = {
-            k: (start, start + length)
-            for k, start, length in zip(key.loops, starts, key.lengths, strict=True)
-        }
+        pieces: dict[int, Interval] = {}
+        for group, begin in zip(key.pieces, starts, strict=True):
+            for each in group:
+                start = begin * each.times + each.offset
+                pieces[each.loop] = start, start + each.length
         contracted: dict[int, dict[Factor, Interval]] = {}
         for node, factor, loop in self._contracted:
             if loop in pieces:

@@ -36,9 +36,9 @@ def sample(stage: Stage) -> Iterator[int]:
     """
     first = 0
     for family in stage.families:
-        sizes = [len(stage.loops[k].pieces) for k in family.loops]
+        sizes = [len(stage.loops[k].pieces) for k, *_ in family.loops]
         choices = []
-        for k in family.loops:
+        for k, *_ in family.loops:
             lengths = [stop - start for start, stop in stage.loops[k].pieces]
             last, longest = len(lengths) - 1, lengths.index(max(lengths))
             choices.append(sorted({0, longest, last // 2, last}))

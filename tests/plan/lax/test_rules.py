@@ -132,4 +132,4 @@ def test_custom_derivatives_and_linear_solves():
 
     made = plan(fun, X, in_slices=({0: 2},))
     assert_same(made.run(X), jax.jit(fun)(X))
-    assert made.num_shards == 6
+    assert made.num_shards == 4
