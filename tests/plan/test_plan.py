@@ -69,6 +69,22 @@ def test_results_of_other_lengths_are_made_by_the_same_shards(fun, count):
     assert_same(chunked(fun, {0: count})(x), jax.jit(fun)(x), 1e-5)
 
 
+def test_loops_of_one_axis_run_beside_loops_of_another_length():
+    def products(x):
+        return x @ x.T, x[1:] @ x.T, x[1:] @ x[1:].T, x[1:] * 2, x[:-1].sum(1)
+
+    made = check_cut(products, X[:8], in_slices={0: 4})
+    assert made.num_shards == 16
+
+    def scaled(x):
+        back = x[::-1]
+        square = back.T @ back
+        return back * jnp.pad(square, ((0, 6), (0, 0))), jnp.repeat(square, 2, axis=1)
+
+    x = reals(8, 2)
+    assert_same(plan(scaled, x, memory=300).run(x), jax.jit(scaled)(x))
+
+
 def test_a_shard_reads_no_far_pieces_for_another_result():
     for count in (4, 5):
         made = check_cut(lambda x: (x[1:] * 2, x[::-1]), X, in_slices={0: count})

@@ -303,17 +303,15 @@ class Stage:
         made = [self.results[k].value for k in (*first.results, *second.results)]
         if not second.loops or any(value in effects for value in made):
             return None
-        left = dict(enumerate(map(list, first.loops)))
-        groups = [*left.values()]
-        for (k,) in second.loops:
-            for place, group in left.items():
-                if k in group or self._run_alike(k, group[0]):
-                    group += [] if k in group else [k]
-                    del left[place]
-                    break
-            else:
+        groups = list(map(list, first.loops))
+        new = {k for (k,) in second.loops}
+        left = [group for group in groups if new.isdisjoint(group)]
+        for k in sorted(new.difference(*groups)):
+            group = next((g for g in left if self._run_alike(k, g[0])), None)
+            if group is None:
                 return None
-        for group in groups:
+            left.remove(group)
+            group.append(k)
             group.sort(key=lambda k: self.loops[k].size)
         results = first.results | second.results
         both = Family(results, tuple(map(tuple, groups)), first.size)

@@ -22,6 +22,7 @@ from shardmap.plan.lax.compared import must_store
 from shardmap.plan.lax.control import unroll
 from shardmap.plan.lax.control.body import ALONG
 from shardmap.plan.lax.control.unroll import Unroller
+from shardmap.plan.lax.indexed.rounded import rounded
 from shardmap.plan.lax.staged import (
     barrier,
     groups,
@@ -69,6 +70,7 @@ def analysed(
             barrier.ask(graph, out_cuts)
         barrier.begin(graph, inside)
         graph.rewrite(_shared(graph))
+        graph.rewrite(rounded(graph))
         rules = _Rules()
         if partial:
             graph.rewrite(groups.Grouping(graph).written)

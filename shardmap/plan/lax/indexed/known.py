@@ -136,6 +136,8 @@ def evaluated(operand: Operand) -> np.ndarray | None:
             return np.asarray(known, each.aval.dtype)
         if not isinstance(each, Value) or (node := each.producer) is None:
             return None
+        if jnp.issubdtype(each.aval.dtype, jnp.inexact):
+            return None
         if each in made or each.size > MOST_ELEMENTS or len(made) == MOST_NODES:
             return made.get(each)
         made[each] = None

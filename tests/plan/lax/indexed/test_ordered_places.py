@@ -7,7 +7,7 @@ import pytest
 
 from shardmap.plan.chunked import chunked
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same, check_cut
+from tests.plan.checks import assert_same, check_cut, times_read
 from tests.plan.plan_programs import reals
 
 TABLE = reals(12, 12)
@@ -115,3 +115,36 @@ def test_irregular_places_compile_few_functions():
         [stage] = made.stages
         every = range(stage.num_shards)
         assert len({stage.recipe(k)[1].static for k in every}) <= 20
+
+
+ROUNDED = {
+    "floor": lambda x: x[jnp.floor(0.5 * jnp.arange(80.0)).astype(jnp.int32)],
+    "linspace": lambda x: x[jnp.linspace(0.0, 39.0, 70).astype(jnp.int32)],
+    "nearest": lambda x: jax.image.resize(x, (80, 3), "nearest"),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_floats_are_known(name):
+    made = check_cut(ROUNDED[name], reals(40, 3), in_slices={0: 4})
+    assert [shard.combiner for shard in made.shards] == ["insert"] * 4
+    assert times_read(made) < 1.1
+
+
+@pytest.mark.parametrize("count", [7, 40])
+def test_a_float_is_rounded_once(count):
+    """A product that XLA fuses with a sum may be rounded to another integer."""
+
+    def places():
+        scaled = jnp.arange(400, dtype=jnp.float32) * np.float32(0.9)
+        return (scaled + np.float32(0.2)).astype(jnp.int32)
+
+    x = np.arange(400, dtype=np.float32)
+    want = x[np.asarray(jax.jit(places)())] * 2
+
+    def fun(x):
+        return x[places()] * 2
+
+    assert_same(plan(fun, x, in_slices={0: count}).run(x), want, 0)
+    assert_same(chunked(fun, {0: count})(x), want, 0)
+    assert_same(jax.jit(jax.vmap(chunked(fun, {0: count})))(x[None]), want[None], 0)
