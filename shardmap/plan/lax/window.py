@@ -50,9 +50,17 @@ def conv(node: Node) -> Factors:
     lhs: list[Axis] = ["n", "c"]
     rhs: list[Axis] = ["o", "c"]
     out: list[Factor] = ["n", "o"]
-    if params["feature_group_count"] > 1:
+    groups = params["feature_group_count"]
+    if groups > 1:
+        of_group = node.in_shapes[1][numbers.rhs_spec[1]]
+        is_alone = node.out_shapes[0][numbers.out_spec[1]] == groups
         lhs[1], rhs[1] = "groups", "inner"
-        wholes |= dict.fromkeys(["o", "groups", "inner"], GROUPED)
+        wholes["inner"] = GROUPED
+        if is_alone:  # As under `jax.vmap`, each group makes one feature.
+            size = node.in_shapes[0][numbers.lhs_spec[1]]
+            lhs[1] = Windowed("o", Window(size, stride=of_group, extent=of_group))
+        else:
+            wholes |= dict.fromkeys(["o", "groups"], GROUPED)
         del contracted["c"]
     if params["batch_group_count"] > 1:
         lhs[0] = "batches"
@@ -78,7 +86,10 @@ def conv(node: Node) -> Factors:
         if 0 in local.values[0].shape:
             return [lax.full(out_size(local, made), 0, node.outs[0].aval.dtype)]
         padding = tuple(local.holes[0, axis] for axis in numbers.lhs_spec[2:])
-        return [_convolve({**params, "padding": padding}, *local.values)]
+        own: dict[str, Any] = {"padding": padding}
+        if groups > 1 and is_alone:
+            own["feature_group_count"] = local.sizes["o"]
+        return [_convolve({**params, **own}, *local.values)]
 
     return Factors(
         node,

@@ -3,13 +3,14 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import shardmap as sm
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same, check_cut
+from tests.plan.checks import assert_same, check_cut, times_read
 from tests.plan.plan_programs import IMAGE, max_pool, reals
 
 
@@ -146,3 +147,33 @@ def test_images_between_two_convolutions_of_a_map_are_not_kept():
     args = reals(8, 2, 6, 6), reals(4, 2, 3, 3), reals(4, 4, 3, 3)
     made = check_cut(fun, *args, in_slices=({0: 4}, None, None), tolerance=1e-4)
     assert [stage.num_shards for stage in made.stages] == [4]
+
+
+def in_groups(image, kernel):
+    groups = kernel.shape[0]
+    return lax.conv_general_dilated(
+        image, kernel, (1, 1), "SAME", feature_group_count=groups
+    )
+
+
+@pytest.mark.parametrize("features", [1, 2])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_groups_of_one_feature_are_cut_along_the_groups(features, count):
+    groups = 6 // features
+    image, kernel = reals(2, 6, 9, 8), reals(groups, features, 3, 3)
+    cuts = {1: count}, {0: min(count, groups)}
+    assert times_read(check_cut(in_groups, image, kernel, in_slices=cuts)) == 1
+
+
+def test_a_filter_for_each_sample():
+    """`jax.vmap` makes groups of them."""
+    filtered = jax.vmap(lambda row, kernel: jnp.convolve(row, kernel, "same"))
+    cuts = {0: 4}, {0: 4}
+    made = check_cut(filtered, reals(8, 20), reals(8, 3), in_slices=cuts)
+    assert times_read(made) == 1
+
+    def loss(image, kernel):
+        return (in_groups(image, kernel) ** 2).sum()
+
+    cuts = {1: 3}, {0: 3}
+    check_cut(jax.grad(loss), reals(2, 6, 9, 8), reals(6, 1, 3, 3), in_slices=cuts)
