@@ -28,6 +28,9 @@ from shardmap.plan.engine.work import Choice, Work
 if TYPE_CHECKING:
     from shardmap.plan.engine.stages import Stage
 
+MANY = 16
+"""As many stages that recompute a cheap value may be worth keeping it."""
+
 SMALL = 2**20
 """The most bytes of a value that is kept although it is cheap to compute."""
 
@@ -380,11 +383,12 @@ class Analysis:
             value = partial[0]
         self.kept[value] = None
 
-    def keep_costly(self, times: Callable[[Node], int]) -> None:
+    def keep_costly(self, times: Callable[[Node, int], int]) -> None:
         """Keeps values that several stages take and that are costly to recompute.
 
         Args:
-          times: returns how often the shards of all stages run a node again.
+          times: returns how often the shards of all stages run a node again, also from
+            the number of other stages that take its results.
         """
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
@@ -396,7 +400,8 @@ class Analysis:
             for out in node.outs:
                 stages = needed.get(out, set())
                 if len(stages) > 1 and out not in self.kept:
-                    again = len(stages) - 1 if cheap else times(node)
+                    others = len(stages) - 1
+                    again = others if cheap else times(node, others)
                     keep = self._is_long if cheap else self.work.worth_keeping
                     if again and keep(out, again):
                         self.kept[out] = None
@@ -415,7 +420,7 @@ class Analysis:
         from the first step.
         """
         # A partial value is recomputed from the complete one, and a cut value from
-        # pieces that are read anyway.
-        whole = value not in self.pending and not any(c.at for c in self.cuts[value])
-        small = nbytes(value) <= SMALL
-        return whole and small and self.work.choice(value, times).kept
+        # pieces that are read anyway, unless very many stages do so.
+        is_whole = not any(c.at for c in self.cuts[value]) or times >= MANY
+        is_small = value not in self.pending and nbytes(value) <= SMALL
+        return is_whole and is_small and self.work.choice(value, times).kept

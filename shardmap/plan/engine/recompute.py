@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.nodes import Node, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Step
 from shardmap.plan.engine.rules import Rule
@@ -25,6 +25,11 @@ WORTH_KEEPING = 2**24
 
 TAKEN = 2
 """A value may be kept if shards compute more than this many times what they take."""
+
+MEASURED = 64
+"""In a plan with more stages, each one that takes a value counts as computing it.
+
+Samples of shards would compute all steps before each stage."""
 
 SAMPLES = 8
 """About how many shards of a stage are sampled; few, as ``memory`` tries many cuts."""
@@ -44,7 +49,14 @@ def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
     """
     kept_for: dict[int, dict[int, Choice]] = {}
     count = functools.cache(functools.partial(counted, samples=SAMPLES))
-    while found := _repeated(analysis := make(kept_for), count):
+
+    def made() -> Analysis:
+        analysis = make(kept_for)
+        if len(stages_of(analysis)) > MEASURED:
+            _keep(analysis, lambda node, others: others)
+        return analysis
+
+    while found := _repeated(analysis := made(), count):
         for (node, operand), choice in found.items():
             kept_for.setdefault(node, {})[operand] = choice
     stages = stages_of(analysis)
@@ -57,11 +69,17 @@ def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
                 total[number] += own
         return total
 
+    if len(stages) <= MEASURED:
+        _keep(analysis, lambda node, others: _again(runs()[node.number]))
+    return analysis
+
+
+def _keep(analysis: Analysis, times: Callable[[Node, int], int]) -> None:
+    """Keeps what is costly to recompute; see `Analysis.keep_costly`."""
     known = len(analysis.kept)
-    analysis.keep_costly(lambda node: _again(runs()[node.number]))
+    analysis.keep_costly(times)
     if len(analysis.kept) > known:
         analysis.stages = []
-    return analysis
 
 
 def _again(often: float) -> int:
