@@ -324,6 +324,31 @@ def test_cuts_that_fit_are_found_in_few_calls(fun, shape, times):
     assert found < times * calls(lambda: sm.plan(fun, x, in_slices={0: 20}))
 
 
+def test_each_of_many_stages_goes_on_from_the_last_one():
+    """To find out, samples of shards would compute all rows before each stage."""
+
+    def nearest(x):
+        places = jnp.arange(x.shape[1], dtype=x.dtype)
+
+        def step(before, row):
+            row = jnp.minimum(row, before + 1)
+            row = jnp.minimum(row, lax.cummin(row - places) + places)
+            return row, row
+
+        return lax.scan(step, jnp.full(x.shape[1], 9.0), x)[1]
+
+    def planned(rows):
+        x = jax.ShapeDtypeStruct((rows, 12), np.float32)
+        return calls(lambda: sm.plan(nearest, x, in_slices={1: 3}))
+
+    planned(40)
+    assert planned(80) < 2.5 * planned(40)
+    x = np.random.default_rng(0).standard_normal((40, 12), np.float32)
+    made = sm.plan(nearest, x, in_slices={1: 3})
+    assert len(made.stages) == 81
+    assert_same(made.run(x), jax.jit(nearest)(x))
+
+
 def test_a_refusal_takes_few_calls():
     """What was found with values kept is not found again without them."""
 

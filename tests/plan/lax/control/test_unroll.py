@@ -174,25 +174,6 @@ def test_a_long_loop_that_sums_over_the_cut_is_cut():
     assert str(made).count("\n  stage") <= 6
 
 
-def test_each_of_many_stages_goes_on_from_the_last_one():
-    """It would compute all rows before its own."""
-
-    def nearest(x):
-        def step(before, row):
-            row = jnp.minimum(row, before + 1)
-            row = jnp.minimum(row, lax.cummin(row - PLACES) + PLACES)
-            return row, row
-
-        return lax.scan(step, jnp.full(x.shape[1], 9.0), x)[1]
-
-    made = check_cut(nearest, reals(48, 12), in_slices={1: 3})
-    # The last one puts all rows together.
-    assert len(made.stages[-2].recipe(0)[1].static.steps) < 20
-
-
-PLACES = np.arange(12, dtype=np.float32)
-
-
 def test_a_long_loop_without_stages_stays_a_loop():
     def fun(x):
         return lax.fori_loop(0, 300, lambda _, x: jnp.roll(x, 1) * 0.5 + x, x)
