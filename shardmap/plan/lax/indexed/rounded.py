@@ -1,4 +1,4 @@
-"""Indices that are rounded floats, such as ``floor(scale * arange(n) + 0.5)``.
+"""Indices that are made of floats, such as ``floor(scale * arange(n) + 0.5)``.
 
 If they depend on no argument, JAX computes them once, and they become constants. XLA
 fuses a product with a sum, or does not, so that shards, and NumPy, could round a float
@@ -29,7 +29,7 @@ INDICES: Mapping[Any, slice] = {
 
 
 def rounded(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
-    """Replaces the rounded floats that indices are made of by their values."""
+    """Replaces what indices are made of, and is made of floats, by its values."""
     found: dict[Node, np.ndarray] = {}
     seen: set[Operand] = set()
     for node in graph.nodes:
@@ -40,12 +40,10 @@ def rounded(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
             if made is None or operand in seen:
                 continue
             seen.add(operand)
-            is_rounded = made.primitive is p.convert_element_type_p
-            if is_rounded and jnp.issubdtype(made.ins[0].aval.dtype, jnp.floating):
-                if (array := _computed(made)) is not None:
-                    found[made] = array
-            else:
+            if not any(jnp.issubdtype(x.aval.dtype, jnp.inexact) for x in made.ins):
                 stack += made.ins
+            elif len(made.outs) == 1 and (array := _computed(made)) is not None:
+                found[made] = array
 
     def replaced(node: Node) -> Sequence[Operand] | None:
         return [graph.constant(found[node])] if node in found else None
