@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import SETTINGS
 
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 100
+STEPS = 300
 
 
 def start(folder, steps=STEPS):
