@@ -28,8 +28,8 @@ from shardmap.plan.engine.work import Choice, Work
 if TYPE_CHECKING:
     from shardmap.plan.engine.stages import Stage
 
-MANY = 16
-"""As many stages that recompute a cheap value may be worth keeping it."""
+OTHER_STAGES = 16
+"""A cheap value that is cut may be kept if this many other stages recompute it."""
 
 SMALL = 2**20
 """The most bytes of a value that is kept although it is cheap to compute."""
@@ -133,8 +133,8 @@ class Analysis:
       reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
       stages: the stages, once `stages_of` has made them.
-      times: how many times more steps an unrolled loop has than the graph, which is a
-        sample if it is more than 1.
+      step_ratio: how many times more steps an unrolled loop has than the graph, which
+        is a sample if it is more than 1.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Analysis:
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
         self.stages: list[Stage] = []
-        self.times = 1.0
+        self.step_ratio = 1.0
         for value, cuts in zip(graph.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
             self.level[value] = 0
@@ -421,6 +421,6 @@ class Analysis:
         """
         # A partial value is recomputed from the complete one, and a cut value from
         # pieces that are read anyway, unless very many stages do so.
-        is_whole = not any(c.at for c in self.cuts[value]) or times >= MANY
+        is_whole = not any(c.at for c in self.cuts[value]) or times >= OTHER_STAGES
         is_small = value not in self.pending and nbytes(value) <= SMALL
         return is_whole and is_small and self.work.choice(value, times).kept

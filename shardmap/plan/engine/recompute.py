@@ -26,10 +26,11 @@ WORTH_KEEPING = 2**24
 TAKEN = 2
 """A value may be kept if shards compute more than this many times what they take."""
 
-MEASURED = 64
-"""In a plan with more stages, each one that takes a value counts as computing it.
+MOST_MEASURED = 64
+"""The most stages of which shards are sampled.
 
-Samples of shards would compute all steps before each stage."""
+In a plan of more stages, each one that takes a value counts as computing it: a sample
+would compute all that lies before its stage."""
 
 SAMPLES = 8
 """About how many shards of a stage are sampled; few, as ``memory`` tries many cuts."""
@@ -52,7 +53,7 @@ def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
 
     def made() -> Analysis:
         analysis = make(kept_for)
-        if len(stages_of(analysis)) > MEASURED:
+        if len(stages_of(analysis)) > MOST_MEASURED:
             _keep(analysis, lambda node, others: others)
         return analysis
 
@@ -69,7 +70,7 @@ def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
                 total[number] += own
         return total
 
-    if len(stages) <= MEASURED:
+    if len(stages) <= MOST_MEASURED:
         _keep(analysis, lambda node, others: _again(runs()[node.number]))
     return analysis
 

@@ -18,7 +18,7 @@ from shardmap.plan.engine.recipe import Recipe, needed, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces, volume
 
-LESS = 0.75
+READ_TOGETHER = 0.75
 """Results are made by the same shards if these read less than this part."""
 
 SPREAD = 64
@@ -316,7 +316,7 @@ class Stage:
         results = first.results | second.results
         both = Family(results, tuple(map(tuple, groups)), first.size)
         apart = self._bytes_read(first) + self._bytes_read(second)
-        return both if self._bytes_read(both) < LESS * apart else None
+        return both if self._bytes_read(both) < READ_TOGETHER * apart else None
 
     def _run_alike(self, k: int, other: int) -> bool:
         """Whether two loops have as many pieces, of cuts of the same arguments."""

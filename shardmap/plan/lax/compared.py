@@ -58,14 +58,31 @@ EXACT = SELECTIONS | {p.add_p, p.sub_p}
 """Primitives that give the same bits, whatever XLA fuses them with."""
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
-    **{p.abs_p: np.abs, p.add_p: np.add, p.asinh_p: np.arcsinh, p.atan_p: np.arctan},
-    **{p.cbrt_p: np.cbrt, p.cos_p: np.cos, p.cosh_p: np.cosh, p.div_p: np.divide},
-    **{p.erf_p: math.erf, p.exp_p: np.exp, p.exp2_p: np.exp2, p.expm1_p: np.expm1},
-    **{p.integer_pow_p: np.float_power},
-    **{p.log_p: np.log, p.log1p_p: np.log1p, p.mul_p: np.multiply},
-    **{p.neg_p: np.negative, p.pow_p: np.power, p.sin_p: np.sin, p.sinh_p: np.sinh},
-    **{p.sqrt_p: np.sqrt, p.square_p: np.square, p.sub_p: np.subtract, p.tan_p: np.tan},
-    **{p.tanh_p: np.tanh},
+    p.abs_p: np.abs,
+    p.add_p: np.add,
+    p.asinh_p: np.arcsinh,
+    p.atan_p: np.arctan,
+    p.cbrt_p: np.cbrt,
+    p.cos_p: np.cos,
+    p.cosh_p: np.cosh,
+    p.div_p: np.divide,
+    p.erf_p: math.erf,
+    p.exp2_p: np.exp2,
+    p.exp_p: np.exp,
+    p.expm1_p: np.expm1,
+    p.integer_pow_p: np.float_power,
+    p.log1p_p: np.log1p,
+    p.log_p: np.log,
+    p.mul_p: np.multiply,
+    p.neg_p: np.negative,
+    p.pow_p: np.power,
+    p.sin_p: np.sin,
+    p.sinh_p: np.sinh,
+    p.sqrt_p: np.sqrt,
+    p.square_p: np.square,
+    p.sub_p: np.subtract,
+    p.tan_p: np.tan,
+    p.tanh_p: np.tanh,
 }
 """The functions that numbers of selected elements are followed through."""
 
@@ -89,8 +106,8 @@ JUMPS = frozenset(
 MARGIN = 0.01
 """A number that is nearer to an edge may be rounded to its other side."""
 
-MOST = 8
-"""A function of operands with more combinations of terms, or of numbers, is not
+MOST_COMBINATIONS = 8
+"""The most combinations of terms, or of numbers, of a function's operands that are
 followed."""
 
 Term: TypeAlias = int
@@ -152,7 +169,7 @@ class _Terms:
                 self._set(out, made)
         elif node.primitive in pointwise.RULES and len(node.outs) == 1:
             every = [self.of(operand).items() for operand in node.ins]
-            if math.prod(map(len, every)) <= MOST:
+            if math.prod(map(len, every)) <= MOST_COMBINATIONS:
                 function = node.primitive, key_of(node.params), node.outs[0].aval.dtype
                 found = []
                 for each in itertools.product(*every):
@@ -235,7 +252,7 @@ def _result(node: Node, ins: Sequence[Numbers], met: Values) -> Numbers:
     elif not all(ins) and node.primitive in (p.div_p, p.mul_p):
         zeros = [each[0.0] for each in ins if 0 in each]
         return {0.0: NOWHERE.union(*zeros)} if zeros else {}
-    if math.prod(map(len, ins)) > MOST:
+    if math.prod(map(len, ins)) > MOST_COMBINATIONS:
         return {}
     made = []
     for each in itertools.product(*(numbers.items() for numbers in ins)):

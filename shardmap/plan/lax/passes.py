@@ -22,7 +22,7 @@ from shardmap.plan.lax.compared import must_store
 from shardmap.plan.lax.control import unroll
 from shardmap.plan.lax.control.body import ALONG
 from shardmap.plan.lax.control.unroll import Unroller
-from shardmap.plan.lax.indexed.rounded import rounded
+from shardmap.plan.lax.indexed.from_floats import from_floats
 from shardmap.plan.lax.staged import (
     barrier,
     groups,
@@ -70,7 +70,7 @@ def analysed(
             barrier.ask(graph, out_cuts)
         barrier.begin(graph, inside)
         graph.rewrite(_shared(graph))
-        graph.rewrite(rounded(graph))
+        graph.rewrite(from_floats(graph))
         rules = _Rules()
         if partial:
             graph.rewrite(groups.Grouping(graph).written)
@@ -101,11 +101,11 @@ def analysed(
     # Loops are unrolled if that helps, all of them: the gradient of a loop is a loop.
     unroller = Unroller(unroll.MOST_EQUATIONS, unroll.SAMPLE)
     trial = analysis(unroller)
-    if unroller.times > 1 and len(_ends(trial)) < len(_ends(found)):
+    if unroller.step_ratio > 1 and len(_ends(trial)) < len(_ends(found)):
         in_stages = _last(trial) >= _last(found) + unroll.SAMPLE - 1
         most = most_equations if in_stages else unroll.MOST_EQUATIONS
         if sampled and unroller.equations <= most:
-            trial.times = unroller.times
+            trial.step_ratio = unroller.step_ratio
         else:
             trial = analysis(Unroller(most))
     return trial if len(_ends(trial)) < len(_ends(found)) else found

@@ -51,17 +51,17 @@ def conv(node: Node) -> Factors:
     rhs: list[Axis] = ["o", "c"]
     out: list[Factor] = ["n", "o"]
     groups = params["feature_group_count"]
+    # As under `jax.vmap` with a filter for each sample.
+    is_one_each = 1 < groups == node.out_shapes[0][numbers.out_spec[1]]
     if groups > 1:
-        of_group = node.in_shapes[1][numbers.rhs_spec[1]]
-        is_alone = node.out_shapes[0][numbers.out_spec[1]] == groups
         lhs[1], rhs[1] = "groups", "inner"
-        wholes["inner"] = GROUPED
-        if is_alone:  # As under `jax.vmap`, each group makes one feature.
-            size = node.in_shapes[0][numbers.lhs_spec[1]]
-            lhs[1] = Windowed("o", Window(size, stride=of_group, extent=of_group))
-        else:
-            wholes |= dict.fromkeys(["o", "groups"], GROUPED)
+        wholes |= dict.fromkeys(["o", "groups", "inner"], GROUPED)
         del contracted["c"]
+    if is_one_each:
+        of_group = node.in_shapes[1][numbers.rhs_spec[1]]
+        size = node.in_shapes[0][numbers.lhs_spec[1]]
+        lhs[1] = Windowed("o", Window(size, stride=of_group, extent=of_group))
+        del wholes["o"], wholes["groups"]
     if params["batch_group_count"] > 1:
         lhs[0] = "batches"
         wholes |= dict.fromkeys(["n", "o", "batches"], GROUPED)
@@ -87,7 +87,7 @@ def conv(node: Node) -> Factors:
             return [lax.full(out_size(local, made), 0, node.outs[0].aval.dtype)]
         padding = tuple(local.holes[0, axis] for axis in numbers.lhs_spec[2:])
         own: dict[str, Any] = {"padding": padding}
-        if groups > 1 and is_alone:
+        if is_one_each:
             own["feature_group_count"] = local.sizes["o"]
         return [_convolve({**params, **own}, *local.values)]
 

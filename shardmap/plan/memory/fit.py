@@ -241,9 +241,9 @@ class Fit:
                 return known
         made = self._make(asked, *key)
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
-        times = made.analysis.times
-        peak = plan_peak(made, self._in_loops, limit, cost / times)
-        moved = math.ceil(bytes_moved(made) * times)
+        ratio = made.analysis.step_ratio
+        peak = plan_peak(made, self._in_loops, limit, cost / ratio)
+        moved = math.ceil(bytes_moved(made) * ratio)
         is_exact = peak.bytes <= limit and peak.bytes * moved <= cost
         found = _Found((asked, *key), peak, partial, moved, is_plain, is_exact)
         self._known[axes if made.num_shards == 1 else asked, *key] = found
@@ -272,7 +272,7 @@ class Fit:
         Raises:
           ValueError: the function does not fit, whatever is cut.
         """
-        # To recompute values takes less than to read them for more pieces.
+        # Recomputing values usually costs less than cutting one more axis.
         for most in range(1, MOST_AXES):
             for keeps in (True, False):
                 with contextlib.suppress(_TooLittle):
@@ -410,7 +410,7 @@ class Fit:
             took = compiled_bytes(program, self._in_loops)
             kernels = took - found.peak.bytes
             if took <= self._memory:
-                if program.analysis.times > 1:
+                if program.analysis.step_ratio > 1:
                     found = self._found(pieces, found.partial, keeps, False)
                     if found.peak.bytes + kernels > self._memory:
                         self._samples = False

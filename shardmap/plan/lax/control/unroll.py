@@ -34,13 +34,13 @@ class Unroller:
       steps: the number of steps that are written, in place of all; None: all.
 
     Attributes:
-      times: how many times more steps a loop has than are written, at most.
+      step_ratio: how many times more steps a loop has than are written, at most.
       equations: the most equations that all steps of a loop would be.
     """
 
     def __init__(self, most: int, steps: int | None = None) -> None:
         self._most, self._steps = most, steps
-        self.times, self.equations = 1.0, 0
+        self.step_ratio, self.equations = 1.0, 0
 
     def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
         """Returns the operands that replace a node's results; None: it stays."""
@@ -51,7 +51,7 @@ class Unroller:
         size = size_of_step(node)
         if not length or steps * size > self._most:
             return None
-        self.times = max(self.times, length / steps)
+        self.step_ratio = max(self.step_ratio, length / steps)
         self.equations = max(self.equations, length * size)
         return _steps(graph, node, steps)
 

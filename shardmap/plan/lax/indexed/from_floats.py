@@ -28,7 +28,7 @@ INDICES: Mapping[Any, slice] = {
 """The operands that are indices."""
 
 
-def rounded(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
+def from_floats(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
     """Replaces what indices are made of, and is made of floats, by its values."""
     found: dict[Node, np.ndarray] = {}
     seen: set[Operand] = set()
