@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -126,10 +126,14 @@ def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
     for stage, cost in zip(cut_program.stages, costs, strict=True):
         made = ", ".join(_grouped(cost.makes))
         first = f"{cost.shards:,} shards" + f" make {made}" * makes
-        told_choices = (
+        told = Counter(
             f"  {choice_text(_name(cut_program, value), choice)}"
             for value, choice in choices(cut_program, stage)
         )
+        told_choices = [
+            line + f", for each of {often} such values" * (often > 1)
+            for line, often in told.items()
+        ]
         drawn = _drawn_whole(cut_program, stage)
         blocks.append([first + _costs(cut_program, stage, cost), *told_choices, *drawn])
     yield from _by_stage(blocks)

@@ -1,5 +1,6 @@
 """What a plan tells about itself."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -163,6 +164,17 @@ def test_how_many_functions_are_compiled():
         in_slices={0: 1000},
     )
     assert "about 3 functions compiled" in str(halo.explain())
+
+
+def test_equal_choices_are_told_once():
+    x, weights = jax.ShapeDtypeStruct((2**14, 64), np.float32), np.ones((3, 64, 64))
+
+    def fun(x, y):
+        return sum(jnp.tanh(x @ w.astype(x.dtype)) @ y.T for w in weights)
+
+    told = str(plan(fun, x, x, in_slices=({0: 2}, {0: 4}))).splitlines()
+    [line] = [line for line in told if line.startswith("    keeps the tanh ")]
+    assert line.endswith("and reads 4.0 MiB each time, for each of 3 such values")
 
 
 def test_equal_stages_are_told_once():

@@ -24,8 +24,14 @@ LEAVES_TRIED = 8
 SMALLER = 16
 """Values this many times smaller are tried only if larger ones do not help."""
 
+COSTLIER = 16
+"""Values are kept only if that axis costs at most this many times the best one."""
+
 AXES_GROWN = 4
 """The number of the best axes, which are tried in more pieces."""
+
+LITTLE = 1 / 16
+"""No other axes are cut beside one that saves less than this share of the peak."""
 
 FIRST_PIECES = 8
 """The number of pieces into which an axis is cut first, to see what that saves."""
@@ -306,11 +312,12 @@ class Fit:
             if least.bytes <= self._memory:
                 break
             count = max(count, FIRST_PIECES)
+            rough: dict[Asked, _Found] = {}
             saving: dict[Asked, _Found] = {}
             grown: list[tuple[Asked, Peak, int]] = []
             fits = False
             for more in self._candidates(asked):
-                saving |= self._savings(more, count, keeps, held)
+                saving |= self._savings(more, count, keeps, held, rough, least)
                 better = [
                     each for each in saving if saving[each].peak.bytes < least.bytes
                 ]
@@ -324,6 +331,9 @@ class Fit:
                         break
                 if fits:
                     break
+            if not fits:
+                enough = (1 - LITTLE) * least.bytes
+                grown = [each for each in grown if each[1].bytes <= enough]
             if not grown:
                 break
             asked, least, count = grown[-1 if fits else 0]
@@ -342,20 +352,36 @@ class Fit:
         count: int,
         keeps: bool,
         held: Callable[..., _Found],
+        rough: dict[Asked, _Found],
+        uncut: Peak,
     ) -> dict[Asked, _Found]:
-        """What each candidate holds, found out in detail for the best ones only."""
+        """What each candidate holds, found out in detail for the best ones only.
+
+        Args:
+          candidates: the cuts.
+          count: the number of pieces.
+          keeps: whether values may be kept; then costly candidates are left out.
+          held: finds out the details.
+          rough: what candidates hold if nothing is kept. These are added to it.
+          uncut: what is held without the axis that the candidates cut in addition.
+        """
         if len(candidates) == 1:
             return {each: held(each, count) for each in candidates}
         # To keep more values usually takes more memory. To find out which takes time.
-        least: dict[Asked, _Found] = {}
+
+        def limit() -> float:
+            costs = [f.cost for f in rough.values() if f.peak.bytes < uncut.bytes]
+            return (COSTLIER if keeps else 1) * min(costs, default=math.inf)
+
         for each in candidates:
-            rough = min((each.cost for each in least.values()), default=math.inf)
-            pieces = self._in_pieces(each, count)
-            least[each] = self._best(pieces, keeps, measures=False, cost=rough)
+            given = self._in_pieces(each, count), keeps
+            rough[each] = self._best(*given, measures=False, cost=limit())
         found: dict[Asked, _Found] = {}
-        for each in sorted(least, key=lambda each: least[each].cost):
-            is_best = all(least[each].cost < other.cost for other in found.values())
-            found[each] = held(each, count) if is_best else least[each]
+        for each in sorted(candidates, key=lambda each: rough[each].cost):
+            if keeps and rough[each].cost > limit():
+                break
+            is_best = all(rough[each].cost < other.cost for other in found.values())
+            found[each] = held(each, count) if is_best else rough[each]
         return found
 
     def _grown(
@@ -395,7 +421,7 @@ class Fit:
                     (*asked[k][:axis], AUTO, *asked[k][axis + 1 :]),
                     *asked[k + 1 :],
                 )
-                for k in sorted(largest)
+                for k in largest
                 for axis, length in enumerate(self._values[k].aval.shape)
                 if length > 1 and asked[k][axis] == ()
             ]

@@ -324,6 +324,24 @@ def test_cuts_that_fit_are_found_in_few_calls(fun, shape, times):
     assert found < times * calls(lambda: sm.plan(fun, x, in_slices={0: 20}))
 
 
+def test_costly_axes_are_not_tried_with_values_kept():
+    """The gradient of a recurrent network, whose weights could be cut too."""
+
+    def loss(weights, x):
+        def step(h, row):
+            return jnp.tanh(row @ weights[0] + h @ weights[1]), None
+
+        h = jnp.zeros((x.shape[1], 32), x.dtype)
+        return (lax.scan(step, h, x)[0] ** 2).sum()
+
+    shapes = (16, 32), (32, 32), (10, 64, 16)
+    *weights, x = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    grad = jax.grad(loss)
+    found = calls(lambda: sm.plan(grad, weights, x, memory="40 kB"))
+    given = calls(lambda: sm.plan(grad, weights, x, in_slices=(None, {1: 8})))
+    assert found < 120 * given
+
+
 def test_each_of_many_stages_goes_on_from_the_last_one():
     """To find out, samples of shards would compute all rows before each stage."""
 
