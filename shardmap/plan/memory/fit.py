@@ -68,7 +68,7 @@ class _Found(NamedTuple):
       how: the arguments of `Make` that make it.
       peak: what its largest shard holds.
       partial: whether reduced axes may be cut.
-      moved: about the bytes that all shards read and write.
+      moved: what all shards move; see `bytes_moved`.
       is_plain: whether it would be the same if they may not.
       is_exact: whether ``peak`` and ``moved`` are of all stages. They may be more.
     """

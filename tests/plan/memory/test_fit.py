@@ -342,6 +342,20 @@ def test_costly_axes_are_not_tried_with_values_kept():
     assert found < 120 * given
 
 
+def test_few_shards_cost_less_than_small_ones():
+    """Descent over batches: a stage for each would hold less, and take longer."""
+
+    def epoch(x):
+        def step(w, batch):
+            return w - 0.1 * batch.T @ (batch @ w - batch[:, 0]), None
+
+        return lax.scan(step, jnp.zeros(8, x.dtype), x.reshape(-1, 16, 8))[0]
+
+    x = jax.ShapeDtypeStruct((2**15, 8), np.float32)
+    made = sm.plan(epoch, x, memory=2**18)
+    assert made.num_shards == len(made.stages) < 10
+
+
 def test_each_of_many_stages_goes_on_from_the_last_one():
     """To find out, samples of shards would compute all rows before each stage."""
 
