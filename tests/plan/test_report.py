@@ -142,6 +142,15 @@ def test_what_shards_compute_again_is_counted():
     assert costs[-1].repeated == 0
 
 
+def test_the_operations_of_a_factorization_are_counted():
+    def fun(a, b):
+        return lax.linalg.triangular_solve(jnp.linalg.cholesky(a), b, left_side=True)
+
+    a, b = np.eye(32, dtype=np.float32), np.ones((32, 8), np.float32)
+    [cost] = plan(fun, a, b, in_slices=(None, {1: 4})).stage_costs
+    assert cost.repeated == 3 * 32**3
+
+
 def test_how_many_functions_are_compiled():
     def fun(x):
         return jnp.tanh(x - x.mean(0, keepdims=True)).sum(0)

@@ -18,15 +18,17 @@ CORE = Reason(
 )
 
 
-def core(core_rank: int) -> Callable[[Node], Factors]:
+def core(core_rank: int, each: int = MANY) -> Callable[[Node], Factors]:
     """The rule of primitives with leading batch axes and whole core axes.
 
     Args:
       core_rank: the number of core axes of the first operand.
+      each: see `Rule.each`.
     """
 
     def rule(node: Node) -> Factors:
-        return taken_whole(node, CORE, range(len(node.in_shapes[0]) - core_rank))
+        passing = range(len(node.in_shapes[0]) - core_rank)
+        return taken_whole(node, CORE, passing, each)
 
     return rule
 
@@ -93,13 +95,13 @@ def triangular_solve(node: Node) -> Factors:
 
 RULES: dict[Any, RuleMaker] = {
     p.approx_top_k_p: top_k,
-    p.cholesky_p: core(2),
+    p.cholesky_p: core(2, each=1),
     p.eig_p: core(2),
     p.eigh_p: core(2),
     p.fft_p: lambda node: core(len(node.params["fft_lengths"]))(node),
     p.hessenberg_p: core(2),
     p.householder_product_p: core(2),
-    p.lu_p: core(2),
+    p.lu_p: core(2, each=1),
     p.qr_p: core(2),
     p.schur_p: core(2),
     p.sort_p: sort,
