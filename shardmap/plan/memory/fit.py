@@ -39,6 +39,9 @@ FIRST_PIECES = 8
 MOST_PIECES = 2**16
 """The most pieces of an axis that `AUTO` gives."""
 
+FEW_STAGES, STAGE = 64, 2**20
+"""Each stage after the first ones takes about as long as to move so many bytes."""
+
 PROGRAMS_HELD = 4
 """The programs that were made last, which need not be made again to be returned."""
 
@@ -68,7 +71,8 @@ class _Found(NamedTuple):
       how: the arguments of `Make` that make it.
       peak: what its largest shard holds.
       partial: whether reduced axes may be cut.
-      moved: what all shards move; see `bytes_moved`.
+      moved: about the bytes that all shards read and write, and for each of many
+        stages `STAGE`.
       is_plain: whether it would be the same if they may not.
       is_exact: whether ``peak`` and ``moved`` are of all stages. They may be more.
     """
@@ -249,7 +253,8 @@ class Fit:
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
         ratio = made.analysis.step_ratio
         peak = plan_peak(made, self._in_loops, limit, cost / ratio)
-        moved = math.ceil(bytes_moved(made) * ratio)
+        stages = max(len(made.stages) * ratio - FEW_STAGES, 0)
+        moved = math.ceil(bytes_moved(made) * ratio + STAGE * stages)
         is_exact = peak.bytes <= limit and peak.bytes * moved <= cost
         found = _Found((asked, *key), peak, partial, moved, is_plain, is_exact)
         self._known[axes if made.num_shards == 1 else asked, *key] = found

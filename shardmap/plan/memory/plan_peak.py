@@ -25,9 +25,6 @@ COUNTERS = 2**10
 COPIED = 16
 """The memory divided by this is added, for what XLA copies between loops."""
 
-STARTED = 2**16
-"""To start a shard takes about as long as to move so many bytes."""
-
 SAMPLED = 64
 """The most shards of each family that are sampled."""
 
@@ -191,15 +188,12 @@ def plan_peak(
 
 
 def bytes_moved(cut_program: CutProgram) -> int:
-    """About the bytes that all shards read and write, with `STARTED` for each of them.
-
-    Stages that are not known yet are left out.
-    """
+    """About the bytes that all shards read and write, of the stages that are known."""
     return sum(_moved_by(stage) for stage in cut_program.stages if stage in _KNOWN)
 
 
 def _moved_by(stage: Stage) -> int:
-    return stage.num_shards * (STARTED + max(each.moved for each in _KNOWN[stage]))
+    return stage.num_shards * max(each.moved for each in _KNOWN[stage])
 
 
 def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:

@@ -342,7 +342,7 @@ def test_costly_axes_are_not_tried_with_values_kept():
     assert found < 120 * given
 
 
-def test_few_shards_cost_less_than_small_ones():
+def test_few_stages_cost_less_than_small_shards():
     """Descent over batches: a stage for each would hold less, and take longer."""
 
     def epoch(x):
