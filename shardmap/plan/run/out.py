@@ -11,7 +11,7 @@ from shardmap._jax.types import Aval, PyTree, TreeDef
 from shardmap.arrays.sources.registry import away
 from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.keys import data_aval
-from shardmap.plan.engine.nodes import Operand, Value
+from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import reserve
 from shardmap.units import shown, size
@@ -41,7 +41,7 @@ def outputs(
       ValueError: ``out`` does not fit; all that is wrong is listed.
     """
     given = _given(cut_program.out_tree, out)
-    problems = misfits(cut_program.graph.outputs, given)
+    problems = misfits(cut_program, given)
     found: list[OutputPlace] = []
     taken: set[Value | None] = set()
     for operand, array in zip(cut_program.graph.outputs, given, strict=True):
@@ -88,13 +88,16 @@ def _is_plain(tree: TreeDef) -> bool:
     )
 
 
-def misfits(operands: Sequence[Operand], arrays: Sequence[Any]) -> list[str]:
+def misfits(cut_program: CutProgram, arrays: Sequence[Any]) -> list[str]:
     """Messages that say why outputs cannot be put in array-likes; None is skipped."""
     found = []
-    for k, (operand, array) in enumerate(zip(operands, arrays, strict=True)):
+    names = result_names(cut_program.out_tree)
+    for name, operand, array in zip(
+        names, cut_program.graph.outputs, arrays, strict=True
+    ):
         problem = None if array is None else _misfit(data_aval(operand.aval), array)
         if problem:
-            found.append(f"* output {k} {problem}")
+            found.append(f"* {name} {problem}")
     return found
 
 
@@ -148,18 +151,18 @@ def shared_chunks(
     cut_program: CutProgram, places: Sequence[OutputPlace]
 ) -> Iterator[str]:
     """Yields a message for each axis of an output along which shards share chunks."""
-    given = {value: (k, array) for k, (value, array) in enumerate(places) if value}
+    given = {value: array for value, array in places if value}
     for stage in cut_program.stages:
         for result in stage.results:
-            number, array = given.get(result.value, (0, None))
-            place = away(array)
+            place = away(given.get(result.value))
             cells = (place and place.grain) or ()
             for axis, (k, cell) in enumerate(zip(result.axes, cells, strict=False)):
                 pieces = () if k is None else stage.loops[k].pieces
                 if any(start % cell for start, _ in pieces):
+                    name = cut_program.output_names[result.value]
                     yield (
-                        f"shards share chunks of output {number} along axis {axis}, "
-                        f"which are read and written again: cut at multiples of {cell}"
+                        f"shards share chunks of {name} along axis {axis}, which are "
+                        f"read and written again: cut at multiples of {cell}"
                     )
 
 
@@ -167,17 +170,18 @@ def _overlaps(
     cut_program: CutProgram, places: Sequence[OutputPlace], leaves: Sequence[Any]
 ) -> Iterator[str]:
     """Yields messages about outputs that share memory with arguments or each other."""
+    names = result_names(cut_program.out_tree)
     for k, (value, array) in enumerate(places):
         if array is None:
             continue
-        for j, (_, other) in enumerate(places[:k]):
+        for before, (_, other) in zip(names, places[:k], strict=False):
             if other is not None and _share(array, other):
-                yield f"* outputs {j} and {k} share memory: give them arrays apart"
+                yield f"* {before} and {names[k]} share memory: give them arrays apart"
         for name, leaf in zip(cut_program.names, leaves, strict=True):
             # An output without a value is written after everything is read.
             if value is not None and _share(array, leaf):
                 yield (
-                    f"* output {k} shares memory with {name}: shards would read what "
+                    f"* {names[k]} shares memory with {name}: shards would read what "
                     f"others have written; give another array, or a copy of {name}"
                 )
 

@@ -186,7 +186,7 @@ class Shard:
             array if isinstance(v, Value) else None
             for v, array in zip(outputs, arrays, strict=True)
         ]
-        if problems := misfits(outputs, made):
+        if problems := misfits(self._cut_program, made):
             raise ValueError(
                 f"no results can be put into {name}:\n" + "\n".join(problems)
             )

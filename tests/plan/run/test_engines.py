@@ -106,7 +106,7 @@ def test_to_files_and_stores(engine, made, want, tmp_path):
     out = (None, fits, total, None)
     assert_bytes(made.run(x, W, out=out, executor=engine.executor), want)
     shared = zarr.create_array(tmp_path / "y", shape=(64, 4), chunks=(7, 3), dtype="f4")
-    with pytest.warns(UserWarning, match="chunks of output 1 .* at multiples of 7"):
+    with pytest.warns(UserWarning, match=r"chunks of result\[1\] .* at multiples of 7"):
         made.run(x, W, out=(None, shared, None, None), executor=engine.executor)
     assert shared[:].tobytes() == want[1].tobytes()
 

@@ -30,7 +30,7 @@ def test_an_argument_is_not_written_to(view):
     x = X.copy()
     with pytest.raises(
         ValueError,
-        match=r"output 0 shares memory with args\[0\].*another array, or a copy",
+        match=r"result shares memory with args\[0\].*another array, or a copy",
     ):
         rows(jnp.tanh, x).run(x, out=x[view])
     np.testing.assert_array_equal(x, X)
@@ -40,7 +40,7 @@ def test_a_file_that_is_read_is_not_written(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, X)
     x, out = np.load(path, mmap_mode="r"), np.load(path, mmap_mode="r+")
-    with pytest.raises(ValueError, match="output 0 shares memory with args"):
+    with pytest.raises(ValueError, match="result shares memory with args"):
         rows(shifted, x).run(x, out=out)
 
 
@@ -72,7 +72,7 @@ def test_parts_of_one_array_that_lie_apart_are_none_of_the_same():
 def test_two_outputs_need_two_arrays():
     made = rows(lambda x: (x + 1, x + 2), X)
     out = np.zeros_like(X)
-    with pytest.raises(ValueError, match="outputs 0 and 1 share memory"):
+    with pytest.raises(ValueError, match=r"result\[0\] and result\[1\] share memory"):
         made.run(X, out=(out, out))
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_written_is_told():
     made = rows(jnp.tanh, X)
     with pytest.raises(ValueError, match=r"has a jax.Array as out.*give a NumPy array"):
         made.run(X, out=jnp.zeros(X.shape))
-    with pytest.raises(ValueError, match="output 0 has a float as out"):
+    with pytest.raises(ValueError, match="result has a float as out"):
         made.run(X, out=1.0)
 
 
@@ -130,7 +130,7 @@ def test_a_chunk_is_written_once_or_the_run_warns(pieces, tmp_path, monkeypatch)
         made.run(X, out=out)
     assert len(written) == 8
     told = [
-        "plan.run: shards share chunks of output 0 along axis 0, which are read and "
+        "plan.run: shards share chunks of result along axis 0, which are read and "
         "written again: cut at multiples of 8"
     ]
     assert [str(each.message) for each in caught] == told * (max(written.values()) > 1)

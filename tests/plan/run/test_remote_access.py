@@ -75,7 +75,7 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
 
 
 @pytest.mark.few(1)
-@pytest.mark.filterwarnings("ignore:plan.run. shards share chunks of output 0")
+@pytest.mark.filterwarnings("ignore:plan.run. shards share chunks of result")
 @pytest.mark.parametrize(("pieces", "there"), [(4, True), (16, False), (5, False)])
 def test_no_two_shards_write_one_chunk(pieces, there, mapped, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")
@@ -115,5 +115,5 @@ def test_two_datasets_that_are_one_share_memory(tmp_path):
     same = zarr.open_array(tmp_path / "z", mode="r+")
     x[:] = np.arange(16).reshape(8, 2)
     made = plan(lambda x: x[::-1] * 1, x, in_slices={0: 4})
-    with pytest.raises(ValueError, match=r"output 0 shares memory with args\[0\]"):
+    with pytest.raises(ValueError, match=r"result shares memory with args\[0\]"):
         made.run(x, out=same)

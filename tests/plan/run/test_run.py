@@ -88,7 +88,7 @@ def test_bad_outs_are_told_before_anything_runs(made):
     x = Recorded(X)
     locked = np.zeros((64, 4), np.float32)
     locked.flags.writeable = False
-    with pytest.raises(ValueError, match=r"output 0 is float32\[4\].*\n.*read-only"):
+    with pytest.raises(ValueError, match=r"result\[0\] is float32\[4\].*\n.*read-only"):
         made.run(x, W, out=(np.zeros(5, np.float32), locked))
     with pytest.raises(ValueError, match=r"out has the structure PyTreeDef\(\*\)"):
         made.run(x, W, out=locked)

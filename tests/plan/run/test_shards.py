@@ -60,8 +60,8 @@ def test_arrays_that_do_not_fit_take_no_results():
     shard = made.shards[0]
     part = shard.function(*shard.args(X))
     for acc, why in (
-        (np.zeros(5, np.float32), r"output 0 is float32\[6\], out has float32\[5\]"),
-        (np.zeros(6, np.int32), r"output 0 is float32\[6\], out has int32\[6\]"),
+        (np.zeros(5, np.float32), r"result is float32\[6\], out has float32\[5\]"),
+        (np.zeros(6, np.int32), r"result is float32\[6\], out has int32\[6\]"),
         ([np.zeros(6, np.float32)] * 2, "acc has 2 arrays, but the function returns 1"),
         (jnp.zeros(6), r"has a jax.Array as out"),
     ):
