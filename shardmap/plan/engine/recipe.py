@@ -218,7 +218,8 @@ class _Wanted:
             for value in sorted(self._boxes, key=lambda value: value.number)
             if value in self._stops or value.producer is None
             # Where a piece lies in a merged box is static: each shard would compile.
-            for box in merge(self._boxes[value].values(), self._versions, moves=False)
+            for box in self._apart(value)
+            or merge(self._boxes[value].values(), self._versions, moves=False)
         )
 
     def _apart(self, value: Value) -> list[Box]:

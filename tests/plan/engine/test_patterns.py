@@ -157,3 +157,17 @@ def test_a_piece_beside_the_whole_is_read_apart():
     made = plan(attention, floats(600, 8), in_slices={0: 50}, partial=False)
     assert made.num_shards == 50
     assert made.stage_costs[0].functions <= 2
+
+
+def test_a_constant_of_two_axes_is_read_in_boxes_of_their_own():
+    """Both axes are resized alike: XLA gets one array of indices for them."""
+
+    def upsampled(x):
+        x = x[1:] - x[:-1]
+        return jax.image.resize(x, (128, 128), "nearest")
+
+    x = np.arange(65 * 64, dtype=np.float32).reshape(65, 64) ** 0.5
+    made = plan(upsampled, x, out_slices={0: 16})
+    assert made.num_shards == 16
+    assert made.stage_costs[0].functions <= 3
+    np.testing.assert_array_equal(made.run(x), jax.jit(upsampled)(x))
