@@ -25,13 +25,10 @@ SMALLER = 16
 """Values this many times smaller are tried only if larger ones do not help."""
 
 COSTLIER = 16
-"""Values are kept only if that axis costs at most this many times the best one."""
+"""Along axes that cost this many times more than the best one, nothing is kept."""
 
 AXES_GROWN = 4
 """The number of the best axes, which are tried in more pieces."""
-
-LITTLE = 1 / 16
-"""No other axes are cut beside one that saves less than this share of the peak."""
 
 FIRST_PIECES = 8
 """The number of pieces into which an axis is cut first, to see what that saves."""
@@ -39,8 +36,11 @@ FIRST_PIECES = 8
 MOST_PIECES = 2**16
 """The most pieces of an axis that `AUTO` gives."""
 
-FEW_STAGES, STAGE = 64, 2**20
-"""Each stage after the first ones takes about as long as to move so many bytes."""
+FEW_STAGES = 64
+"""So many stages cost no time of their own."""
+
+STAGE_BYTES = 2**20
+"""Each further stage takes about as long as moving so many bytes."""
 
 PROGRAMS_HELD = 4
 """The programs that were made last, which need not be made again to be returned."""
@@ -71,8 +71,8 @@ class _Found(NamedTuple):
       how: the arguments of `Make` that make it.
       peak: what its largest shard holds.
       partial: whether reduced axes may be cut.
-      moved: about the bytes that all shards read and write, and for each of many
-        stages `STAGE`.
+      moved: about the bytes that all shards read and write, and `STAGE_BYTES` for
+        each stage after `FEW_STAGES`.
       is_plain: whether it would be the same if they may not.
       is_exact: whether ``peak`` and ``moved`` are of all stages. They may be more.
     """
@@ -254,7 +254,7 @@ class Fit:
         ratio = made.analysis.step_ratio
         peak = plan_peak(made, self._in_loops, limit, cost / ratio)
         stages = max(len(made.stages) * ratio - FEW_STAGES, 0)
-        moved = math.ceil(bytes_moved(made) * ratio + STAGE * stages)
+        moved = math.ceil(bytes_moved(made) * ratio + STAGE_BYTES * stages)
         is_exact = peak.bytes <= limit and peak.bytes * moved <= cost
         found = _Found((asked, *key), peak, partial, moved, is_plain, is_exact)
         self._known[axes if made.num_shards == 1 else asked, *key] = found
@@ -336,9 +336,6 @@ class Fit:
                         break
                 if fits:
                     break
-            if not fits:
-                enough = (1 - LITTLE) * least.bytes
-                grown = [each for each in grown if each[1].bytes <= enough]
             if not grown:
                 break
             asked, least, count = grown[-1 if fits else 0]

@@ -122,9 +122,14 @@ class CutProgram:
         return sum(stage.num_shards for stage in self.stages)
 
     @functools.cached_property
+    def result_names(self) -> list[str]:
+        """The names in messages of the leaves of the results."""
+        return result_names(self.out_tree)
+
+    @functools.cached_property
     def output_names(self) -> dict[Value, str]:
         """The names in messages of the values that the function returns."""
-        named = zip(self.graph.outputs, result_names(self.out_tree), strict=True)
+        named = zip(self.graph.outputs, self.result_names, strict=True)
         found: dict[Value, str] = {}
         for value, name in named:
             if isinstance(value, Value):

@@ -91,10 +91,8 @@ def _is_plain(tree: TreeDef) -> bool:
 def misfits(cut_program: CutProgram, arrays: Sequence[Any]) -> list[str]:
     """Messages that say why outputs cannot be put in array-likes; None is skipped."""
     found = []
-    names = result_names(cut_program.out_tree)
-    for name, operand, array in zip(
-        names, cut_program.graph.outputs, arrays, strict=True
-    ):
+    names, operands = cut_program.result_names, cut_program.graph.outputs
+    for name, operand, array in zip(names, operands, arrays, strict=True):
         problem = None if array is None else _misfit(data_aval(operand.aval), array)
         if problem:
             found.append(f"* {name} {problem}")
@@ -170,13 +168,13 @@ def _overlaps(
     cut_program: CutProgram, places: Sequence[OutputPlace], leaves: Sequence[Any]
 ) -> Iterator[str]:
     """Yields messages about outputs that share memory with arguments or each other."""
-    names = result_names(cut_program.out_tree)
+    names = cut_program.result_names
     for k, (value, array) in enumerate(places):
         if array is None:
             continue
-        for before, (_, other) in zip(names, places[:k], strict=False):
+        for name, (_, other) in zip(names[:k], places[:k], strict=True):
             if other is not None and _share(array, other):
-                yield f"* {before} and {names[k]} share memory: give them arrays apart"
+                yield f"* {name} and {names[k]} share memory: give them arrays apart"
         for name, leaf in zip(cut_program.names, leaves, strict=True):
             # An output without a value is written after everything is read.
             if value is not None and _share(array, leaf):
