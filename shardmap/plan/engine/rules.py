@@ -34,7 +34,9 @@ Axis: TypeAlias = Factor | Windowed | None
 """A factor, directly or through a window; None for an axis of size 1."""
 
 Origins: TypeAlias = frozenset[tuple[int, int]]
-"""The (argument, axis) pairs that a cut comes from."""
+"""The (argument, axis) pairs that a cut comes from.
+
+Values inside, at which cuts begin too, are numbered behind the arguments."""
 
 
 class Cut(NamedTuple):

@@ -288,7 +288,11 @@ def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked
     analysis = cut(smaller, asked, options).analysis
 
     def points(each: Cut) -> Points | Auto:
-        chosen = any(isinstance(asked[k][axis], Auto) for k, axis in each.origins)
+        # Cuts of values inside, whose numbers follow those of the operands, are chosen.
+        chosen = any(
+            k >= len(asked) or isinstance(asked[k][axis], Auto)
+            for k, axis in each.origins
+        )
         return AUTO if chosen and each.at else each.at
 
     made = iter(

@@ -30,9 +30,13 @@ from shardmap.plan.lax.staged import (
     recut,
     select,
     split_scan,
+    tall_qr,
     top_k,
 )
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
+
+OF_PIECES = top_k.STAGES | tall_qr.STAGES
+"""The rewrites of operations whose results follow from those of pieces."""
 
 Effects = Callable[[Graph, Node, Equation], Sequence[Operand] | None]
 
@@ -226,12 +230,12 @@ class _Follow:
             return node.ins
         if not ended:
             return None
-        if primitive in top_k.STAGES:
-            made = top_k.STAGES[primitive](graph, node, cuts)
+        if primitive in OF_PIECES:
+            made = OF_PIECES[primitive](graph, node, cuts)
             if made is not None:
                 return made
-        if primitive in batched.RULES and len(node.ins) == 1:
-            made = recut.in_stages(graph, node, cuts[0], self._rules.rule)
+        if primitive in batched.RULES:
+            made = recut.in_stages(graph, node, cuts, self._rules.rule)
             if made is not None:
                 return made
         if ALONG in ended:

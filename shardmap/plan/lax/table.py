@@ -36,7 +36,7 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
-from shardmap.plan.lax.staged import barrier, blocks, counting, split_scan, tall_qr
+from shardmap.plan.lax.staged import barrier, blocks, counting, split_scan
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
@@ -102,7 +102,6 @@ STAGES: dict[Any, Stages] = {
     **batched.STAGES,
     **gather.STAGES,
     **prefix.STAGES,
-    **tall_qr.STAGES,
 }
 """The rewrites of equations at which cuts end."""
 

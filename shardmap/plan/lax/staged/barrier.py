@@ -92,7 +92,7 @@ def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
       cuts: of the first values of `begins`.
     """
     asked = {
-        value.producer: {axis: Cut(cut.at) for axis, cut in enumerate(row)}
+        value.producer: dict(enumerate(row))
         for value, row in zip(begins(graph), cuts, strict=False)
         if any(cut.at for cut in row)
     }

@@ -3,11 +3,13 @@
 A transform along rows and one along columns need a different axis whole. Where a cut
 ends at the second one, its operand is kept, and the operation is cut along a batch
 axis. Without a batch axis, as in ``eigh(x @ x.T)``, the operand is still computed in
-pieces if it is smaller than what it is computed from.
+pieces if it is smaller than what it is computed from, or random.
 """
 
 import math
 from collections.abc import Callable, Sequence
+
+from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import Cut, Origins, Rule
@@ -17,47 +19,71 @@ from shardmap.plan.lax.staged.barrier import barrier
 def in_stages(
     graph: Graph,
     node: Node,
-    cuts: Sequence[Cut],
+    cuts: Sequence[Sequence[Cut]],
     rule: Callable[[Node], Rule],
 ) -> Sequence[Operand] | None:
-    """Adds a node whose operand is cut along another axis; None if this is of no use.
+    """Adds a node whose operands are cut along another axis; None if this is of no use.
 
     Args:
       graph: the graph.
-      node: takes one operand.
-      cuts: of the operand.
+      node: the node.
+      cuts: of its operands.
       rule: returns the rule of a node.
     """
-    [operand] = node.ins
-    passing = {
-        link.axis
+    passing = [
+        {link.number: link.axis for link in group if link.side == "in"}
         for group in rule(node).links()
         if {each.side for each in group} == {"in", "out"}
-        for link in group
-        if link.side == "in" and operand.shape[link.axis] > 1
-    }
-    if any(cuts[axis].at for axis in passing):
+    ]
+    if any(cuts[k][axis].at for axes in passing for k, axis in axes.items()):
         return None
-    if not isinstance(operand, Value) or not (source := _costly(operand, rule)):
+
+    def size(axes: dict[int, int]) -> int:
+        return max(node.in_shapes[k][axis] for k, axis in axes.items())
+
+    another = max(passing, key=size, default={})
+    if not another or size(another) < 2:
+        another = {}
+    changed: dict[int, Value] = {}
+    for k, (operand, row) in enumerate(zip(node.ins, cuts, strict=True)):
+        count = math.prod(len(cut.at) + 1 for cut in row)
+        if count == 1 or not isinstance(operand, Value):
+            continue
+        sources = _sources(operand, rule)
+        behind: dict[int, Cut] = {}
+        if k in another and sources:
+            axis, length = another[k], operand.shape[another[k]]
+            count = min(count, length)
+            at = tuple(piece * length // count for piece in range(1, count))
+            origins: Origins = frozenset().union(*(cut.origins for cut in row))
+            behind[axis] = Cut(at, False, origins)
+        elif not any(_is_smaller(operand, source) for source in sources):
+            continue
+        changed[k] = barrier(graph, operand, cuts=behind)
+    if not changed:
         return None
-    behind: dict[int, Cut] = {}
-    if passing:
-        axis = max(passing, key=lambda axis: (operand.shape[axis], -axis))
-        size = operand.shape[axis]
-        count = min(math.prod(len(cut.at) + 1 for cut in cuts), size)
-        at = tuple(k * size // count for k in range(1, count))
-        origins: Origins = frozenset().union(*(cut.origins for cut in cuts))
-        behind[axis] = Cut(at, False, origins)
-    elif 2 * operand.size > max(each.aval.size for each in source.ins):
-        return None
-    changed = barrier(graph, operand, cuts=behind)
-    made = [out.aval for out in node.outs]
-    return graph.add(node.primitive, node.params, [changed], made)
+    ins = [changed.get(k, operand) for k, operand in enumerate(node.ins)]
+    return graph.add(node.primitive, node.params, ins, [out.aval for out in node.outs])
 
 
-def _costly(value: Value, rule: Callable[[Node], Rule]) -> Node | None:
-    """The costly operation that computes a value; None if only cheap ones do."""
-    node = value.producer
-    while node is not None and rule(node).cheap:
-        node = next((v.producer for v in node.ins if v.producer), None)
-    return node
+def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:
+    """The operations, costly or random, that cheap ones compute a value from."""
+    found: list[Node] = []
+    nodes, stack = set[Node](), [value]
+    while stack:
+        node = stack.pop().producer
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        if node.primitive is p.random_bits_p or not rule(node).cheap:
+            found.append(node)
+        else:
+            stack += [x for x in node.ins if isinstance(x, Value)]
+    return found
+
+
+def _is_smaller(value: Value, source: Node) -> bool:
+    """Whether a value is smaller than what an operation computes it from."""
+    if source.primitive is p.random_bits_p:
+        return True  # The counters that it hashes take several times as much.
+    return 2 * value.size <= max(each.aval.size for each in source.ins)

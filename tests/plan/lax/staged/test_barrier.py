@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardmap.plan.chunked import chunked
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import X, reals
@@ -77,3 +78,41 @@ def test_a_result_of_a_literal_or_an_argument():
 
     made = check(fun, np.ones(6, np.float32), out_slices=({0: 2}, None, {0: 3}))
     assert made.num_shards == 5
+
+
+DRAWN = {
+    "median": jnp.median,
+    "quantile": lambda x: jnp.quantile(x, jnp.array([0.1, 0.9])),
+    "place": lambda x: jnp.sort(x)[5],
+    "top_k": lambda x: jax.lax.top_k(x, 5)[0],
+    "cumsum": lambda x: jnp.cumsum(x).max(),
+    "scan": lambda x: jax.lax.scan(lambda c, x: (jnp.tanh(c + x), None), 0.0, x)[0],
+    "singular": lambda x: jnp.linalg.svd(x.reshape(-1, 4), compute_uv=False),
+    "fft": lambda x: jnp.abs(jnp.fft.rfft(x)).max(),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("fun", DRAWN.values(), ids=DRAWN)
+def test_random_numbers_are_drawn_in_pieces_for_what_is_cut_in_stages(fun):
+    def drawn(key):
+        return fun(jax.random.normal(key, (4000,)))
+
+    memory = 40_000
+    made = plan(drawn, KEY, memory=memory)
+    assert made.peak_bytes <= memory < plan(drawn, KEY).peak_bytes / 4
+    expected = jax.jit(drawn)(KEY)
+    assert_same(made.run(KEY), expected, 1e-4)
+    assert_same(chunked(drawn, memory=memory)(KEY), expected, 1e-4)
+
+
+def test_the_gradient_of_a_result_that_is_drawn_in_pieces():
+    def drawn(scale):
+        return jax.random.normal(KEY, (40_000,)) * scale
+
+    def loss(fun):
+        return lambda scale: (fun(scale) ** 2).sum()
+
+    in_pieces = chunked(drawn, memory=400_000)
+    scale = jnp.float32(2.0)
+    assert_same(jax.grad(loss(in_pieces))(scale), jax.grad(loss(drawn))(scale), 1e-4)

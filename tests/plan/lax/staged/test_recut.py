@@ -63,3 +63,39 @@ def test_what_is_small_is_made_in_pieces_for_what_needs_it_whole(fun):
     assert made.stages[0].num_shards >= 4
     assert made.stages[-1].num_shards == 1
     assert made.peak_bytes < x.nbytes
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x, w: jnp.argsort(x @ w),
+        lambda x, w: jax.grad(lambda y: jnp.sort(y)[:6].sum())(x @ w),
+        lambda x, w: jax.lax.sort((x @ w, x[:, 0]), num_keys=1),
+    ],
+)
+def test_a_sort_of_several_operands(fun):
+    x, w = reals(12, 40), reals(40)
+    made = check_cut(fun, x, w, in_slices=({0: 4}, None), tolerance=1e-4)
+    assert made.stages[0].num_shards >= 4
+    assert made.peak_bytes < x.nbytes
+
+
+def test_a_solve_is_cut_along_its_right_hand_sides():
+    lower, x, w = jnp.tril(jnp.abs(reals(12, 12)) + 1), reals(12, 9), reals(9, 6)
+
+    def fun(lower, x):
+        return jax.scipy.linalg.solve_triangular(lower, x @ w, lower=True)
+
+    made = check_cut(fun, lower, x, in_slices=(None, {0: 3}), tolerance=1e-3)
+    assert all(stage.num_shards >= 3 for stage in made.stages)
+
+
+def test_random_numbers_are_drawn_in_pieces_for_what_needs_them_whole():
+    def fun(x):
+        return jnp.sort(x + jax.random.normal(jax.random.key(0), x.shape))
+
+    x = reals(4000)
+    made = check_cut(fun, x, in_slices=({0: 8},))
+    assert made.stages[0].num_shards == 8
+    assert made.peak_bytes < plan(fun, x).peak_bytes / 2

@@ -90,3 +90,15 @@ def test_a_fitted_line_is_not_kept_for_all_rows():
     assert [stage.num_shards for stage in made.stages] == [8, 8]
     assert made.peak_bytes < y.nbytes / 2
     assert "functions compiled" not in str(made)
+
+
+def test_a_product_is_cut_along_its_rows():
+    x, w = reals(400, 64), reals(64, 3)
+    made = check_cut(
+        lambda x, w: jnp.linalg.svd(x @ w, compute_uv=False),
+        *(x, w),
+        in_slices=({0: 8}, None),
+        tolerance=1e-3,
+    )
+    assert [stage.num_shards for stage in made.stages] == [8, 1]
+    assert made.peak_bytes < x.nbytes / 4
