@@ -394,6 +394,8 @@ class Analysis:
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
+        ends = {*needed}
+        users: dict[Operand, list[Node]] = {}
         for node in reversed(self.graph.nodes):
             cheap = self.rules[node.number].cheap
             levels: set[int] = set()
@@ -403,15 +405,36 @@ class Analysis:
                     others = len(stages) - 1
                     again = others if cheap else times(node, others)
                     keep = self._is_long if cheap else self.work.worth_keeping
-                    if again and keep(out, again):
-                        self.kept[out] = None
+                    smallest = out if cheap else self._smallest(out, users, ends)
+                    if again and keep(smallest, again):
+                        self.kept[smallest] = None
+                        stages = {self.level[out]}
                 levels |= {self.level[out]} if out in self.kept else stages
             shared_out = self.rules[node.number].shared_out
             for number, v in enumerate(node.ins):
+                users.setdefault(v, []).append(node)
                 if isinstance(v, Value):
                     # Stages that share it out repeat nothing: they count as one.
                     own = {-1} if number in shared_out else levels
                     needed.setdefault(v, set()).update(own)
+
+    def _smallest(
+        self,
+        value: Value,
+        users: Mapping[Operand, Sequence[Node]],
+        ends: Collection[Value],
+    ) -> Value:
+        """The smallest of a value and those that cheap operations make of only it."""
+        smallest = value
+        while value not in ends and len(following := users.get(value, ())) == 1:
+            [node] = following
+            if not self.rules[node.number].cheap or len(node.outs) > 1:
+                break
+            [value] = node.outs
+            if value in self.pending or self.level[value] != self.level[smallest]:
+                break
+            smallest = min(smallest, value, key=nbytes)
+        return smallest
 
     def _is_long(self, value: Value, times: int) -> bool:
         """Returns True if a cheap value is kept because recomputing it reads too much.

@@ -41,6 +41,9 @@ ONE_KEY = Reason(
     "gamma draws of one key are made at once",
     "draw with a key for each row: jax.vmap(jax.random.gamma)(keys, a)",
 )
+HASH = 64
+"""The operations of a number: it is drawn again rather than kept for itself."""
+
 DRAWN_WHOLE = frozenset({GENERATOR, ONE_KEY, SEQUENCE, TOO_MANY})
 """The reasons for which each shard draws all numbers and takes some of them."""
 
@@ -79,7 +82,10 @@ def by_position(node: Node, is_split: bool) -> Factors:
             return [high.astype(dtype) << 32 | low.astype(dtype)]
         return [(high ^ low).astype(dtype)]
 
-    return Factors(node, [out[: len(keys)]], [out], starts=drawn, emitter=emitter)
+    ins = [out[: len(keys)]]
+    return Factors(
+        node, ins, [out], starts=drawn, emitter=emitter, cheap=False, each=HASH
+    )
 
 
 def gamma(node: Node) -> Factors:

@@ -213,3 +213,38 @@ def test_values_without_elements_take_nothing():
     assert none.shape == (0, 400)
     assert_same(sums, jax.jit(fun)(x)[1], 1e-3)
     assert sm.chunked(fun, {0: 3})(x)[0].shape == (0, 400)
+
+
+def last(x):
+    """Of all that costs to compute, a column is used."""
+    return jnp.median(jnp.exp(jnp.cumsum(x, 1))[:, -1])
+
+
+def rounded(x):
+    return jnp.median(jnp.linalg.norm(x, axis=1).astype(jnp.bfloat16))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("fun", "nbytes"), [(last, 4 * 2**9), (rounded, 2 * 2**9)])
+def test_the_smallest_of_what_is_computed_is_kept(fun, nbytes):
+    x = reals(2**9, 64)
+    made = plan(fun, x, in_slices={0: 8})
+    [choice] = chosen(made).values()
+    assert choice.nbytes == nbytes
+    assert made.stage_costs[0].reads == "args[0] once"
+    assert all(not cost.reads for cost in made.stage_costs[1:])
+    assert_same(made.run(x), jax.jit(fun)(x), 1e-4)
+
+
+def test_sums_of_random_numbers_are_kept_but_not_the_numbers():
+    def fun(key):
+        return jnp.median(jax.random.normal(key, (2**12, 8)).sum(1))
+
+    key = jax.random.key(0)
+    made = plan(fun, key, memory="80 kB")
+    [choice] = chosen(made).values()
+    assert choice.nbytes == 4 * 2**12
+    assert_same(made.run(key), jax.jit(fun)(key), 1e-5)
+    made = plan(lambda key: jax.random.normal(key, (2**15,)).std(), key, memory="80 kB")
+    assert len(made.stages) > 1
+    assert not chosen(made)

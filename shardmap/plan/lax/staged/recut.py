@@ -67,7 +67,7 @@ def in_stages(
 
 
 def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:
-    """The operations, costly or random, that cheap ones compute a value from."""
+    """The costly operations that cheap ones compute a value from."""
     found: list[Node] = []
     nodes, stack = set[Node](), [value]
     while stack:
@@ -75,10 +75,10 @@ def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:
         if node is None or node in nodes:
             continue
         nodes.add(node)
-        if node.primitive is p.random_bits_p or not rule(node).cheap:
-            found.append(node)
-        else:
+        if rule(node).cheap:
             stack += [x for x in node.ins if isinstance(x, Value)]
+        else:
+            found.append(node)
     return found
 
 
