@@ -474,17 +474,20 @@ class Fit:
 
         def held(count: int) -> Peak:
             if count not in peaks:
-                peaks[count] = self._best(self._in_pieces(asked, count), keeps).peak
+                pieces = self._in_pieces(asked, count)
+                peaks[count] = self._best(pieces, keeps, measures=keeps).peak
             return peaks[count]
 
         fitting = [n for n, peak in peaks.items() if peak.bytes <= room and n >= first]
         count = min(fitting, default=max([min(first, most), *peaks]))
         below = max([n for n in peaks if first <= n < count], default=first - 1)
+        growth = 1.0
         while (least := held(count)).bytes > room:
             if count >= most:
                 raise self._too_little(least.plus(self._memory - room), asked, count)
             # The bytes are about proportional to the length of a piece.
-            times = min(max(least.bytes / room, 1.25), 16)
+            growth *= 1.25
+            times = min(max(least.bytes / room, growth), 16)
             below, count = count, min(max(int(count * times), count + 1), most)
         halves = False
         while count - below > (step := max(1, count // 16)):
