@@ -22,6 +22,9 @@ K = TypeVar("K", bound=Hashable)
 FEW = 2
 """Up to this many shards of equal lengths are walked one by one, which is faster."""
 
+RARE_KEYS = 64
+"""The recipes of so few shards are held if a stage has no more keys than this."""
+
 ALONE = 8
 """Affine walks stop when patterns outnumber the shards that they served by this."""
 
@@ -114,11 +117,12 @@ class Patterns(Generic[K]):
     def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
         """Makes the pattern of a shard that matches no known pattern.
 
-        If patterns do not help, it holds for this shard only, and is not kept.
+        If patterns do not help, it holds for this shard only.
         """
         known, guards = self._known.setdefault(key, []), Guards()
         places = variables(guards, starts)
-        helps = self._count(key) > FEW and len(known) < self._served[key] + ALONE
+        is_rare = self._count(key) <= FEW
+        helps = not is_rare and len(known) < self._served[key] + ALONE
         # `int` of a variable adds the guard that it keeps its value.
         boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
         every = [box for box in boxes if box is not None]
@@ -128,6 +132,6 @@ class Patterns(Generic[K]):
         if helps:
             recipe = recipe._replace(static=concrete(recipe.static))
         pattern = Pattern(guards, affine_map, boxes, recipe)
-        if helps:
+        if helps or (is_rare and len(self._known) <= RARE_KEYS):
             known.append(pattern)
         return pattern

@@ -110,6 +110,17 @@ def test_shards_that_are_alike_are_walked_once(name, walks):
         assert row == [walked(stage, k) for k in range(stage.num_shards)]
 
 
+def test_a_second_run_walks_no_shard(walks):
+    """Nor those that are like no other, such as the only shard of the last stage."""
+    x = floats(64, 2)
+    made = plan(lambda x: x.std(0), x, in_slices={0: (20, 30, 14)})
+    made.run(x)
+    assert walks
+    walks.clear()
+    made.run(x)
+    assert not walks
+
+
 def test_a_chunked_function_is_walked_as_often_for_any_number_of_pieces(walks):
     counts, sizes = [], []
     for pieces in (16, 256):
