@@ -1,5 +1,7 @@
 """``plan(memory=)``: axes and pieces chosen by the code of `chunked`, for shards."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,21 +116,48 @@ def test_what_no_shard_can_do_is_refused_as_without_memory():
         sm.plan(noisy, X, memory="1 kB")
 
 
-def test_few_numbers_of_pieces_are_tried(monkeypatch):
-    tried, model = [], fit.plan_peak
+@pytest.fixture
+def tried(monkeypatch):
+    """A list that grows by one with every plan that is tried."""
+    found, model = [], fit.plan_peak
 
     def noted(*args):
-        tried.append(args)
+        found.append(args)
         return model(*args)
 
     monkeypatch.setattr(fit, "plan_peak", noted)
+    return found
+
+
+def test_few_numbers_of_pieces_are_tried(tried):
     made = sm.plan(jnp.cos, X, in_slices={0: sm.AUTO}, memory="10 kB")
     assert made.num_shards == 13  # Of 77 rows, which take 64 bytes twice.
     assert made.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
     assert len(tried) < 10
 
 
-@pytest.mark.deep
+def test_few_numbers_are_tried_where_more_pieces_do_not_help(tried):
+    """The least is held in 256 pieces, of which 16 at once are combined, twice."""
+
+    def quantiles(x):
+        return jnp.quantile(x, jnp.array([0.2, 0.8]), axis=0)
+
+    def made(memory):
+        return sm.plan(quantiles, X, in_slices={0: sm.AUTO}, memory=memory)
+
+    least = sm.plan(quantiles, X, in_slices={0: 256}).peak_bytes
+    with pytest.raises(ValueError, match="the function still holds 2"):
+        made(least - 500)
+    assert len(tried) < 25
+    # What the compiler needs in addition is told.
+    message = r"in 256 pieces the function still holds .* \(25,\d\d\d bytes\)"
+    with pytest.raises(ValueError, match=message) as refused:
+        made(least)
+    [told] = re.findall(r"([\d,]+) bytes", str(refused.value))
+    enough = int(told.replace(",", ""))
+    assert made(enough).peak_bytes == enough
+
+
 def test_long_programs_are_measured_too():
     def deep(x):
         for _ in range(250):

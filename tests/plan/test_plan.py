@@ -216,6 +216,10 @@ def test_bad_arguments_are_named():
         made.run(X[:4])
     with pytest.raises(ValueError, match="arguments of the structure"):
         made.run(X, X)
+    with pytest.raises(
+        TypeError, match=r"args\[0\] is a jax.ShapeDtypeStruct, which has"
+    ):
+        made.run(jax.ShapeDtypeStruct(X.shape, X.dtype))
 
 
 @pytest.mark.parametrize(

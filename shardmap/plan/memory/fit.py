@@ -12,6 +12,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.in_slices import Asked, cut_points
 from shardmap.plan.memory.liveness import Peak
 from shardmap.plan.memory.plan_peak import bytes_moved, compiled_bytes, plan_peak
+from shardmap.plan.run.buffers import ARITY
 from shardmap.plan.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import AUTO, Auto, size
 
@@ -447,15 +448,16 @@ class Fit:
                     program = self._make(*found.how)
                 program.kernel_bytes = kernels
                 return program
+            least = found.peak._replace(bytes=took)
+            if kernels > least.largest:
+                least = Peak(took, kernels, "scratch memory of XLA's kernels")
+            refusal = self._too_little(least, asked, count)
             # Kernels may take as much for shorter pieces. If that leaves no room, the
             # bytes are assumed to be proportional to the length of a piece.
             first, room = count + 1, self._memory - kernels
             if room <= 0:
                 first, room = math.ceil(1.1 * count * took / self._memory), self._memory
-        least = found.peak._replace(bytes=took)
-        if kernels > least.largest:
-            least = Peak(took, kernels, "scratch memory of XLA's kernels")
-        raise self._too_little(least, asked, count)
+        raise refusal
 
     def _fewest(
         self, asked: Asked, most: int, keeps: bool, first: int, room: int
@@ -481,14 +483,18 @@ class Fit:
         fitting = [n for n, peak in peaks.items() if peak.bytes <= room and n >= first]
         count = min(fitting, default=max([min(first, most), *peaks]))
         below = max([n for n in peaks if first <= n < count], default=first - 1)
-        growth = 1.0
+        growth, level = 1.0, ARITY
         while (least := held(count)).bytes > room:
             if count >= most:
                 raise self._too_little(least.plus(self._memory - room), asked, count)
             # The bytes are about proportional to the length of a piece.
             growth *= 1.25
             times = min(max(least.bytes / room, growth), 16)
-            below, count = count, min(max(int(count * times), count + 1), most)
+            # Beyond a power of it, one more level of a fold holds partial results.
+            while level <= count:
+                level *= ARITY
+            more = min(max(int(count * times), count + 1), level, most)
+            below, count = count, more
         halves = False
         while count - below > (step := max(1, count // 16)):
             tried = math.isqrt(below * count)

@@ -179,6 +179,11 @@ class CutProgram:
                     f"the plan was made for {value.aval.dtype} in {name}, got "
                     f"{getattr(leaf, 'dtype', leaf)}{told}"
                 )
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise TypeError(
+                    f"{name} is a jax.ShapeDtypeStruct, which has no elements: give "
+                    "an array"
+                )
             refuse_masked(leaf, name)
         return leaves
 
