@@ -68,7 +68,8 @@ def analysed(
       measures: whether to find out what is worth keeping, from samples of shards.
     """
 
-    def analysis(unroller: Unroller | None) -> Analysis:
+    def followed(unroller: Unroller | None) -> functools.partial[Analysis]:
+        """Makes a graph that follows the cuts, and returns what analyses it."""
         graph = flatten(closed, CALLS._replace(effects=effects))
         if out_cuts is not None:
             barrier.ask(graph, out_cuts)
@@ -80,39 +81,50 @@ def analysed(
             graph.rewrite(groups.Grouping(graph).written)
         if partial or unroller:
             graph.rewrite(_Follow(graph, cuts, rules, partial, unroller))
+        return functools.partial(Analysis, graph, rules.rule, cuts, partial, keeps)
+
+    def finished(analysis: functools.partial[Analysis]) -> Analysis:
         stored: dict[Value, None] = {}
+        make = functools.partial(analysis, stored=stored)
 
         def made() -> Analysis:
-            given = graph, rules.rule, cuts, partial, keeps
-            make = functools.partial(Analysis, *given, stored=stored)
             return measured(make) if measures else make()
 
         found = made()
         # What is rewritten may have values kept that comparisons take.
         for reductions in (True, False) if partial else (False,):
             if writers := one_pass.writers(found, reductions):
-                graph.rewrite(functools.partial(_written, writers))
+                found.graph.rewrite(functools.partial(_written, writers))
                 found = made()
         while more := must_store(found):
             stored |= more
             found = made()
         return found
 
-    found = analysis(None)
-    stuck = {each.node.primitive for each in found.ended}
-    if stuck.isdisjoint(unroll.PRIMITIVES):
-        return found
+    of_loops = followed(None)
+    if not any(node.primitive in unroll.PRIMITIVES for node in of_loops.args[0].nodes):
+        return finished(of_loops)
+    found = of_loops()
+    if {each.node.primitive for each in found.ended}.isdisjoint(unroll.PRIMITIVES):
+        return finished(of_loops)
     # Loops are unrolled if that helps, all of them: the gradient of a loop is a loop.
     unroller = Unroller(unroll.MOST_EQUATIONS, unroll.SAMPLE)
-    trial = analysis(unroller)
-    if unroller.step_ratio > 1 and len(_ends(trial)) < len(_ends(found)):
-        in_stages = _last(trial) >= _last(found) + unroll.SAMPLE - 1
-        most = most_equations if in_stages else unroll.MOST_EQUATIONS
-        if sampled and unroller.equations <= most:
-            trial.step_ratio = unroller.step_ratio
-        else:
-            trial = analysis(Unroller(most))
-    return trial if len(_ends(trial)) < len(_ends(found)) else found
+    of_steps = followed(unroller)
+    trial = of_steps()
+    if len(_ends(trial)) >= len(_ends(found)):
+        return finished(of_loops)
+    if unroller.step_ratio == 1:
+        return finished(of_steps)
+    in_stages = _last(trial) >= _last(found) + unroll.SAMPLE - 1
+    most = most_equations if in_stages else unroll.MOST_EQUATIONS
+    if sampled and unroller.equations <= most:
+        made = finished(of_steps)
+        made.step_ratio = unroller.step_ratio
+        return made
+    of_steps = followed(Unroller(most))
+    return finished(
+        of_steps if len(_ends(of_steps())) < len(_ends(found)) else of_loops
+    )
 
 
 def _shared(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
