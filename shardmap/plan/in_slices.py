@@ -241,6 +241,11 @@ def cuts_at(who: str, asked: Asked) -> list[list[Cut]]:
 def result_cuts(out_slices: InSlices, results: PyTree) -> list[list[Cut]]:
     """The cuts of each axis of each leaf of the results."""
     asked = asked_points("plan", out_slices, results, "results", "out_slices")
+    if any(isinstance(points, Auto) for row in asked for points in row):
+        raise ValueError(
+            "plan: out_slices cannot be AUTO: give a number of pieces. Without "
+            "in_slices, memory= finds what to cut, also values inside"
+        )
     # They come from no argument.
     return [
         [cut._replace(origins=frozenset()) for cut in row]

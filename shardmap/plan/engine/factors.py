@@ -244,6 +244,10 @@ class Factors(Rule):
         ins, outs = ([list(map(loop, row)) for row in x] for x in (self.ins, self.outs))
         return linked(ins, outs)
 
+    def whole_axes(self, number: int) -> set[int]:
+        factors = enumerate(self.outs[number])
+        return {axis for axis, factor in factors if factor in self.wholes}
+
     def windows(self) -> list[tuple[Link, Window, Link]]:
         return [
             (Link("in", k, number), window, Link("out", j, list(axes).index(factor)))

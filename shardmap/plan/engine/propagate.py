@@ -23,13 +23,16 @@ from shardmap.plan.engine.rules import (
     Reason,
     Rule,
 )
-from shardmap.plan.engine.work import Choice, Work
+from shardmap.plan.engine.work import Choice, Work, again
 
 if TYPE_CHECKING:
     from shardmap.plan.engine.stages import Stage
 
 OTHER_STAGES = 16
 """A cheap value that is cut may be kept if this many other stages recompute it."""
+
+MOST_KEPT = 16
+"""The most values that are kept in place of the one that they are made of."""
 
 SMALL = 2**20
 """The most bytes of a value that is kept although it is cheap to compute."""
@@ -383,58 +386,69 @@ class Analysis:
             value = partial[0]
         self.kept[value] = None
 
-    def keep_costly(self, times: Callable[[Node, int], int]) -> None:
+    def keep_costly(self, runs: Callable[[Node, int], float]) -> None:
         """Keeps values that several stages take and that are costly to recompute.
 
         Args:
-          times: returns how often the shards of all stages run a node again, also from
-            the number of other stages that take its results.
+          runs: returns how often the shards of all stages run a node, also from the
+            number of stages that take its results.
         """
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
-        ends = {*needed}
-        users: dict[Operand, list[Node]] = {}
+        smallest = self.smallest()
         for node in reversed(self.graph.nodes):
             cheap = self.rules[node.number].cheap
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
                 if len(stages) > 1 and out not in self.kept:
-                    others = len(stages) - 1
-                    again = others if cheap else times(node, others)
-                    keep = self._is_long if cheap else self.work.worth_keeping
-                    smallest = out if cheap else self._smallest(out, users, ends)
-                    if again and keep(smallest, again):
-                        self.kept[smallest] = None
+                    kept = [out] if cheap else smallest[out]
+                    if cheap:
+                        keep = self._is_long(out, len(stages) - 1)
+                    else:
+                        made = [v.producer for v in kept if v.producer is not None]
+                        often = max(runs(each, len(stages)) for each in made)
+                        times = again(often)
+                        # If a part of a result is used, a part of the node is run.
+                        share = min(runs(node, len(stages)) / (often or 1), 1)
+                        keep = times > 0 and self.work.worth_keeping(kept, times, share)
+                    if keep:
+                        self.kept |= dict.fromkeys(kept)
                         stages = {self.level[out]}
                 levels |= {self.level[out]} if out in self.kept else stages
             shared_out = self.rules[node.number].shared_out
             for number, v in enumerate(node.ins):
-                users.setdefault(v, []).append(node)
                 if isinstance(v, Value):
                     # Stages that share it out repeat nothing: they count as one.
                     own = {-1} if number in shared_out else levels
                     needed.setdefault(v, set()).update(own)
 
-    def _smallest(
-        self,
-        value: Value,
-        users: Mapping[Operand, Sequence[Node]],
-        ends: Collection[Value],
-    ) -> Value:
-        """The smallest of a value and those that cheap operations make of only it."""
-        smallest = value
-        while value not in ends and len(following := users.get(value, ())) == 1:
-            [node] = following
-            if not self.rules[node.number].cheap or len(node.outs) > 1:
-                break
-            [value] = node.outs
-            if value in self.pending or self.level[value] != self.level[smallest]:
-                break
-            smallest = min(smallest, value, key=nbytes)
-        return smallest
+    def smallest(self) -> dict[Value, list[Value]]:
+        """What to keep for a value: itself, or fewer bytes that are all made of it."""
+        found: dict[Value, list[Value]] = {}
+        users: dict[Operand, dict[Node, None]] = {}
+        ends = {*self.graph.outputs, *self.graph.effects, *self.kept}
+        for node in reversed(self.graph.nodes):
+            for out in node.outs:
+                found[out] = [out]
+                own = users.get(out, {})
+                if out in ends or not all(
+                    self.rules[user.number].cheap
+                    and len(user.outs) == 1
+                    and user.outs[0] not in self.pending
+                    and self.level[user.outs[0]] == self.level[out]
+                    for user in own
+                ):
+                    continue
+                made = [value for user in own for value in found[user.outs[0]]]
+                made = list(dict.fromkeys(made))
+                if 0 < len(made) <= MOST_KEPT and sum(map(nbytes, made)) < nbytes(out):
+                    found[out] = made
+            for operand in node.ins:
+                users.setdefault(operand, {})[node] = None
+        return found
 
     def _is_long(self, value: Value, times: int) -> bool:
         """Returns True if a cheap value is kept because recomputing it reads too much.

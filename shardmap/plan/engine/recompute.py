@@ -18,7 +18,7 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import SPREAD, Stage, stages_of
-from shardmap.plan.engine.work import Choice, operations
+from shardmap.plan.engine.work import Choice, again, operations
 
 WORTH_KEEPING = 2**24
 """A value may be kept if shards would repeat at least this many operations."""
@@ -54,7 +54,7 @@ def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
     def made() -> Analysis:
         analysis = make(kept_for)
         if len(stages_of(analysis)) > MOST_MEASURED:
-            _keep(analysis, lambda node, others: others)
+            _keep(analysis, lambda node, stages: stages)
         return analysis
 
     while found := _repeated(analysis := made(), count):
@@ -71,21 +71,16 @@ def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
         return total
 
     if len(stages) <= MOST_MEASURED:
-        _keep(analysis, lambda node, others: _again(runs()[node.number]))
+        _keep(analysis, lambda node, _: runs()[node.number])
     return analysis
 
 
-def _keep(analysis: Analysis, times: Callable[[Node, int], int]) -> None:
+def _keep(analysis: Analysis, runs: Callable[[Node, int], float]) -> None:
     """Keeps what is costly to recompute; see `Analysis.keep_costly`."""
     known = len(analysis.kept)
-    analysis.keep_costly(times)
+    analysis.keep_costly(runs)
     if len(analysis.kept) > known:
         analysis.stages = []
-
-
-def _again(often: float) -> int:
-    """How many times after the first, from an average of samples."""
-    return math.floor(often + 0.25) - 1
 
 
 def _repeated(
@@ -103,9 +98,9 @@ def _repeated(
             value = nodes[number].ins[operand]
             assert isinstance(value, Value)
             assert value.producer is not None
-            times = _again(taken / runs[number])
+            times = again(taken / runs[number])
             if (made := runs[value.producer.number]) > TAKEN * taken:
-                times = max(times, _again(made))
+                times = max(times, again(made))
             if (
                 times < 1
                 or value in analysis.pending
@@ -115,7 +110,7 @@ def _repeated(
             choice = analysis.work.choice(value, times)
             if times * choice.operations < WORTH_KEEPING:
                 continue
-            if value in analysis.kept or analysis.work.worth_keeping(value, times):
+            if value in analysis.kept or analysis.work.worth_keeping([value], times):
                 found[number, operand] = choice._replace(kept=True)
     return found
 

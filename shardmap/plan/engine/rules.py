@@ -233,6 +233,10 @@ class Rule(ABC):
     def links(self) -> list[list[Link]]:
         """Groups of axes that are one loop, index by index."""
 
+    def whole_axes(self, number: int) -> set[int]:
+        """The axes of a result that the equation computes whole, as a sort does."""
+        return set()
+
     def windows(self) -> list[tuple[Link, Window, Link]]:
         """Triples: an operand's axis, a window, and the result's axis that sees it."""
         return []

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.patterns import Members, Patterns
@@ -159,7 +158,10 @@ class _Loops:
             return self._of_effect(value)
         taken = {self.of_reduction[number] for number in reductions}
         found: list[Loop | None] = []
-        whole = self._whole_axes(value)
+        whole: set[int] = set()
+        if value in self._analysis.kept and (node := value.producer) is not None:
+            rule = self._analysis.rules[node.number]
+            whole = rule.whole_axes(node.outs.index(value))
         for axis, cut in enumerate(self._analysis.cuts[value]):
             if axis in whole:
                 found.append(None)
@@ -169,17 +171,6 @@ class _Loops:
             taken.add(loop)
             found.append(loop)
         return found
-
-    def _whole_axes(self, value: Value) -> set[int]:
-        """The axes of a kept value that its node computes whole, as a sort does."""
-        node = value.producer
-        if node is None or value not in self._analysis.kept:
-            return set()
-        rule = self._analysis.rules[node.number]
-        if not isinstance(rule, Factors):
-            return set()
-        factors = rule.outs[node.outs.index(value)]
-        return {axis for axis, factor in enumerate(factors) if factor in rule.wholes}
 
     def _of_effect(self, value: Value) -> list[Loop | None]:
         """The loops of the first operand that is cut; axes without them are whole."""

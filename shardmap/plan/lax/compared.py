@@ -227,7 +227,12 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
                 found[value] = None
         numbers.update(dict.fromkeys(node.outs, _result(node, ins, met)))
         terms.visit(node)
-    return found
+    if not found:
+        return found
+    # The value, or if all that is made of it is made of a smaller one, that.
+    smallest = analysis.smallest()
+    stored = [smallest[v][0] if len(smallest[v]) == 1 else v for v in found]
+    return {value: None for value in stored if value not in analysis.kept}
 
 
 def _number_of(operand: Operand) -> Numbers:

@@ -30,13 +30,8 @@ from shardmap.plan.lax.staged import (
     recut,
     select,
     split_scan,
-    tall_qr,
-    top_k,
 )
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
-
-OF_PIECES = top_k.STAGES | tall_qr.STAGES
-"""The rewrites of operations whose results follow from those of pieces."""
 
 Effects = Callable[[Graph, Node, Equation], Sequence[Operand] | None]
 
@@ -236,20 +231,18 @@ class _Follow:
             return reduce.STAGES[primitive](graph, node, cuts)
         ended = [lost.reason for lost in forward.lost if lost.origins]
         taking = select.readers(graph, node, bool(ended))
+        if taking and ended and recut.is_small(node, cuts[0], self._rules.rule):
+            return recut.in_stages(graph, node, cuts, self._rules.rule)
         if taking is not None:
             place = node.params["dimension"], bool(ended)
             self._places |= dict.fromkeys(taking, place)
             return node.ins
         if not ended:
             return None
-        if primitive in OF_PIECES:
-            made = OF_PIECES[primitive](graph, node, cuts)
+        if primitive in STAGES:
+            made = STAGES[primitive](graph, node, cuts)
             if made is not None:
                 return made
         if primitive in batched.RULES:
-            made = recut.in_stages(graph, node, cuts, self._rules.rule)
-            if made is not None:
-                return made
-        if ALONG in ended:
-            return split_scan.in_stages(graph, node, cuts)
-        return STAGES[primitive](graph, node, cuts) if primitive in STAGES else None
+            return recut.in_stages(graph, node, cuts, self._rules.rule)
+        return split_scan.in_stages(graph, node, cuts) if ALONG in ended else None

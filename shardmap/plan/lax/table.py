@@ -36,7 +36,14 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
-from shardmap.plan.lax.staged import barrier, blocks, counting, split_scan
+from shardmap.plan.lax.staged import (
+    barrier,
+    blocks,
+    counting,
+    split_scan,
+    tall_qr,
+    top_k,
+)
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:
@@ -102,6 +109,8 @@ STAGES: dict[Any, Stages] = {
     **batched.STAGES,
     **gather.STAGES,
     **prefix.STAGES,
+    **tall_qr.STAGES,
+    **top_k.STAGES,
 }
 """The rewrites of equations at which cuts end."""
 

@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan.engine.keys import nbytes
@@ -43,6 +44,9 @@ FEW_STAGES = 64
 STAGE_BYTES = 2**20
 """Each further stage takes about as long as moving so many bytes."""
 
+MANY_SHARDS = 1024
+"""With more shards, it is compared with a program that keeps nothing."""
+
 PROGRAMS_HELD = 4
 """The programs that were made last, which need not be made again to be returned."""
 
@@ -53,8 +57,6 @@ MOST_COMPILES = 3
 class _TooLittle(Exception):
     """The function does not fit into the memory."""
 
-
-T = TypeVar("T")
 
 Make: TypeAlias = Callable[[Asked, bool, bool, bool, bool], CutProgram]
 """Cuts the function. Takes points, `Fit`'s ``partial``, whether values are kept that
@@ -164,16 +166,34 @@ class Fit:
           ValueError: it does not fit in these pieces, or in any number of them.
         """
         try:
-            return _keeping_or_not(lambda keeps: self._program(asked, keeps))
+            return self._keeping(asked)
         except ValueError as error:
             refusal = error
         if self._finds:
             # The model found too few axes: the bytes of the compiler decide.
             with contextlib.suppress(ValueError):
-                more = self._axes(asked, ask_compiler=True)
-                return _keeping_or_not(lambda keeps: self._program(more, keeps))
-        inside = self._inside(asked, refusal)
-        return _keeping_or_not(lambda keeps: self._program(inside, keeps))
+                return self._keeping(self._axes(asked, ask_compiler=True))
+        return self._keeping(self._inside(asked, refusal))
+
+    def _keeping(self, asked: Asked) -> CutProgram:
+        """The program that keeps values, or recomputes them if it has to.
+
+        Raises:
+          ValueError: neither fits.
+        """
+        found: list[CutProgram] = []
+        refusal = ""
+        for keeps in (True, False):
+            try:
+                found.append(self._program(asked, keeps))
+            except _TooLittle as error:
+                refusal = str(error)
+            if found and found[0].num_shards <= MANY_SHARDS:
+                break
+        if not found:
+            raise ValueError(refusal)
+        # What is kept may leave little room for a shard.
+        return min(found, key=lambda made: made.num_shards // MANY_SHARDS)
 
     def _inside(self, asked: Asked, error: ValueError) -> Asked:
         """``asked``, and the axes of values inside that are to be cut, as `AUTO`.
@@ -284,14 +304,14 @@ class Fit:
         Raises:
           ValueError: the function does not fit, whatever is cut.
         """
+        refusal = ""
         # Recomputing values usually costs less than cutting one more axis.
-        for most in range(1, MOST_AXES):
-            for keeps in (True, False):
-                with contextlib.suppress(_TooLittle):
-                    return self._with_axes(asked, keeps, most, ask_compiler)
-        return _keeping_or_not(
-            lambda keeps: self._with_axes(asked, keeps, MOST_AXES, ask_compiler)
-        )
+        for most, keeps in itertools.product(range(1, MOST_AXES + 1), (True, False)):
+            try:
+                return self._with_axes(asked, keeps, most, ask_compiler)
+            except _TooLittle as error:
+                refusal = str(error)
+        raise ValueError(refusal)
 
     def _with_axes(
         self, asked: Asked, keeps: bool, most_axes: int, ask_compiler: bool
@@ -537,22 +557,6 @@ class Fit:
         )
         self._refusal = min(self._refusal, (least.bytes, message))
         return _TooLittle(self._refusal[1])
-
-
-def _keeping_or_not(choose: Callable[[bool], T]) -> T:
-    """Chooses with values kept, or if that does not fit, with recomputed ones.
-
-    Raises:
-      ValueError: nothing fits.
-    """
-    try:
-        return choose(True)
-    except _TooLittle:
-        pass
-    try:
-        return choose(False)
-    except _TooLittle as error:
-        raise ValueError(str(error)) from None
 
 
 def _auto_axes(asked: Asked) -> set[tuple[int, int]]:

@@ -180,6 +180,19 @@ def test_more_pieces_are_tried_where_a_few_more_take_more():
     assert sm.plan(attention, x, memory="500 kB").peak_bytes <= 500_000
 
 
+def test_what_is_kept_leaves_room_for_shards_that_are_not_tiny():
+    def fun(x, w):
+        y = jnp.tanh(x @ w)
+        return y - y.mean(0, keepdims=True)
+
+    x, w = normal(4000, 64), normal(64, 64)
+    memory = x.nbytes + w.nbytes + 2000
+    made = sm.plan(fun, x, w, in_slices=({0: sm.AUTO}, None), memory=memory)
+    assert made.num_shards < 20
+    assert made.peak_bytes <= memory
+    assert_same(made.run(x, w), jax.jit(fun)(x, w), 1e-4)
+
+
 def test_the_bytes_of_a_refusal_are_enough():
     def fun(x):
         return (x @ x.T) @ (x @ x.T) @ x

@@ -18,7 +18,15 @@ from shardmap._jax.lax_primitives import SCATTER_SUB
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite
-from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
+from shardmap.plan.engine.rules import (
+    MANY,
+    Axis,
+    Factor,
+    Reason,
+    Rule,
+    RuleMaker,
+    Windowed,
+)
 from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.indexed.known import counted, one_place
 from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, moved
@@ -106,6 +114,21 @@ def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
     return list(graph.add(node.primitive, params, ins, [node.outs[0].aval]))
 
 
+class Updates(Factors):
+    """It takes each update once: they are no pairs with the places of the operand."""
+
+    elements = Rule.elements
+
+    def fraction(
+        self, static: Any, shapes: Sequence[tuple[int, ...] | None]
+    ) -> tuple[int, int]:
+        # A part of the sums of many updates begins with zeros, which cost little.
+        sizes = [math.prod(shape) for shape in self.node.in_shapes]
+        larger = 2 if self.contracted or sizes[2] >= sizes[0] else 0
+        own = shapes[larger]
+        return 0 if own is None else math.prod(own), sizes[larger]
+
+
 def scatter(node: Node) -> Factors:
     """The operand's axes pass: each shard drops the updates that go elsewhere.
 
@@ -151,7 +174,7 @@ def scatter(node: Node) -> Factors:
         for factor, size in zip(indices, indices_shape, strict=True)
         if factor in contracted
     }
-    return Factors(
+    return Updates(
         node,
         [range(len(shape)), indices, updates],
         [range(len(shape))],

@@ -11,9 +11,13 @@ from collections.abc import Callable, Sequence
 
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import Cut, Origins, Rule
 from shardmap.plan.lax.staged.barrier import barrier
+
+WHOLE = 8
+"""To work on a whole operand may take this many times its memory."""
 
 
 def in_stages(
@@ -64,6 +68,24 @@ def in_stages(
         return None
     ins = [changed.get(k, operand) for k, operand in enumerate(node.ins)]
     return graph.add(node.primitive, node.params, ins, [out.aval for out in node.outs])
+
+
+def is_small(node: Node, cuts: Sequence[Cut], rule: Callable[[Node], Rule]) -> bool:
+    """Whether a node takes its whole operand in no more memory than a shard has.
+
+    Args:
+      node: takes one operand.
+      cuts: of the operand.
+      rule: returns the rule of a node.
+    """
+    [operand] = node.ins
+    if not isinstance(operand, Value):
+        return False
+    count = math.prod(len(cut.at) + 1 for cut in cuts)
+    sources = _sources(operand, rule)
+    operands = [x for each in sources for x in each.ins if isinstance(x, Value)]
+    largest = max(map(nbytes, operands), default=0)
+    return WHOLE * count * nbytes(operand) <= largest
 
 
 def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:

@@ -1,9 +1,12 @@
 """Updates along an axis that is cut."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardmap.plan.plan import plan
+from shardmap.plan.report import choices
 from tests.plan.checks import check_cut
 from tests.plan.plan_programs import X, ints, reals
 
@@ -38,3 +41,18 @@ def test_updates_of_counted_rows_are_cut_with_them(how):
     for cuts in (({0: 4}, None, None), ({0: 4, 1: 2}, None, {0: 4})):
         made = check_cut(fun, X, labels, values, in_slices=cuts)
         assert made.num_shards == np.prod(list(cuts[0].values()))
+
+
+def test_each_update_is_taken_once():
+    n = 100_000
+
+    def fun(x, places, updates):
+        total = jnp.zeros(n).at[places].add(updates)
+        return x.T @ total, (x * x).T @ (total * total)
+
+    x, updates = (jax.ShapeDtypeStruct((n, *row), np.float32) for row in ((8,), ()))
+    places = jax.ShapeDtypeStruct((n,), np.int32)
+    made = plan(fun, x, places, updates, in_slices=({1: 4}, None, None))
+    [[_, choice], *_] = choices(made._cut_program, made.stages[0])
+    assert choice.kept
+    assert choice.operations < 100 * n

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shardmap.plan.chunked import chunked
 from shardmap.plan.plan import plan
+from shardmap.units import AUTO
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import X, reals
 from tests.strategies import examples
@@ -70,6 +71,8 @@ def test_what_does_not_fit_is_said():
         plan(jnp.sin, X, out_slices={3: 2})
     with pytest.raises(ValueError, match=r"out_slices must be None, EACH, a dict"):
         plan(lambda x: (x, x), X, out_slices=(None,))
+    with pytest.raises(ValueError, match="out_slices cannot be AUTO: give a number"):
+        plan(jnp.sin, X, out_slices={0: AUTO}, memory="1 MB")
 
 
 def test_a_result_of_a_literal_or_an_argument():
@@ -98,9 +101,9 @@ def test_random_numbers_are_drawn_in_pieces_for_what_is_cut_in_stages(fun):
     def drawn(key):
         return fun(jax.random.normal(key, (4000,)))
 
-    memory = 40_000
+    memory = 60_000
     made = plan(drawn, KEY, memory=memory)
-    assert made.peak_bytes <= memory < plan(drawn, KEY).peak_bytes / 4
+    assert made.peak_bytes <= memory < plan(drawn, KEY).peak_bytes / 3
     expected = jax.jit(drawn)(KEY)
     assert_same(made.run(KEY), expected, 1e-4)
     assert_same(chunked(drawn, memory=memory)(KEY), expected, 1e-4)

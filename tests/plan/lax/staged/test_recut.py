@@ -34,6 +34,17 @@ def test_rows_and_then_columns(fun):
     assert all(stage.num_shards >= 3 for stage in made.stages)
 
 
+def test_a_transform_of_a_product_along_all_of_its_axes():
+    x, w = reals(12, 400), reals(400, 9)
+    made = check_cut(
+        lambda x, w: jnp.abs(jnp.fft.fft2(x @ w)),
+        *(x, w),
+        in_slices=({0: 4}, None),
+        tolerance=1e-3,
+    )
+    assert [stage.num_shards for stage in made.stages] == [4, 4]
+
+
 def test_the_gradient_of_rows_and_columns():
     gradient = jax.grad(lambda x: (spectrum(x) ** 2).sum())
     check_cut(gradient, IMAGE, in_slices=({0: (3, 4, 5)},), tolerance=1e-3)

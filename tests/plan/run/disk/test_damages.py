@@ -1,5 +1,6 @@
 """Whatever becomes of a folder of results, a run gives the same bytes."""
 
+import itertools
 import os
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
 from tests.plan.run.checks import Recorded, X, assert_bytes, flip, read_by_shards, zero
+
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +28,11 @@ def made():
 
 
 def one_run(made, x, folder, task=None):
-    """The result, of which one array is in a new file."""
-    y = np.lib.format.open_memmap(f"{folder}{task}.npy", "w+", X.dtype, (64,))
+    """The result, of which one array is in a file of its own."""
+    file = f"{folder}{next(NUMBERS)}.npy"
+    y = np.lib.format.open_memmap(file, "w+", X.dtype, (64,))
     result = made.run(x, checkpoint=folder, out=(None, y), task=task)
-    return result and (result[0], np.load(f"{folder}{task}.npy"))
+    return result and (result[0], np.load(file))
 
 
 def two_tasks(made, x, folder):
