@@ -232,7 +232,9 @@ class _Follow:
         ended = [lost.reason for lost in forward.lost if lost.origins]
         taking = select.readers(graph, node, bool(ended))
         if taking and ended and recut.is_small(node, cuts[0], self._rules.rule):
-            return recut.in_stages(graph, node, cuts, self._rules.rule)
+            made = recut.in_stages(graph, node, cuts, self._rules.rule)
+            if made is not None:
+                return made
         if taking is not None:
             place = node.params["dimension"], bool(ended)
             self._places |= dict.fromkeys(taking, place)

@@ -279,6 +279,13 @@ def test_statistics_of_many_rows_are_selected_from_by_one_shard():
     assert_same(made.run(x), jax.jit(fun)(x), 1e-5)
 
 
+def test_selections_of_a_product_that_is_cut_along_both_axes():
+    x, w = reals(64, 4000), reals(4000, 8)
+    made = plan(lambda x, w: jnp.median(x @ w, 0), x, w, in_slices=({0: 4}, {1: 2}))
+    assert made.stage_costs[0].reads == "args[0] 2 times, args[1] 4 times"
+    assert all(not cost.reads for cost in made.stage_costs[1:])
+
+
 def test_sums_of_random_numbers_are_kept_but_not_the_numbers():
     def fun(key):
         return jnp.median(jax.random.normal(key, (2**12, 8)).sum(1))
