@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Value
@@ -74,8 +76,8 @@ class _Found(NamedTuple):
       how: the arguments of `Make` that make it.
       peak: what its largest shard holds.
       partial: whether reduced axes may be cut.
-      moved: about the bytes that all shards read and write, and `STAGE_BYTES` for
-        each stage after `FEW_STAGES`.
+      moved: about the bytes that all shards read and write, with the chunks that they
+        read in part, and `STAGE_BYTES` for each stage after `FEW_STAGES`.
       is_plain: whether it would be the same if they may not.
       is_exact: whether ``peak`` and ``moved`` are of all stages. They may be more.
     """
@@ -272,9 +274,9 @@ class Fit:
                 return known
         made = self._make(asked, *key)
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
-        ratio = made.analysis.step_ratio
+        ratio = made.analysis.step_ratio * self._reads(asked)
         peak = plan_peak(made, self._in_loops, limit, cost / ratio)
-        stages = max(len(made.stages) * ratio - FEW_STAGES, 0)
+        stages = max(len(made.stages) * made.analysis.step_ratio - FEW_STAGES, 0)
         moved = math.ceil(bytes_moved(made) * ratio + STAGE_BYTES * stages)
         is_exact = peak.bytes <= limit and peak.bytes * moved <= cost
         found = _Found((asked, *key), peak, partial, moved, is_plain, is_exact)
@@ -347,8 +349,7 @@ class Fit:
                 better = [
                     each for each in saving if saving[each].peak.bytes < least.bytes
                 ]
-                # A chunk that pieces share is read by each of them.
-                better.sort(key=lambda each: (self._splits(each), saving[each].cost))
+                better.sort(key=lambda each: saving[each].cost)
                 grown.clear()
                 for each in better[:AXES_GROWN]:
                     begin = held(each, count).peak
@@ -425,9 +426,23 @@ class Fit:
         """Where the chunks of an axis begin; values inside have none."""
         return self._chunks(k, axis) if k < len(self._jaxpr.in_avals) else None
 
-    def _splits(self, asked: Asked) -> bool:
-        """Whether a cut that is `AUTO` splits the only chunk along its axis."""
-        return any(self._borders(k, axis) == () for k, axis in _auto_axes(asked))
+    def _reads(self, asked: Asked) -> float:
+        """How often pieces read the chunks of an operand, of that which is read most.
+
+        A chunk that pieces share is read by each of them.
+        """
+        found = [1.0]
+        for k, (row, value) in enumerate(zip(asked, self._values, strict=False)):
+            times = 1.0
+            for axis, points in enumerate(row):
+                borders = self._borders(k, axis)
+                if borders is not None and not isinstance(points, Auto):
+                    ends = [*borders, value.aval.shape[axis]]
+                    firsts = np.searchsorted(ends, [0, *points], side="right")
+                    lasts = np.searchsorted(ends, [*points, ends[-1]])
+                    times *= int((lasts - firsts + 1).sum()) / len(ends)
+            found.append(times)
+        return max(found)
 
     def _candidates(self, asked: Asked) -> Iterator[list[Asked]]:
         """``asked`` with one axis more, those of far smaller values in later lists."""

@@ -132,6 +132,18 @@ def test_axes_with_one_chunk_are_cut_last():
     assert "axis 1" not in str(made)
 
 
+def test_the_axis_is_cut_along_which_chunks_are_read_once():
+    """Along axis 1, each of the two chunks would be read by four pieces."""
+    x = Chunked()
+    x.chunks = (512, 128)
+    made = sm.plan(lambda x: jnp.cumsum(x, 0)[-1], x, memory="600 kB")
+    assert made.out_slices == {}
+    assert "args[0] axis 0" in str(made)
+    assert "axis 1" not in str(made)
+    x.chunks = (4096, 32)
+    assert "args[0] axis 1" in str(sm.plan(lambda x: x.sum(0), x, memory="600 kB"))
+
+
 def test_a_refusal_names_the_least_that_it_can_do_with():
     def fun(x):
         return jnp.linalg.inv(x @ x.T)
