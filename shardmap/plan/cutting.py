@@ -12,7 +12,14 @@ from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_l
 from shardmap.arrays.sources.stores import borders
 from shardmap.arrays.trees import leaf_paths
 from shardmap.plan.engine.nodes import Refused
-from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
+from shardmap.plan.in_slices import (
+    Asked,
+    InSlices,
+    asked_points,
+    cuts_at,
+    result_cuts,
+    times_read,
+)
 from shardmap.plan.lax.passes import analysed, begins
 from shardmap.plan.memory.fit import Fit
 from shardmap.plan.memory.plan_peak import sample
@@ -81,9 +88,12 @@ def cut_function(
         if memory is None:
             made = make(given, partial, keeps=True)
         else:
-            finds, inside = in_slices is None, functools.partial(begins, closed)
+            finds = in_slices is None
             fit = Fit(
-                closed, make, partial, memory, finds, chunks=chunks, begins=inside
+                *(closed, make, partial, memory, finds),
+                chunks=chunks,
+                times_read=functools.partial(times_read, leaves),
+                begins=functools.partial(begins, closed),
             )
             made = fit.program(fit.axes() if finds else given)
     except Refused as error:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
+from shardmap.arrays.sources.files import page_shape
 from shardmap.arrays.sources.stores import borders
 from shardmap.plan.engine.rules import UNCUT, Cut
 from shardmap.units import Auto, integer_of
@@ -251,6 +252,35 @@ def result_cuts(out_slices: InSlices, results: PyTree) -> list[list[Cut]]:
         [cut._replace(origins=frozenset()) for cut in row]
         for row in cuts_at("plan", asked)
     ]
+
+
+def times_read(leaves: Sequence[Any], asked: Asked) -> float:
+    """How often pieces read the chunks of an array, of that which is read most.
+
+    A chunk that pieces share is read by each of them. The chunks of a memory-mapped
+    file are its pages.
+
+    Args:
+      leaves: the arrays.
+      asked: the points of their axes.
+
+    >>> times_read([np.ones((4, 4))], [((), (2,))])
+    1.0
+    """
+    found = [1.0]
+    for leaf, row in zip(leaves, asked, strict=False):
+        page, times = page_shape(leaf), 1.0
+        for axis, points in enumerate(row):
+            begins: Sequence[int] | None = borders(leaf, axis)
+            if begins is None and page is not None:
+                begins = range(page[axis], leaf.shape[axis], page[axis])
+            if begins is not None and points and not isinstance(points, Auto):
+                ends = np.array([*points, leaf.shape[axis]])
+                first = np.searchsorted(begins, [0, *points], "right")
+                last = np.searchsorted(begins, ends - 1, "right")
+                times *= int((last - first + 1).sum()) / (len(begins) + 1)
+        found.append(times)
+    return max(found)
 
 
 def cut_points(

@@ -23,7 +23,7 @@ FEW = 2
 """Up to this many shards of equal lengths are walked one by one, which is faster."""
 
 RARE_KEYS = 64
-"""The recipes of so few shards are held if a stage has no more keys than this."""
+"""The recipes of so few shards are held for this many keys, the first of a stage."""
 
 ALONE = 8
 """Affine walks stop when patterns outnumber the shards that they served by this."""

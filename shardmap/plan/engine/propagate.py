@@ -404,7 +404,9 @@ class Analysis:
             for out in node.outs:
                 stages = needed.get(out, set())
                 if len(stages) > 1 and out not in self.kept:
-                    kept = [out] if cheap else smallest[out]
+                    kept = [v for v in smallest[out] if len(needed.get(v, ())) > 1]
+                    if cheap or not kept:
+                        kept = [out]
                     if cheap:
                         keep = self._is_long(out, len(stages) - 1)
                     else:
@@ -426,7 +428,7 @@ class Analysis:
                     needed.setdefault(v, set()).update(own)
 
     def smallest(self) -> dict[Value, list[Value]]:
-        """What to keep for a value: itself, or fewer bytes that are all made of it."""
+        """What to keep for a value: itself, or less that all uses of it go through."""
         found: dict[Value, list[Value]] = {}
         users: dict[Operand, dict[Node, None]] = {}
         ends = {*self.graph.outputs, *self.graph.effects, *self.kept}

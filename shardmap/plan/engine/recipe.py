@@ -148,9 +148,8 @@ def trace_back(
             wanted.add(*demand)
     visits: list[tuple[Node, Sequence[Box | None], Need]] = []
     for node in backwards:
-        rule = rules[node.number]
-        for boxes in wanted.of(node, rule):
-            need = rule.backward(boxes, loops.get(node.number, {}))
+        for boxes in wanted.of(node):
+            need = rules[node.number].backward(boxes, loops.get(node.number, {}))
             visits.append((node, boxes, need))
             for value, box in zip(node.ins, need.boxes, strict=True):
                 if box is not None:
@@ -195,21 +194,16 @@ class _Wanted:
         if isinstance(value, Value) and (volume(box) or not value.size):
             self._boxes.setdefault(value, {}).setdefault(tuple(map(id, box)), box)
 
-    def of(self, node: Node, rule: Rule) -> list[list[Box | None]]:
+    def of(self, node: Node) -> list[list[Box | None]]:
         """For each time that a node runs, the box of each of its results."""
         if len(node.outs) == 1:
             (out,) = node.outs
             if out in self._stops or out not in self._boxes:
                 return []
             # Reversed, since `trace_back` reverses its visits.
-            if apart := self._apart(out)[::-1]:
-                return [[box] for box in apart]
-            found = merge(self._boxes[out].values(), self._versions)
-            if len(found) > 1:
-                whole = rule.whole_axes(0)
-                wider = [_widened(box, out.shape, whole) for box in found]
-                found = merge(wider, self._versions)
-            return [[box] for box in found]
+            return [[box] for box in self._apart(out)[::-1]] or [
+                [box] for box in merge(self._boxes[out].values(), self._versions)
+            ]
         # An equation with several results runs once, with one box for each.
         boxes = [
             None if out in self._stops else hull_of(self._boxes.get(out, {}).values())
@@ -250,17 +244,6 @@ class _Wanted:
             seen |= sources
             stack += sources
         return not stack
-
-
-def _widened(box: Box, shape: Sequence[int], whole: Collection[int]) -> Box:
-    """A box with all of the axes that are computed whole.
-
-    An axis where the box has another place in each shard stays.
-    """
-    return tuple(
-        (0, size) if axis in whole and isinstance(interval[0], int) else interval
-        for axis, (interval, size) in enumerate(zip(box, shape, strict=True))
-    )
 
 
 class _Slots:

@@ -11,7 +11,7 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shardmap.plan.engine.nodes import Node, Value
 from shardmap.plan.engine.propagate import Analysis
@@ -133,7 +133,12 @@ def counted(stage: Stage, samples: int = SPREAD) -> Counts:
     alike = Counter(stage.recipe(number)[1].static for number in numbers)
     for static, members in alike.items():
         count = members * stage.num_shards / len(numbers)
+        known = set[tuple[int, tuple[Any, ...]]]()
         for step in static.steps:
+            # XLA computes once what differs only in the part that is taken of it.
+            if (step.node, step.ins) in known:
+                continue
+            known.add((step.node, step.ins))
             part = _share(rules[step.node], step)
             runs[step.node] += count * part
             operands = zip(nodes[step.node].ins, step.ins, strict=True)

@@ -89,7 +89,7 @@ class Work:
         Args:
           values: one value, or several that are made of one.
           times: how often each is recomputed.
-          share: how much of the work each time is.
+          share: the part of the work that each time takes.
         """
         own = {value: self.choice(value, times, share) for value in values}
         kept = self._is_cheaper(list(own.values()))

@@ -229,10 +229,21 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
         terms.visit(node)
     if not found:
         return found
-    # The value, or if all that is made of it is made of a smaller one, that.
     smallest = analysis.smallest()
-    stored = [smallest[v][0] if len(smallest[v]) == 1 else v for v in found]
+    stored = [_selected_of(v, smallest[v]) for v in found]
     return {value: None for value in stored if value not in analysis.kept}
+
+
+def _selected_of(value: Value, smallest: Sequence[Value]) -> Value:
+    """The smallest value that all uses of a value take, if it is selected of it."""
+    [made, *others] = smallest
+    source = made
+    while source is not value and not others:
+        node = source.producer
+        if node is None or not _selects(node):
+            return value
+        source = node.ins[0] if isinstance(node.ins[0], Value) else value
+    return value if others else made
 
 
 def _number_of(operand: Operand) -> Numbers:

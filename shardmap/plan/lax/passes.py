@@ -91,7 +91,7 @@ def analysed(
             if writers := one_pass.writers(found, reductions):
                 found.graph.rewrite(functools.partial(_written, writers))
                 found = made()
-        while more := must_store(found):
+        while (more := must_store(found)).keys() - stored.keys():
             stored |= more
             found = made()
         return found

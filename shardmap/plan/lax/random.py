@@ -42,7 +42,7 @@ ONE_KEY = Reason(
     "draw with a key for each row: jax.vmap(jax.random.gamma)(keys, a)",
 )
 HASH = 64
-"""The operations of a number: it is drawn again rather than kept for itself."""
+"""The operations of a number: one of 32 bits is drawn again, not kept for itself."""
 
 DRAWN_WHOLE = frozenset({GENERATOR, ONE_KEY, SEQUENCE, TOO_MANY})
 """The reasons for which each shard draws all numbers and takes some of them."""

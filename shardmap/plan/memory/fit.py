@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Value
@@ -114,6 +112,7 @@ class Fit:
       finds: whether it finds the axes too; otherwise only the number of pieces.
       in_loops: whether shards are bodies of loops in one program.
       chunks: where the chunks of operands begin.
+      times_read: returns how often pieces read each chunk, on average.
       begins: returns the values inside at which cuts can begin. They are tried if the
         function does not fit with cuts of the operands. Their axes follow those of the
         operands.
@@ -128,9 +127,10 @@ class Fit:
         finds: bool,
         in_loops: bool = False,
         chunks: Chunks = lambda operand, axis: None,
+        times_read: Callable[[Asked], float] = lambda asked: 1,
         begins: Callable[[], Sequence[Value]] = tuple,
     ) -> None:
-        self._jaxpr, self._chunks = jaxpr, chunks
+        self._jaxpr, self._chunks, self._times_read = jaxpr, chunks, times_read
         # Holding every program that was tried would take much memory.
         self._make = functools.lru_cache(PROGRAMS_HELD)(make)
         self._values: list[Any] = [*jaxpr.jaxpr.invars]
@@ -274,7 +274,7 @@ class Fit:
                 return known
         made = self._make(asked, *key)
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
-        ratio = made.analysis.step_ratio * self._reads(asked)
+        ratio = made.analysis.step_ratio * self._times_read(asked)
         peak = plan_peak(made, self._in_loops, limit, cost / ratio)
         stages = max(len(made.stages) * made.analysis.step_ratio - FEW_STAGES, 0)
         moved = math.ceil(bytes_moved(made) * ratio + STAGE_BYTES * stages)
@@ -425,24 +425,6 @@ class Fit:
     def _borders(self, k: int, axis: int) -> tuple[int, ...] | None:
         """Where the chunks of an axis begin; values inside have none."""
         return self._chunks(k, axis) if k < len(self._jaxpr.in_avals) else None
-
-    def _reads(self, asked: Asked) -> float:
-        """How often pieces read the chunks of an operand, of that which is read most.
-
-        A chunk that pieces share is read by each of them.
-        """
-        found = [1.0]
-        for k, (row, value) in enumerate(zip(asked, self._values, strict=False)):
-            times = 1.0
-            for axis, points in enumerate(row):
-                borders = self._borders(k, axis)
-                if borders is not None and not isinstance(points, Auto):
-                    ends = [*borders, value.aval.shape[axis]]
-                    firsts = np.searchsorted(ends, [0, *points], side="right")
-                    lasts = np.searchsorted(ends, [*points, ends[-1]])
-                    times *= int((lasts - firsts + 1).sum()) / len(ends)
-            found.append(times)
-        return max(found)
 
     def _candidates(self, asked: Asked) -> Iterator[list[Asked]]:
         """``asked`` with one axis more, those of far smaller values in later lists."""

@@ -110,6 +110,17 @@ def test_shards_that_are_alike_are_walked_once(name, walks):
         assert row == [walked(stage, k) for k in range(stage.num_shards)]
 
 
+def test_parts_of_what_is_computed_whole_have_one_recipe():
+    def fun(x, w):
+        y = jnp.sort(w)
+        return x - y + y[:3].sum() + y[-5]
+
+    x = jax.ShapeDtypeStruct((240,), np.float32)
+    [stage] = plan(fun, x, x, in_slices=({0: 24}, None)).stages
+    recipes = {stage.recipe(number)[1].static for number in range(stage.num_shards)}
+    assert len(recipes) <= 3
+
+
 def test_a_second_run_walks_no_shard(walks):
     """Nor those that are like no other, such as the only shard of the last stage."""
     x = np.ones((64, 2), np.float32)

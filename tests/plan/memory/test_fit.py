@@ -144,6 +144,22 @@ def test_the_axis_is_cut_along_which_chunks_are_read_once():
     assert "args[0] axis 1" in str(sm.plan(lambda x: x.sum(0), x, memory="600 kB"))
 
 
+def test_pages_of_a_mapped_file_are_read_once(tmp_path):
+    """A page holds 16 rows: each piece of a few columns would read all pages."""
+
+    def standard(x):
+        return (x - x.mean(0, keepdims=True)) / x.std(0, keepdims=True)
+
+    shape, dtype = (20_000, 64), np.float32
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", dtype, shape)
+    assert "args[0] axis 0" in str(sm.plan(standard, x, memory="1 MB"))
+    assert "args[0] axis 1" in str(
+        sm.plan(standard, np.zeros(shape, dtype), memory="1 MB")
+    )
+    x = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", dtype, shape, True)
+    assert "args[0] axis 1" in str(sm.plan(standard, x, memory="1 MB"))
+
+
 def test_a_refusal_names_the_least_that_it_can_do_with():
     def fun(x):
         return jnp.linalg.inv(x @ x.T)

@@ -115,7 +115,7 @@ def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
 
 
 class Updates(Factors):
-    """It takes each update once: they are no pairs with the places of the operand."""
+    """Updates are taken once; they are not combined with each place of the operand."""
 
     elements = Rule.elements
 

@@ -16,7 +16,7 @@ from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import Cut, Origins, Rule
 from shardmap.plan.lax.staged.barrier import barrier
 
-WHOLE = 8
+TIMES_WHOLE = 8
 """To work on a whole operand may take this many times its memory."""
 
 
@@ -71,7 +71,7 @@ def in_stages(
 
 
 def is_small(node: Node, cuts: Sequence[Cut], rule: Callable[[Node], Rule]) -> bool:
-    """Whether a node takes its whole operand in no more memory than a shard has.
+    """Whether a whole operand takes less than a piece of what it is computed from.
 
     Args:
       node: takes one operand.
@@ -85,7 +85,7 @@ def is_small(node: Node, cuts: Sequence[Cut], rule: Callable[[Node], Rule]) -> b
     sources = _sources(operand, rule)
     operands = [x for each in sources for x in each.ins if isinstance(x, Value)]
     largest = max(map(nbytes, operands), default=0)
-    return WHOLE * count * nbytes(operand) <= largest
+    return TIMES_WHOLE * count * nbytes(operand) <= largest
 
 
 def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:
@@ -108,4 +108,4 @@ def _is_smaller(value: Value, source: Node) -> bool:
     """Whether a value is smaller than what an operation computes it from."""
     if source.primitive is p.random_bits_p:
         return True  # The counters that it hashes take several times as much.
-    return 2 * value.size <= max(each.aval.size for each in source.ins)
+    return 2 * value.size <= max((x.aval.size for x in source.ins), default=0)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +101,19 @@ def test_a_solve_is_cut_along_its_right_hand_sides():
 
     made = check_cut(fun, lower, x, in_slices=(None, {0: 3}), tolerance=1e-3)
     assert all(stage.num_shards >= 3 for stage in made.stages)
+
+
+def test_what_a_callback_makes_is_part_of_a_matrix():
+    """A callback without arguments is an operation without operands."""
+
+    def fun(x):
+        drift = jax.ShapeDtypeStruct((12, 12), np.float32)
+        return jnp.linalg.eigvalsh(x @ x.T + jax.pure_callback(fixed, drift))
+
+    def fixed():
+        return np.eye(12, dtype=np.float32)
+
+    check_cut(fun, reals(12, 400), in_slices=({0: 4},), tolerance=1e-3)
 
 
 def test_random_numbers_are_drawn_in_pieces_for_what_needs_them_whole():
