@@ -237,12 +237,12 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
 def _selected_of(value: Value, smallest: Sequence[Value]) -> Value:
     """The smallest value that all uses of a value take, if it is selected of it."""
     [made, *others] = smallest
-    source = made
-    while source is not value and not others:
+    source: Operand = made
+    while source is not value:
         node = source.producer
         if node is None or not _selects(node):
             return value
-        source = node.ins[0] if isinstance(node.ins[0], Value) else value
+        source = node.ins[0]
     return value if others else made
 
 
