@@ -255,7 +255,7 @@ def result_cuts(out_slices: InSlices, results: PyTree) -> list[list[Cut]]:
 
 
 def times_read(leaves: Sequence[Any], asked: Asked) -> float:
-    """How often pieces read the chunks of an array, of that which is read most.
+    """How often pieces read each chunk of an array, on average, at the most.
 
     A chunk that pieces share is read by each of them. The chunks of a memory-mapped
     file are its pages.
@@ -264,8 +264,9 @@ def times_read(leaves: Sequence[Any], asked: Asked) -> float:
       leaves: the arrays.
       asked: the points of their axes.
 
-    >>> times_read([np.ones((4, 4))], [((), (2,))])
-    1.0
+    >>> import types
+    >>> times_read([types.SimpleNamespace(shape=(4,), chunks=(2,))], [((1, 2, 3),)])
+    2.0
     """
     found = [1.0]
     for leaf, row in zip(leaves, asked, strict=False):

@@ -33,17 +33,17 @@ def _describe(array: np.memmap[Any, Any]) -> About | None:
 
 
 def page_shape(array: object) -> tuple[int, ...] | None:
-    """The lengths of what one page of a mapped file holds; None for other arrays."""
+    """The shape of what one page of a mapped file holds; None for other arrays."""
     if not isinstance(array, np.memmap):
         return None
     flags, axes = array.flags, range(array.ndim)
     if not (flags.c_contiguous or flags.f_contiguous):
         return None
-    room, lengths = max(mmap.PAGESIZE // max(array.itemsize, 1), 1), {}
+    elements, shape = mmap.PAGESIZE // max(array.itemsize, 1), [1] * array.ndim
     for axis in reversed(axes) if flags.c_contiguous else axes:
-        lengths[axis] = max(min(array.shape[axis], room), 1)
-        room = max(room // lengths[axis], 1)
-    return tuple(lengths[axis] for axis in axes)
+        shape[axis] = max(min(array.shape[axis], elements), 1)
+        elements //= shape[axis]
+    return tuple(shape)
 
 
 def _said(dtype: np.dtype) -> Any:

@@ -10,7 +10,7 @@ depends on the value runs in a later stage.
 import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
@@ -106,6 +106,11 @@ class Ended(NamedTuple):
     origins: Origins
     node: Node
     reason: Reason
+
+
+Runs: TypeAlias = Callable[[Node, int], float]
+"""How often the shards of all stages run a node, also from the number of stages that
+take its results."""
 
 
 class Analysis:
@@ -386,12 +391,11 @@ class Analysis:
             value = partial[0]
         self.kept[value] = None
 
-    def keep_costly(self, runs: Callable[[Node, int], float]) -> None:
+    def keep_costly(self, runs: Runs) -> None:
         """Keeps values that several stages take and that are costly to recompute.
 
         Args:
-          runs: returns how often the shards of all stages run a node, also from the
-            number of stages that take its results.
+          runs: see `Runs`.
         """
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
@@ -404,18 +408,13 @@ class Analysis:
             for out in node.outs:
                 stages = needed.get(out, set())
                 if len(stages) > 1 and out not in self.kept:
-                    kept = [v for v in smallest[out] if len(needed.get(v, ())) > 1]
-                    if cheap or not kept:
-                        kept = [out]
                     if cheap:
+                        kept = [out]
                         keep = self._is_long(out, len(stages) - 1)
                     else:
-                        made = [v.producer for v in kept if v.producer is not None]
-                        often = max(runs(each, len(stages)) for each in made)
-                        times = again(often)
-                        # If a part of a result is used, a part of the node is run.
-                        share = min(runs(node, len(stages)) / (often or 1), 1)
-                        keep = times > 0 and self.work.worth_keeping(kept, times, share)
+                        taken = [v for v in smallest[out] if len(needed.get(v, ())) > 1]
+                        kept = taken or [out]
+                        keep = self._is_costly(node, kept, runs, len(stages))
                     if keep:
                         self.kept |= dict.fromkeys(kept)
                         stages = {self.level[out]}
@@ -428,7 +427,7 @@ class Analysis:
                     needed.setdefault(v, set()).update(own)
 
     def smallest(self) -> dict[Value, list[Value]]:
-        """What to keep for a value: itself, or less that all uses of it go through."""
+        """For each value, what all uses of it go through, if that has fewer bytes."""
         found: dict[Value, list[Value]] = {}
         users: dict[Operand, dict[Node, None]] = {}
         ends = {*self.graph.outputs, *self.graph.effects, *self.kept}
@@ -451,6 +450,17 @@ class Analysis:
             for operand in node.ins:
                 users.setdefault(operand, {})[node] = None
         return found
+
+    def _is_costly(
+        self, node: Node, values: Sequence[Value], runs: Runs, stages: int
+    ) -> bool:
+        """Returns True if values that are made of a node's result are worth keeping."""
+        made = [value.producer for value in values if value.producer is not None]
+        often = max(runs(each, stages) for each in made)
+        times = again(often)
+        # If a part of the result is used, a part of the node is run.
+        share = min(runs(node, stages) / (often or 1), 1)
+        return times > 0 and self.work.worth_keeping(values, times, share)
 
     def _is_long(self, value: Value, times: int) -> bool:
         """Returns True if a cheap value is kept because recomputing it reads too much.

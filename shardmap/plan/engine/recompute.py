@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from shardmap.plan.engine.nodes import Node, Value
-from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.propagate import Analysis, Runs
 from shardmap.plan.engine.recipe import Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import SPREAD, Stage, stages_of
@@ -75,7 +75,7 @@ def measured(make: Callable[[KeptFor], Analysis]) -> Analysis:
     return analysis
 
 
-def _keep(analysis: Analysis, runs: Callable[[Node, int], float]) -> None:
+def _keep(analysis: Analysis, runs: Runs) -> None:
     """Keeps what is costly to recompute; see `Analysis.keep_costly`."""
     known = len(analysis.kept)
     analysis.keep_costly(runs)
@@ -133,12 +133,12 @@ def counted(stage: Stage, samples: int = SPREAD) -> Counts:
     alike = Counter(stage.recipe(number)[1].static for number in numbers)
     for static, members in alike.items():
         count = members * stage.num_shards / len(numbers)
-        known = set[tuple[int, tuple[Any, ...]]]()
-        for step in static.steps:
-            # XLA computes once what differs only in the part that is taken of it.
-            if (step.node, step.ins) in known:
-                continue
-            known.add((step.node, step.ins))
+        # XLA computes once what is computed whole, whichever parts of it are taken.
+        steps: dict[Any, Step] = {
+            (step.node, step.ins) if rules[step.node].wholes else step: step
+            for step in static.steps
+        }
+        for step in steps.values():
             part = _share(rules[step.node], step)
             runs[step.node] += count * part
             operands = zip(nodes[step.node].ins, step.ins, strict=True)

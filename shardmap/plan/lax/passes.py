@@ -79,6 +79,7 @@ def analysed(
         return functools.partial(Analysis, graph, rules.rule, cuts, partial, keeps)
 
     def finished(analysis: functools.partial[Analysis]) -> Analysis:
+        """Rewrites reductions, and keeps what is worth it or has to be."""
         stored: dict[Value, None] = {}
         make = functools.partial(analysis, stored=stored)
 
@@ -97,7 +98,8 @@ def analysed(
         return found
 
     of_loops = followed(None)
-    if not any(node.primitive in unroll.PRIMITIVES for node in of_loops.args[0].nodes):
+    graph: Graph = of_loops.args[0]
+    if not any(node.primitive in unroll.PRIMITIVES for node in graph.nodes):
         return finished(of_loops)
     found = of_loops()
     if {each.node.primitive for each in found.ended}.isdisjoint(unroll.PRIMITIVES):

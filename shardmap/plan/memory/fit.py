@@ -45,7 +45,7 @@ STAGE_BYTES = 2**20
 """Each further stage takes about as long as moving so many bytes."""
 
 MANY_SHARDS = 1024
-"""With more shards, it is compared with a program that keeps nothing."""
+"""A program of more shards is compared with one that keeps nothing."""
 
 PROGRAMS_HELD = 4
 """The programs that were made last, which need not be made again to be returned."""
@@ -168,17 +168,19 @@ class Fit:
           ValueError: it does not fit in these pieces, or in any number of them.
         """
         try:
-            return self._keeping(asked)
+            return self._kept_or_recomputed(asked)
         except ValueError as error:
             refusal = error
         if self._finds:
             # The model found too few axes: the bytes of the compiler decide.
             with contextlib.suppress(ValueError):
-                return self._keeping(self._axes(asked, ask_compiler=True))
-        return self._keeping(self._inside(asked, refusal))
+                return self._kept_or_recomputed(self._axes(asked, ask_compiler=True))
+        return self._kept_or_recomputed(self._inside(asked, refusal))
 
-    def _keeping(self, asked: Asked) -> CutProgram:
-        """The program that keeps values, or recomputes them if it has to.
+    def _kept_or_recomputed(self, asked: Asked) -> CutProgram:
+        """The program that keeps values, or if this does not fit, recomputes them.
+
+        It also recomputes them if what is kept leaves room for tiny shards only.
 
         Raises:
           ValueError: neither fits.
@@ -194,7 +196,6 @@ class Fit:
                 break
         if not found:
             raise ValueError(refusal)
-        # What is kept may leave little room for a shard.
         return min(found, key=lambda made: made.num_shards // MANY_SHARDS)
 
     def _inside(self, asked: Asked, error: ValueError) -> Asked:

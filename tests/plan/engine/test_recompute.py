@@ -260,7 +260,7 @@ def test_a_value_that_is_compared_is_kept_where_it_is_smallest():
     assert_same(made.run(x), jax.jit(fun)(x), 1e-3)
 
 
-def test_what_is_computed_whole_runs_once_for_two_parts_of_it():
+def test_what_is_computed_whole_is_counted_once_for_two_parts_of_it():
     x = reals(2**12, 256)
     made = plan(lambda x: [y.sum() for y in columns(x)], x, in_slices={0: 8})
     assert [stage.num_shards for stage in made.stages] == [8]

@@ -43,11 +43,10 @@ def in_stages(
         return None
 
     def size(axes: dict[int, int]) -> int:
-        return max(node.in_shapes[k][axis] for k, axis in axes.items())
+        return max((node.in_shapes[k][axis] for k, axis in axes.items()), default=1)
 
-    another = max(passing, key=size, default={})
-    if not another or size(another) < 2:
-        another = {}
+    longest = max(passing, key=size, default={})
+    another = longest if size(longest) > 1 else {}
     changed: dict[int, Value] = {}
     for k, (operand, row) in enumerate(zip(node.ins, cuts, strict=True)):
         count = math.prod(len(cut.at) + 1 for cut in row)
