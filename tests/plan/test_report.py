@@ -58,15 +58,15 @@ def test_what_is_kept_counts_and_is_told():
 
     made = plan(standard, X, in_slices=({0: 4},))
     assert len(made.stages) == 3
-    # Two rows and two means of six numbers are read, two rows are written; the means
-    # are kept. A mean and a deviation are computed, the square takes the place of one;
-    # a 32nd is added.
-    read, written, kept, computed = 2 * 12 * 4, 12 * 4, 2 * 6 * 4, 2 * 6 * 4 + 1
+    # The second stage reads two rows and a mean of six numbers, and writes six sums.
+    # Both are kept. It computes the squares of two rows. A 16th is added for the sum,
+    # and a 32nd of all.
+    read, written, kept, computed = 3 * 6 * 4, 6 * 4, 2 * 6 * 4, 2 * 6 * 4 + 3 + 1
     assert made.peak_bytes == read + written + kept + computed
     for line in (
         "stage 0: 4 shards",
         "24 B kept",
-        "48 B kept; 49 B of temporaries in a shard; reads args[0] once",
+        "48 B kept; 52 B of temporaries in a shard; reads args[0] once",
         "reads args[0] once",
     ):
         assert line in str(made)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
@@ -179,7 +180,7 @@ def _of_shifted(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
         around[axis] = (*params["padding"][k], params["lhs_dilation"][k] - 1)
         strides[axis] = params["window_strides"][k]
     image = lax.pad(lhs, np.zeros((), lhs.dtype), around)
-    total = None
+    products = []
     for place in np.ndindex(*extents):
         starts, limits = [0] * lhs.ndim, list(image.shape)
         for k, axis in enumerate(spatial):
@@ -188,10 +189,15 @@ def _of_shifted(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
             limits[axis] -= behind * params["rhs_dilation"][k]
         shifted = lax.slice(image, starts, limits, strides)
         kernel = _moved(rhs, numbers.rhs_spec, range(rhs.ndim))[:, 0, *place]
-        shifted *= lax.broadcast_in_dim(kernel, shifted.shape, (along,))
-        total = shifted if total is None else total + shifted
-    # Without the barrier, XLA keeps each shifted image for a reduction of the result.
-    return _moved(lax.optimization_barrier(total), numbers.lhs_spec, numbers.out_spec)
+        kernel = lax.broadcast_in_dim(kernel, shifted.shape, (along,))
+        products.append(shifted * kernel)
+    total = functools.reduce(lax.add, products)
+    if jnp.issubdtype(total.dtype, jnp.floating):
+        # It changes nothing, but keeps XLA from storing each shifted image for a
+        # reduction of the result.
+        kind = jnp.finfo(total.dtype)
+        total = lax.reduce_precision(total, kind.nexp, kind.nmant)
+    return _moved(total, numbers.lhs_spec, numbers.out_spec)
 
 
 def _moved(value: Any, source: Sequence[int], target: Sequence[int]) -> Any:

@@ -12,7 +12,12 @@ from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.in_slices import Asked, cut_points
 from shardmap.plan.memory.liveness import Peak
-from shardmap.plan.memory.plan_peak import bytes_moved, compiled_bytes, plan_peak
+from shardmap.plan.memory.plan_peak import (
+    bytes_moved,
+    compiled_bytes,
+    cost_of,
+    plan_peak,
+)
 from shardmap.plan.run.buffers import ARITY
 from shardmap.plan.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import AUTO, Auto, size
@@ -89,12 +94,7 @@ class _Found(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """What is compared between axes.
-
-        A peak that is too large becomes smaller with more pieces, but what is moved
-        does not.
-        """
-        return self.peak.bytes * self.moved
+        return cost_of(self.peak, self.moved)
 
 
 class Fit:
@@ -276,10 +276,10 @@ class Fit:
         made = self._make(asked, *key)
         is_plain = partial and len(made.stages) < 2 and not made.analysis.reductions
         ratio = made.analysis.step_ratio * self._times_read(asked)
-        peak = plan_peak(made, self._in_loops, limit, cost / ratio)
+        peak = plan_peak(made, self._in_loops, limit, cost / ratio**2)
         stages = max(len(made.stages) * made.analysis.step_ratio - FEW_STAGES, 0)
         moved = math.ceil(bytes_moved(made) * ratio + STAGE_BYTES * stages)
-        is_exact = peak.bytes <= limit and peak.bytes * moved <= cost
+        is_exact = peak.bytes <= limit and cost_of(peak, moved) <= cost
         found = _Found((asked, *key), peak, partial, moved, is_plain, is_exact)
         self._known[axes if made.num_shards == 1 else asked, *key] = found
         return found

@@ -33,6 +33,9 @@ IN_PLACE = frozenset(
 )
 """Primitives, besides pointwise ones, whose results may overwrite operands."""
 
+FUSED = (p.broadcast_in_dim_p, p.iota_p, p.slice_p)
+"""Primitives, besides pointwise ones, that are computed where they are used."""
+
 BETWEEN = 32
 """The memory divided by this is added, for what kernels hand on to each other."""
 
@@ -69,14 +72,30 @@ def _variables(atoms: Sequence[Atom]) -> list[Var]:
     return [atom for atom in atoms if not isinstance(atom, jex_core.Literal)]
 
 
+class _Kernel(NamedTuple):
+    """Equations that XLA computes at once, without storing what they hand on.
+
+    Attributes:
+      equation: the last equation, which makes what is stored.
+      ins: what they read.
+      inner: what is held inside of them.
+      is_in_place: whether results may overwrite operands.
+    """
+
+    equation: Equation
+    ins: list[Var]
+    inner: Peak
+    is_in_place: bool
+
+
 def _peak(jaxpr: Jaxpr, given: Collection[Var] = ()) -> Peak:
     """As `peak`, for a program with results ``given`` that have memory already."""
-    steps = [(equation, _inside(equation)) for equation in jaxpr.eqns]
     users = _users(jaxpr)
+    kernels = _kernels(jaxpr, users)
     free = {*_made_in(jaxpr, users, given), *_read_through(jaxpr, users)}
-    orders = range(len(steps)), _breadth_first(jaxpr, users)
     found = [
-        _peak_in([steps[k] for k in order], jaxpr.outvars, free) for order in orders
+        _peak_in(order, jaxpr.outvars, free)
+        for order in (kernels, _breadth_first(kernels))
     ]
     return max(found, key=lambda each: each.bytes)
 
@@ -90,15 +109,44 @@ def _users(jaxpr: Jaxpr) -> dict[Var, list[int]]:
     return users
 
 
-def _breadth_first(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> list[int]:
-    """The numbers of equations, each after those that were ready before it."""
-    made = {v for equation in jaxpr.eqns for v in equation.outvars}
-    missing = [len(set(_variables(each.invars)) & made) for each in jaxpr.eqns]
+def _kernels(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> list[_Kernel]:
+    """Fuses equations with the pointwise equation that alone uses their result."""
+    results = set(_variables(jaxpr.outvars))
+    kernel_of: dict[int, int] = {}  # By the numbers of equations.
+    members: dict[int, list[Equation]] = {}
+    for number, equation in reversed([*enumerate(jaxpr.eqns)]):
+        kernel_of[number] = number
+        if equation.primitive in FUSED or _is_pointwise(equation):
+            [out] = equation.outvars
+            own = users.get(out, ())
+            if len(own) == 1 and out not in results:
+                if _is_pointwise(jaxpr.eqns[own[0]]):
+                    kernel_of[number] = kernel_of[own[0]]
+        members.setdefault(kernel_of[number], []).append(equation)
+    found = []
+    for _, fused in sorted(members.items()):
+        made = {v for equation in fused for v in equation.outvars}
+        read = [v for equation in fused for v in _variables(equation.invars)]
+        ins = [v for v in dict.fromkeys(read) if v not in made]
+        shifts = any(equation.primitive is p.slice_p for equation in fused[1:])
+        is_in_place = _is_in_place(fused[0]) and not shifts
+        found.append(_Kernel(fused[0], ins, _inside(fused[0]), is_in_place))
+    return found
+
+
+def _breadth_first(kernels: Sequence[_Kernel]) -> list[_Kernel]:
+    """The kernels, each after those that were ready before it."""
+    made = {v for kernel in kernels for v in kernel.equation.outvars}
+    users: dict[Var, list[int]] = {}
+    for number, kernel in enumerate(kernels):
+        for v in kernel.ins:
+            users.setdefault(v, []).append(number)
+    missing = [len(made.intersection(kernel.ins)) for kernel in kernels]
     ready = deque(number for number, count in enumerate(missing) if not count)
     order = []
     while ready:
-        order.append(ready.popleft())
-        outs = jaxpr.eqns[order[-1]].outvars
+        order.append(kernels[ready.popleft()])
+        outs = order[-1].equation.outvars
         for number in sorted(k for v in outs for k in users.get(v, ())):
             missing[number] -= 1
             if not missing[number]:
@@ -165,27 +213,21 @@ def _is_product(equation: Equation) -> bool:
 
 
 def _peak_in(
-    steps: Sequence[tuple[Equation, Peak]], results: Sequence[Atom], free: set[Var]
+    kernels: Sequence[_Kernel], results: Sequence[Atom], free: set[Var]
 ) -> Peak:
-    """The peak of equations that run in this order, with the peak inside of each."""
+    """The peak of kernels that run in this order."""
     last: dict[Any, int] = {}
-    for number, (equation, _) in enumerate(steps):
-        last.update((v, number) for v in _variables(equation.invars))
-    last.update((v, len(steps)) for v in _variables(results))
+    for number, kernel in enumerate(kernels):
+        last.update((v, number) for v in kernel.ins)
+    last.update((v, len(kernels)) for v in _variables(results))
     live: dict[Var, int] = {}
     # The live values, the largest first, with others that are not live any more.
     largest: list[tuple[int, int, Var, Equation]] = []
     at_most: list[tuple[int, int, Var, Equation]] = []
     held, most, order = 0, Peak(0), itertools.count()
-    for number, (equation, inner) in enumerate(steps):
-        ending = [
-            v
-            for v in dict.fromkeys(_variables(equation.invars))
-            if v in live and last[v] == number
-        ]
-        taken: list[int] = []
-        if _is_in_place(equation):
-            taken = [live[v] for v in ending]
+    for number, (equation, ins, inner, is_in_place) in enumerate(kernels):
+        ending = [v for v in ins if v in live and last[v] == number]
+        taken = [live[v] for v in ending] if is_in_place else []
         spared = 0
         for v in equation.outvars:
             if v not in last:

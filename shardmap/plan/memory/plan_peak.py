@@ -169,7 +169,7 @@ def plan_peak(
       cut_program: the plan.
       in_loops: whether shards are bodies of loops in one program.
       limit: the stages after the first one that holds more are left out.
-      cost: so are those after which the peak times `bytes_moved` is more than this.
+      cost: so are those after which `cost_of` the peak is more than this.
     """
     largest, moved = Peak(0), 0
     places = range(len(cut_program.stages))
@@ -182,9 +182,18 @@ def plan_peak(
         found = _stage_peak(cut_program, place, in_loops)
         largest = max(largest, found, key=lambda each: each.bytes)
         moved += _moved_by(cut_program.stages[place])
-        if largest.bytes > limit or largest.bytes * moved > cost:
+        if largest.bytes > limit or cost_of(largest, moved) > cost:
             break
     return largest.plus(cut_program.kernel_bytes)
+
+
+def cost_of(peak: Peak, moved: int) -> int:
+    """What is compared between cuts along different axes.
+
+    A peak that is too large becomes smaller with more pieces, but the bytes that all
+    shards move do not: they count more.
+    """
+    return peak.bytes * moved**2
 
 
 def bytes_moved(cut_program: CutProgram) -> int:

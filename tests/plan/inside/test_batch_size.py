@@ -35,7 +35,7 @@ def test_results_are_those_of_all_at_once():
 def test_the_more_memory_the_more_elements_at_once():
     sizes = [
         batch_size(sm.spmap(pairs, batch_size=sm.AUTO, memory=memory), ROWS)
-        for memory in ("300 KiB", "500 KiB", "800 KiB", "1 GB")
+        for memory in ("250 KiB", "500 KiB", "1 MiB", "1 GB")
     ]
     assert sizes[-1] is None
     assert 1 <= sizes[0] < sizes[1] < sizes[2] < 8
@@ -44,8 +44,8 @@ def test_the_more_memory_the_more_elements_at_once():
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "element",
-    [lambda x: jnp.tanh(jnp.sin(x) * 2 + jnp.cos(x)), lambda x: (x * 2).sum()],
-    ids=["pointwise", "a sum"],
+    [lambda x: jnp.tanh(x)[::-1], lambda x: (x * 2).sum()],
+    ids=["reversed", "a sum"],
 )
 def test_the_arguments_are_not_counted_but_what_a_step_takes_of_them(element):
     row = ROWS[0].nbytes

@@ -55,6 +55,13 @@ def test_of_two_axes_the_one_that_moves_less_is_cut():
     assert "all read args[0] once" in str(made)
 
 
+def test_what_is_moved_counts_more_than_the_size_of_shards():
+    """Cut along rows, twice as large pieces would fit, but be read twice."""
+    x = jax.ShapeDtypeStruct((2048, 256), np.float32)
+    made = sm.plan(lambda x: jax.nn.log_softmax(x, 0), x, memory="700 kB")
+    assert "all read args[0] once" in str(made)
+
+
 def test_the_compiler_has_the_last_word(monkeypatch):
     # The model knows nothing of temporaries: what is compiled has some.
     monkeypatch.setattr(plan_peak, "peak", lambda jaxpr: Peak(0))

@@ -47,7 +47,13 @@ def of(fun):
     return jax.grad(lambda x: (fun(x) ** 2).sum())
 
 
+def filtered(x):
+    return jax.vmap(lambda row: jnp.convolve(row, jnp.ones(9), "same"))(x)
+
+
 MORE = {
+    "filtered": filtered,
+    "largest of filtered": lambda x: filtered(jax.nn.relu(filtered(x))).max(0),
     "branches": lambda x: sum(jax.nn.softmax(x * k).max(0) for k in (1.0, 2.0, 3.0)),
     "sorts": lambda x: sum(jnp.sort(x * k, 1) for k in (1.0, 2.0, 3.0)),
     "sums": lambda x: (x.sum(0), (x * x).sum(0), jnp.exp(x).sum(0)),
@@ -99,6 +105,13 @@ def test_the_compiler_counts_at_most_what_the_model_says(name):
         compiled = lowered.compile(compiler_options=options)
         # What is not counted are numbers such as the loops' counters.
         assert compiled.memory_analysis().temp_size_in_bytes <= said + 1024
+
+
+def test_shifted_images_of_a_filter_are_computed_at_once():
+    x = np.ones((ROWS, COLUMNS), np.float32)
+    made = sm.plan(filtered, x, in_slices={0: 8})
+    # A piece, a piece with its edges, its result, and that in another layout.
+    assert made.peak_bytes <= 4.5 * x.nbytes / 8
 
 
 @pytest.mark.parametrize(
