@@ -242,7 +242,7 @@ def test_verdicts_of_the_field():
         "planning 0.20 s: MISS; RESULTS"
     )
     assert board.markdown([{"job": "a", **each} for each in rows]).splitlines()[2:] == [
-        "| a | 1.00 | 1.00 |  |  | 3.00 | 5 | 10 | 10 |  |  | 30 |"
+        "| a | 1.00 | 1.00 |  |  | 3.00 | 5 | 10 | 10 |  |  | 30 | 0.60 | 2.00 |"
     ]
 
 

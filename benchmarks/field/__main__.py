@@ -145,16 +145,22 @@ def verdict(results: list[dict[str, Any]]) -> str:
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
-    """A table of CPU seconds of the first call, and of memory: told and measured."""
+    """A table of CPU seconds of the first call, the peaks in MB, told and measured, and
+    the second call against the loop by hand and the best other tool."""
     kept = [name for name in IMPORTS if name != CUBED]
     heads = ["job", *kept, "told", *(f"{name}, MB" for name in kept)]
+    heads += ["to the loop", "to the best other"]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for job in dict.fromkeys(result["job"] for result in results):
         found = {each["contender"]: each for each in results if each["job"] == job}
         cells = [f"{found[k]['cpu']:.2f}" if k in found else "" for k in kept]
-        memory = [f"{found[k]['megabytes']:.0f}" if k in found else "" for k in kept]
-        row = [job, *cells, f"{found[OURS]['told']:.0f}", *memory]
-        lines.append(f"| {' | '.join(row)} |")
+        cells += [f"{found[OURS]['told']:.0f}"]
+        cells += [f"{found[k]['megabytes']:.0f}" if k in found else "" for k in kept]
+        for names in ([HAND], [NUMPY, DASK]):
+            others = [found[name]["again"] for name in names if name in found]
+            ratio = found[OURS]["again"] / min(others) if others else None
+            cells.append(f"{ratio:.2f}" if ratio else "")
+        lines.append(f"| {job} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
