@@ -101,6 +101,8 @@ def slice_rule(node: Node) -> Factors:
         steps = [
             1 if axis == factor else strides[factor] for factor, axis in enumerate(axes)
         ]
+        if all(step == 1 for step in steps):
+            return [operand]
         return [lax.slice(operand, (0,) * operand.ndim, operand.shape, steps)]
 
     return Factors(

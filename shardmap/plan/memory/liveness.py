@@ -2,9 +2,10 @@
 
 Every intermediate value is held from the equation that makes it to the last one that
 uses it. A result takes the place of an operand of its size that is not used any more.
-XLA for CPU runs equations breadth first, so that much can run at once: the peak in this
-order counts too. The scratch memory of kernels was measured, with programs of one
-operation each.
+Pointwise equations are fused: a value that only one of them uses is not held. XLA for
+CPU runs equations breadth first, so that much can run at once: the peak in this order
+counts too. The scratch memory of kernels was measured, with programs of one operation
+each.
 """
 
 import heapq
@@ -33,7 +34,8 @@ IN_PLACE = frozenset(
 )
 """Primitives, besides pointwise ones, whose results may overwrite operands."""
 
-FUSED = (p.broadcast_in_dim_p, p.iota_p, p.slice_p)
+SLICES = frozenset({p.dynamic_slice_p, p.slice_p})
+FUSED = frozenset({p.broadcast_in_dim_p, p.iota_p}) | SLICES
 """Primitives, besides pointwise ones, that are computed where they are used."""
 
 BETWEEN = 32
@@ -110,25 +112,32 @@ def _users(jaxpr: Jaxpr) -> dict[Var, list[int]]:
 
 
 def _kernels(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> list[_Kernel]:
-    """Fuses equations with the pointwise equation that alone uses their result."""
+    """Fuses equations with the pointwise one that alone uses their result."""
     results = set(_variables(jaxpr.outvars))
     kernel_of: dict[int, int] = {}  # By the numbers of equations.
     members: dict[int, list[Equation]] = {}
+    reduced: set[int] = set()
     for number, equation in reversed([*enumerate(jaxpr.eqns)]):
         kernel_of[number] = number
-        if equation.primitive in FUSED or _is_pointwise(equation):
-            [out] = equation.outvars
-            own = users.get(out, ())
-            if len(own) == 1 and out not in results:
-                if _is_pointwise(jaxpr.eqns[own[0]]):
-                    kernel_of[number] = kernel_of[own[0]]
+        own = [k for v in equation.outvars for k in users.get(v, ())]
+        if any(jaxpr.eqns[k].primitive in REDUCTIONS for k in own):
+            reduced.add(number)
+        if _is_fused(equation) and len(own) == 1 and equation.outvars[0] not in results:
+            [user] = own
+            kernel = kernel_of[user]
+            is_pointwise = kernel != user or _is_pointwise(jaxpr.eqns[user])
+            # Of what is reduced, XLA stores the slices.
+            if is_pointwise and not (
+                equation.primitive in SLICES and kernel in reduced
+            ):
+                kernel_of[number] = kernel
         members.setdefault(kernel_of[number], []).append(equation)
     found = []
     for _, fused in sorted(members.items()):
         made = {v for equation in fused for v in equation.outvars}
         read = [v for equation in fused for v in _variables(equation.invars)]
         ins = [v for v in dict.fromkeys(read) if v not in made]
-        shifts = any(equation.primitive is p.slice_p for equation in fused[1:])
+        shifts = any(equation.primitive in SLICES for equation in fused[1:])
         is_in_place = _is_in_place(fused[0]) and not shifts
         found.append(_Kernel(fused[0], ins, _inside(fused[0]), is_in_place))
     return found
@@ -204,6 +213,11 @@ def _read_through(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> set[Var]:
 
 def _is_pointwise(equation: Equation) -> bool:
     return equation.primitive in pointwise.RULES and not scratch(equation)
+
+
+def _is_fused(equation: Equation) -> bool:
+    """Whether it may be computed where its result is used."""
+    return equation.primitive in FUSED or _is_pointwise(equation)
 
 
 def _is_product(equation: Equation) -> bool:

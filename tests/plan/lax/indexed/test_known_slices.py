@@ -103,7 +103,8 @@ def test_waves_from_rest_are_cut_as_any_others():
     made = check_cut(from_rest, WAVES, in_slices=({0: 10},))
     other = check_cut(lambda c: waves(c, c), WAVES, in_slices=({0: 10},))
     assert (made.num_shards, len(made.stages)) == (10, 1)
-    assert made.peak_bytes <= 1.1 * other.peak_bytes
+    # The zeros of one piece come to it.
+    assert made.peak_bytes <= other.peak_bytes + 38 * 40 * 4
     assert_same(chunked(from_rest, {0: 7})(WAVES), jax.jit(from_rest)(WAVES))
 
 
