@@ -180,15 +180,17 @@ def _of_shifted(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
         around[axis] = (*params["padding"][k], params["lhs_dilation"][k] - 1)
         strides[axis] = params["window_strides"][k]
     image = lax.pad(lhs, np.zeros((), lhs.dtype), around)
+    kernels = _moved(rhs, numbers.rhs_spec, range(rhs.ndim))
+    kernels = lax.reshape(kernels, (features, math.prod(extents)))
     products = []
-    for place in np.ndindex(*extents):
+    for number, place in enumerate(np.ndindex(*extents)):
         starts, limits = [0] * lhs.ndim, list(image.shape)
         for k, axis in enumerate(spatial):
             behind = extents[k] - 1 - place[k]
             starts[axis] = place[k] * params["rhs_dilation"][k]
             limits[axis] -= behind * params["rhs_dilation"][k]
         shifted = lax.slice(image, starts, limits, strides)
-        kernel = _moved(rhs, numbers.rhs_spec, range(rhs.ndim))[:, 0, *place]
+        kernel = lax.index_in_dim(kernels, number, 1, keepdims=False)
         kernel = lax.broadcast_in_dim(kernel, shifted.shape, (along,))
         products.append(shifted * kernel)
     total = functools.reduce(lax.add, products)
