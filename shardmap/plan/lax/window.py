@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
@@ -21,6 +20,7 @@ from shardmap.plan.engine.factors import (
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
+from shardmap.plan.lax.cpu_reductions import not_fused
 from shardmap.plan.lax.pointwise import product
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
@@ -193,12 +193,7 @@ def _of_shifted(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
         kernel = lax.index_in_dim(kernels, number, 1, keepdims=False)
         kernel = lax.broadcast_in_dim(kernel, shifted.shape, (along,))
         products.append(shifted * kernel)
-    total = functools.reduce(lax.add, products)
-    if jnp.issubdtype(total.dtype, jnp.floating):
-        # It changes nothing, but keeps XLA from storing each shifted image for a
-        # reduction of the result.
-        kind = jnp.finfo(total.dtype)
-        total = lax.reduce_precision(total, kind.nexp, kind.nmant)
+    total = not_fused(functools.reduce(lax.add, products))
     return _moved(total, numbers.lhs_spec, numbers.out_spec)
 
 

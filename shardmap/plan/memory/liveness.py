@@ -25,6 +25,7 @@ from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.plan.engine.keys import itemsize, nbytes
 from shardmap.plan.lax import pointwise
+from shardmap.plan.lax.cpu_reductions import SLICES
 
 IN_PLACE = frozenset(
     {
@@ -34,7 +35,6 @@ IN_PLACE = frozenset(
 )
 """Primitives, besides pointwise ones, whose results may overwrite operands."""
 
-SLICES = frozenset({p.dynamic_slice_p, p.slice_p})
 FUSED = frozenset({p.broadcast_in_dim_p, p.iota_p}) | SLICES
 """Primitives, besides pointwise ones, that are computed where they are used."""
 
@@ -113,23 +113,24 @@ def _users(jaxpr: Jaxpr) -> dict[Var, list[int]]:
 
 def _kernels(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> list[_Kernel]:
     """Fuses equations with the pointwise one that alone uses their result."""
-    results = set(_variables(jaxpr.outvars))
+    results, equations = set(_variables(jaxpr.outvars)), list(jaxpr.eqns)
     kernel_of: dict[int, int] = {}  # By the numbers of equations.
     members: dict[int, list[Equation]] = {}
     reduced: set[int] = set()
-    for number, equation in reversed([*enumerate(jaxpr.eqns)]):
+    for number in reversed(range(len(equations))):
+        equation = equations[number]
         kernel_of[number] = number
         own = [k for v in equation.outvars for k in users.get(v, ())]
-        if any(jaxpr.eqns[k].primitive in REDUCTIONS for k in own):
+        is_reduced = any(equations[k].primitive in REDUCTIONS for k in own)
+        if is_reduced and equation.primitive is not p.reduce_precision_p:
             reduced.add(number)
         if _is_fused(equation) and len(own) == 1 and equation.outvars[0] not in results:
             [user] = own
             kernel = kernel_of[user]
-            is_pointwise = kernel != user or _is_pointwise(jaxpr.eqns[user])
-            # Of what is reduced, XLA stores the slices.
-            if is_pointwise and not (
-                equation.primitive in SLICES and kernel in reduced
-            ):
+            is_pointwise = kernel != user or _is_pointwise(equations[user])
+            # Of what is reduced, XLA stores the slices; see `cpu_reductions`.
+            is_stored = equation.primitive in SLICES and kernel in reduced
+            if is_pointwise and not is_stored:
                 kernel_of[number] = kernel
         members.setdefault(kernel_of[number], []).append(equation)
     found = []

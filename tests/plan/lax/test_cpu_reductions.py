@@ -1,4 +1,4 @@
-"""Sums and scatters, row by row: as accurate, and nothing is there as a whole."""
+"""Reductions on CPU: as accurate, and what they are computed from is not stored."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import shardmap as sm
 from shardmap._jax.walk import jaxprs_in
-from shardmap.plan.lax import row_sums
+from shardmap.plan.lax import cpu_reductions
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_random import random_program
@@ -25,7 +25,7 @@ MEAN = FIELD.mean(0)
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
     """As if the compiler were slow, whatever it is."""
-    monkeypatch.setattr(row_sums, "SLOW_LEADING_SUMS", True)
+    monkeypatch.setattr(cpu_reductions, "SLOW_LEADING_SUMS", True)
 
 
 def anomaly(u):
@@ -74,7 +74,7 @@ def test_sums_over_rows_are_what_they_were(name):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("length", [2, 7, 8, 9, 63, 64, 65, 300])
 def test_any_number_of_rows_is_summed_as_accurately(length, monkeypatch):
-    monkeypatch.setattr(row_sums, "LONG_ROW", 1)
+    monkeypatch.setattr(cpu_reductions, "LONG_ROW", 1)
     rows = np.random.default_rng(1).random((length, 256), np.float32)
     exact = rows.astype(np.float64).sum(0)
     found = plan(lambda x: x.sum(0), rows, in_slices={1: 2}).run(rows)
@@ -98,7 +98,7 @@ def test_what_is_summed_is_never_there_as_a_whole():
 
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_scattered_rows_are_never_there_as_a_whole(is_slow, monkeypatch):
-    monkeypatch.setattr(row_sums, "SLOW_LEADING_SUMS", is_slow)
+    monkeypatch.setattr(cpu_reductions, "SLOW_LEADING_SUMS", is_slow)
     jaxpr = shard_of(months, FIELD)
     shapes = [v.aval.shape for equation in jaxpr.eqns for v in equation.outvars]
     assert loops_in(jaxpr)
@@ -121,7 +121,7 @@ def test_short_rows_and_costly_steps_stay_as_they_are():
 
 
 def test_where_the_compiler_is_not_slow_it_sums(monkeypatch):
-    monkeypatch.setattr(row_sums, "SLOW_LEADING_SUMS", False)
+    monkeypatch.setattr(cpu_reductions, "SLOW_LEADING_SUMS", False)
     assert loops_in(shard_of(lambda u: u.sum(0), FIELD)) == 0
 
 
@@ -131,10 +131,10 @@ def test_random_programs_over_rows(seed):
     fun, args, in_slices = random_program(seed)
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        patch.setattr(row_sums, "SLOW_LEADING_SUMS", True)
-        patch.setattr(row_sums, "LONG_ROW", 1)
-        patch.setattr(row_sums, "BLOCK", 2)
-        patch.setattr(row_sums, "SCATTERED_ROW", 1)
+        patch.setattr(cpu_reductions, "SLOW_LEADING_SUMS", True)
+        patch.setattr(cpu_reductions, "LONG_ROW", 1)
+        patch.setattr(cpu_reductions, "BLOCK", 2)
+        patch.setattr(cpu_reductions, "SCATTERED_ROW", 1)
         made = plan(fun, *args, in_slices=in_slices)
         if made.num_shards <= 100:
             assert_same(made.run(*args), jax.jit(fun)(*args), tolerance=2e-3)
@@ -147,3 +147,29 @@ def test_steps_on_single_numbers_are_no_sums():
     want = jax.jit(scaled)(abs(FIELD))
     made = plan(scaled, abs(FIELD), in_slices=({0: 3},))
     assert_same(made.run(abs(FIELD)), want, tolerance=1e-4)
+
+
+STENCILS = {
+    "difference": (lambda x: jnp.abs(x[1:] - x[:-1]).max(0), True),
+    "moved": (lambda x: (x[1:] - x[:-1])[:, None].sum((0, 1)), True),
+    "half precision": (lambda x: (x[1:] + x[:-1]).astype(jnp.bfloat16).sum(0), True),
+    "filtered": (
+        lambda x: jax.vmap(lambda row: jnp.convolve(row, jnp.ones(3)))(x).min(1),
+        True,
+    ),
+    "one slice": (lambda x: (x[1:] * x[1:]).sum(0), False),
+    "integers": (lambda x: (x.astype(int)[1:] - x.astype(int)[:-1]).sum(0), False),
+    "of each": (lambda x: x[1:].sum(0) + x[:-1].sum(0), False),
+}
+
+
+@pytest.mark.parametrize("name", STENCILS)
+def test_several_slices_are_not_fused_with_their_reduction(name):
+    """XLA for CPU would store each of them."""
+    fun, is_apart = STENCILS[name]
+    x = np.random.default_rng(0).standard_normal((24, 8), np.float32)
+    cut = jax.jit(sm.chunked(fun, {1: 2}))
+    want = jax.jit(fun)(x)
+    assert_same(cut(x), want, tolerance=1e-2 if name == "half precision" else 1e-5)
+    assert_same(plan(fun, x, in_slices={1: 2}).run(x), cut(x))
+    assert ("stablehlo.reduce_precision" in cut.lower(x).as_text()) == is_apart
