@@ -12,7 +12,7 @@ with the sum. Not fused, it takes a half to a ninth of the time, and one array.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,8 @@ BLOCK = 8
 """The number of rows of a block."""
 
 SLICES = frozenset({p.dynamic_slice_p, p.slice_p})
+"""The primitives whose results XLA stores if it fuses their users with a reduction."""
+
 MOVES = frozenset({p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p})
 """The primitives that XLA fuses with a reduction as it does elementwise ones."""
 
@@ -52,13 +54,13 @@ COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
 
 
 def for_cpu(
-    function: Callable[..., Any], primitives: Sequence[Any]
+    function: Callable[..., Any], primitives: Collection[Any]
 ) -> Callable[..., Any]:
     """Returns a function with the same results and, on CPU, with faster reductions.
 
     Args:
       function: the function.
-      primitives: the primitives of its operations.
+      primitives: the primitives that it uses.
     """
     if jax.default_backend() != "cpu":
         return function

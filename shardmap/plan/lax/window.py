@@ -141,7 +141,7 @@ def _convolve(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     """
     if jax.default_backend() != "cpu":
         return p.conv_general_dilated_p.bind(lhs, rhs, **params)
-    if (made := _of_shifted(params, lhs, rhs)) is not None:
+    if (made := _shifted_sum(params, lhs, rhs)) is not None:
         return made
     numbers = params["dimension_numbers"]
     count = len(numbers.lhs_spec) - 2
@@ -155,7 +155,7 @@ def _convolve(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     return _moved(out, last.out_spec, numbers.out_spec)
 
 
-def _of_shifted(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
+def _shifted_sum(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     """A convolution of each feature by itself, as a sum of shifted images.
 
     XLA for CPU is 4 to 20 times as slow at it.
