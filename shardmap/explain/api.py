@@ -10,6 +10,7 @@ from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import api_boundary
+from shardmap._jax.devices import is_compile_only
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explain.explanation import Explanation
@@ -167,7 +168,10 @@ def _explain(
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
     device = None if is_abstract else arrays.device_of(layouts, meshes)
-    available = device and len(jax.local_devices(backend=device.platform))
+    # Devices that only compile belong to no process.
+    available = None
+    if device is not None and not is_compile_only(device):
+        available = len(jax.local_devices(backend=device.platform))
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
     if hasattr(fun, "stage_costs"):  # A function in pieces.

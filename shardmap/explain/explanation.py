@@ -72,8 +72,8 @@ class Explanation(Report):
       remarks: what to change, the most important first.
       notes: limits of the numbers; for example, XLA counts the steps of a loop once.
       largest: the largest values, except arguments, at the peak of memory.
-      available: how many devices of that kind this process has; None for a plan or an
-        abstract mesh.
+      available: how many devices of that kind this process has; None for a plan, an
+        abstract mesh or devices that only compile.
       pieces: for a function in pieces, lines on each cut and each stage.
       stages: for a function in pieces, what each stage makes, reads and keeps.
       title: for a plan, its shards and bytes in one line; None for a function. The

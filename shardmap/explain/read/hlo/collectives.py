@@ -12,8 +12,10 @@ from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import (
     Instruction,
     Module,
+    elements_of,
     merged_names,
     nbytes,
+    shapes_in,
     types,
 )
 from shardmap.explain.report import Collective
@@ -123,12 +125,15 @@ def _devices(
 
 def _given(instruction: Instruction, kind: str) -> list[_Shapes]:
     """The results on a device, for each value."""
-    shapes = instruction.shapes
-    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        # Operands, as many results, and two flags for a permutation.
-        shapes = [shape for shape in shapes if shape != ("u32", ())]
-        shapes = shapes[len(shapes) // 2 :]
-    return _values(shapes, kind)
+    type_ = instruction.type
+    if instruction.opcode.endswith("-start"):
+        parts = elements_of(type_)
+        # The operands, the results and perhaps flags; an all-reduce of XLA for older
+        # JAX has only results.
+        with_operands = kind in ("all-gather", "collective-permute")
+        if with_operands or parts[0].startswith("("):
+            type_ = parts[1]
+    return _values(shapes_in(type_), kind)
 
 
 def _taken(module: Module, instruction: Instruction, kind: str) -> list[_Shapes]:

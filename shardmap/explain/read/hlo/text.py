@@ -242,6 +242,25 @@ def shapes_in(type_: str) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
+def elements_of(type_: str) -> list[str]:
+    """The types in a tuple; a type that is no tuple, alone.
+
+    >>> elements_of("((f32[2,3]{1,0}), f32[8]{0}, u32[])")
+    ['(f32[2,3]{1,0})', 'f32[8]{0}', 'u32[]']
+    >>> elements_of("f32[8]{0:T(8,128)}")
+    ['f32[8]{0:T(8,128)}']
+    """
+    if not type_.startswith("("):
+        return [type_]
+    found, depth, start = [], 0, 1
+    for end, character in enumerate(type_):
+        depth += (character in "([{") - (character in ")]}")
+        if (depth == 1 and character == ",") or depth == 0:
+            found.append(type_[start:end].strip())
+            start = end + 1
+    return found
+
+
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """The size of an array in bytes.
 

@@ -68,6 +68,32 @@ def test_starts_of_those_that_run_on_the_side():
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "operands", "results", "expected"),
+    [
+        ("all-reduce", "(f32[8]{0})", "f32[8]{0}", [(32, 32)]),
+        (
+            "all-reduce",
+            "(f32[8]{0}, bf16[2]{0})",
+            "(f32[8]{0}, bf16[2]{0})",
+            [(32, 32), (4, 4)],
+        ),
+        ("reduce-scatter", "(f32[64]{0})", "f32[8]{0}", [(256, 32)]),
+        ("all-gather", "(f32[8]{0})", "f32[64]{0}", [(32, 256)]),
+        ("all-to-all", "(f32[8,2]{1,0:T(8,128)})", "f32[8,2]{1,0}", [(64, 64)]),
+    ],
+)
+def test_operands_in_a_tuple_of_their_own_are_not_results(
+    kind, operands, results, expected
+):
+    """As XLA for GPUs types all that it starts, from JAX 0.12 on."""
+    found = sent(
+        f"%s = ({operands}, {results}) {kind}-start(%p), replica_groups={{}}",
+        f"ROOT %d = {results} {kind}-done(%s)",
+    )
+    assert found == [(kind, 8, *sizes) for sizes in expected]
+
+
 def test_axes_are_found_by_the_groups():
     mesh = [("data", 4), ("model", 2)]
     for groups, names in (
