@@ -170,7 +170,7 @@ TOUCHES = {
     r"\.eqns\[[^\]]*\]\.(?:primitive|params)|eqns\[-1\]$": "jaxpr.eqns[-1].primitive",
     r"num_consts|ft_in": 'params["num_consts"]',
     r"effect\w*, \"(?:name|input)\"": 'hasattr(effect, "name")',
-    r"jax\.__version__|version_info": "if jax.__version_info__ < (0, 12):",
+    r"jax\.__version__|\b(?:__)?version_info": "if jax.__version_info__ < (0, 12):",
     r"\bgloo\b": 'if "gloo" in str(error):',
 }
 
