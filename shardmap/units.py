@@ -102,6 +102,17 @@ def integer_of(what: str, value: Any, least: int | None = None, why: str = "") -
     return number
 
 
+def is_integer(value: object) -> bool:
+    """Whether a value is an int, of NumPy or of Python, and no bool.
+
+    >>> is_integer(2), is_integer(True), is_integer(2.0)
+    (True, False, False)
+    """
+    import numpy as np  # The command line's help does without it.
+
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def check_bool(what: str, value: Any) -> None:
     """Raises a TypeError for what is no bool, of NumPy or of Python."""
     import numpy as np  # The command line's help does without it.

@@ -6,10 +6,12 @@ that are ordered. The classes of JAX's effects are found on jaxprs that have the
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax
+from jax._src import callback
 from jax.experimental import io_callback
 from jax.interpreters import mlir
 
@@ -117,6 +119,18 @@ jaxpr with a callback of JAX's own."""
 [_ordered_io] = CALLBACK_JAXPR.effects
 [DEBUG_EFFECT] = _effects_of(lambda: jax.debug.callback(lambda: None))
 """The effect of `jax.debug.callback`."""
+
+
+def is_callback() -> bool:
+    """Whether a running program has called the host, and so this thread.
+
+    It waits for what the thread returns. Threads of other libraries, which Python has
+    not started either, wait for nobody; the outermost frame tells them apart.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") in (callback.__name__, __name__)
 
 
 # JAX has no public names for these classes, so mypy cannot know what they are.

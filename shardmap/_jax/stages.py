@@ -18,22 +18,26 @@ class Mismatch(TypeError):
     """The arguments do not fit a compiled program."""
 
 
+def _type(aval: Any) -> tuple[Any, ...]:
+    return aval.weak_type, getattr(aval, "memory_space", None)
+
+
 class _Exact:
     """An executable for arguments for which `jax.jit` would not trace again.
 
-    JAX's own ignores weak types and the configuration.
+    JAX's own ignores weak types, kinds of memory and the configuration.
     """
 
     def __init__(self, compiled: jax.stages.Compiled) -> None:
         self._executable = compiled._executable
-        self._weak = [aval.weak_type for aval in jax.tree.leaves(compiled.in_avals)]
+        self._types = [_type(aval) for aval in jax.tree.leaves(compiled.in_avals)]
         self._configuration = config.trace_context()
 
     def call(self, *leaves: Any) -> Any:
         if config.trace_context() != self._configuration:
             raise Mismatch("compiled for another configuration of JAX")
-        if [jax.typeof(leaf).weak_type for leaf in leaves] != self._weak:
-            raise Mismatch("compiled for other weak types")
+        if [_type(jax.typeof(leaf)) for leaf in leaves] != self._types:
+            raise Mismatch("compiled for other weak types, or another kind of memory")
         return self._executable.call(*leaves)
 
 

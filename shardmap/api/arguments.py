@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree, TreeDef, Value
+from shardmap.arrays.placement import memory_kind
 from shardmap.arrays.process_local import is_global_array
 
 
@@ -94,6 +95,7 @@ class Arguments(NamedTuple):
                 leaf.dtype,
                 getattr(leaf, "weak_type", False),
                 is_global_array(leaf),
+                isinstance(leaf, jax.Array) and memory_kind(jax.typeof(leaf)),
             )
             if hasattr(leaf, "dtype")
             else type(leaf)

@@ -50,10 +50,11 @@ class Mapped(Generic[P, R]):
     _programs: Any
 
     def __init__(self, fun: Callable[P, R], options: Any) -> None:
-        functools.update_wrapper(self, fun, updated=())
         # `jax.pmap` makes methods such as `lower` attributes of the function.
         attributes = getattr(fun, "__dict__", {}).items()
         vars(self).update({k: v for k, v in attributes if not hasattr(type(self), k)})
+        # Last, as the function may have a ``__wrapped__`` of its own.
+        functools.update_wrapper(self, fun, updated=())
         key = key_of(options, self._kind.is_leaf)
         self._programs = caches.weak_cache(
             fun, (self._kind, key), lambda: self._kind(fun, options)
@@ -77,9 +78,15 @@ class Mapped(Generic[P, R]):
             ):
                 try:
                     return entry.call(*given)
-                except (TypeError, ValueError, FoundNaN):
+                except (TypeError, ValueError):
                     pass  # Other arguments, or another configuration of JAX.
+                except FoundNaN:
+                    return self._find_nan(given)
         return self._run(given, kwargs)
+
+    @api_boundary
+    def _find_nan(self, args: Args) -> Any:
+        return self._programs.find_nan(args, {})
 
     @api_boundary
     def _run(self, args: Args, kwargs: Kwargs) -> Any:

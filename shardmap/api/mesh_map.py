@@ -41,7 +41,7 @@ from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, mesh_devices, with_manual_axes
-from shardmap.units import decorator_with_options, shown
+from shardmap.units import decorator_with_options, is_integer, shown
 
 Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
@@ -52,13 +52,13 @@ Axes = dict[str, int]
 
 def _is_axes(value: object) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(name, str) and type(dimension) is int
+        isinstance(name, str) and is_integer(dimension)
         for name, dimension in value.items()
     )
 
 
-def _check_axes(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
-    """Raises an error for leaves that are not axes of ``mesh``."""
+def _checked_axes(parameter: str, axes: PyTree, mesh: AnyMesh) -> PyTree:
+    """Checks that leaves are axes of ``mesh``, and returns them with Python's ints."""
     for leaf in jax.tree.leaves(axes, is_leaf=_is_axes):
         if not _is_axes(leaf):
             raise TypeError(
@@ -76,6 +76,11 @@ def _check_axes(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
                 f"mesh_map {parameter} has a dimension below 0 in {leaf}; count from "
                 "the front."
             )
+    return jax.tree.map(
+        lambda leaf: {name: int(dimension) for name, dimension in leaf.items()},
+        axes,
+        is_leaf=_is_axes,
+    )
 
 
 def _cuts(axes: Axes) -> dict[int, tuple[str, ...]]:
@@ -552,8 +557,8 @@ def mesh_map(
             "shardmap.make_mesh makes a mesh; axes of {} cut nothing."
         )
     options.check_mesh(mesh, "mesh_map")
-    _check_axes("in_axes", in_axes, mesh)
-    _check_axes("out_axes", out_axes, mesh)
+    in_axes = _checked_axes("in_axes", in_axes, mesh)
+    out_axes = _checked_axes("out_axes", out_axes, mesh)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     given_static = "static_argnums", static_argnums

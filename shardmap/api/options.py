@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api.arguments import typed
 from shardmap.sharding.mesh import check_axis_names, check_devices, names_of
-from shardmap.units import Auto, bytes_of, shown
+from shardmap.units import Auto, bytes_of, is_integer, shown
 
 Lowering = Literal["manual", "spmd"]
 
@@ -40,14 +40,14 @@ def _index_tuple(
     if isinstance(argnums, Iterable) and not isinstance(argnums, str):
         values = tuple(argnums)
     for value in values:
-        is_number = isinstance(value, int) and not isinstance(value, bool)
+        is_number = is_integer(value)
         if not is_number or (value < 0 and not from_end):
             least = "" if from_end else ", none below 0"
             raise (ValueError if is_number else TypeError)(
                 f"{caller} {name} must be an int or several{least}, but got "
                 f"{shown(argnums)}."
             )
-    return values
+    return tuple(map(int, values))
 
 
 def check_callable(caller: str, fun: object) -> None:
@@ -164,10 +164,10 @@ class SpmapOptions(NamedTuple):
     check_replicas: bool = False
 
 
-def check_axes(name: str, axes: PyTree) -> None:
-    """Checks that the leaves of ``axes`` are ints or None."""
+def checked_axes(name: str, axes: PyTree) -> PyTree:
+    """Checks that the leaves of ``axes`` are ints or None, and returns them so."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(axes):
-        if type(leaf) is not int:
+        if not is_integer(leaf):
             where = (
                 f": {name}{jax.tree_util.keystr(path)} is {shown(leaf)}" if path else ""
             )
@@ -175,6 +175,7 @@ def check_axes(name: str, axes: PyTree) -> None:
                 f"spmap {name} must be an int, None, or (nested) container with those "
                 f"types as leaves, but got {shown(axes)}{where}."
             )
+    return jax.tree.map(int, axes)
 
 
 def batch_size(
@@ -189,11 +190,11 @@ def batch_size(
     if isinstance(size, Auto):
         assert memory is not None
         return size, bytes_of("spmap memory", memory)
-    if size is not None and (type(size) is not int or size < 1):
+    if size is not None and (not is_integer(size) or size < 1):
         raise ValueError(
             f"spmap batch_size must be an int above 0 or None, but got {shown(size)}."
         )
-    return size, None
+    return (None if size is None else int(size)), None
 
 
 def mesh_axes(

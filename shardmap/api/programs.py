@@ -147,6 +147,9 @@ class Programs(abc.ABC):
         self._flat: collections.OrderedDict[Hashable, FlatFunction] = (
             collections.OrderedDict()
         )
+        self._under_meshes: collections.OrderedDict[Hashable, Callable[..., PyTree]] = (
+            collections.OrderedDict()
+        )
 
     # Defined by each kind of map
 
@@ -197,24 +200,29 @@ class Programs(abc.ABC):
             with without_mesh():
                 return alone(args, kwargs)
         args, kwargs = contexts.placed((tuple(args), kwargs))
-        return contexts.placed(self._jitted_under_mesh(*args, **kwargs))
+        program = self._jitted_under_mesh(tuple(contexts.current_mesh_devices()))
+        return contexts.placed(program(*args, **kwargs))
 
-    @functools.cached_property
-    def _jitted_under_mesh(self) -> Callable[..., Any]:
-        """The map as a `jax.jit` program under `jax.set_mesh`."""
+    def _jitted_under_mesh(
+        self, devices: tuple[jax.Device, ...]
+    ) -> Callable[..., PyTree]:
+        """The map as a `jax.jit` program under `jax.set_mesh` of these devices."""
+        if (program := self._under_meshes.get(devices)) is not None:
+            return program
 
         # JAX mistakes a keyword argument for all of them if they have one name.
         def run(*_args: PyTree, **_kwargs: PyTree) -> PyTree:
             return self.bind(_args, _kwargs)
 
         run.__name__ = run.__qualname__ = self.name
-        return running.map_jit(
+        program = running.map_jit(
             run,
-            contexts.current_mesh_devices(),
+            devices,
             communicates=True,
             donate_argnums=self.options.donate_argnums,
             donate_argnames=self.donate_argnames,
         )
+        return caches.keep(self._under_meshes, devices, program)
 
     # What runs
 
@@ -242,9 +250,23 @@ class Programs(abc.ABC):
         except FoundNaN as error:
             if entry.shardings is None:  # Over several processes.
                 raise FloatingPointError(f"{self.full_name}: {error}") from None
-            # As `jax.jit`: bound eagerly, it runs operation by operation.
-            return self.bind(args, kwargs), None
+            return self.find_nan(args, kwargs), None
         return results, None if moved or entry.shardings is None else entry
+
+    def find_nan(self, args: Args, kwargs: Kwargs) -> PyTree:
+        """Runs a call operation by operation, as `jax.jit` does, to name the NaN.
+
+        Raises:
+          FloatingPointError: one gives a NaN, or the arguments have been donated.
+        """
+        arrays = jax.tree.leaves((args, kwargs))
+        if any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays):
+            raise FloatingPointError(
+                f"{self.full_name} has a NaN or an infinity in its results, and took "
+                "the memory of donated arguments, so it cannot run again to tell which "
+                "operation gives it. Leave donate_argnums out to find that."
+            )
+        return self.bind(args, kwargs)
 
     def may_donate(self, entry: CompiledEntry, args: Args) -> bool:
         """Whether a program may be tried with these arguments.

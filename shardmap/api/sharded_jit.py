@@ -30,7 +30,7 @@ from shardmap.map.constraint import (
     total_partitions,
 )
 from shardmap.map.layout import MapShardings
-from shardmap.units import decorator_with_options
+from shardmap.units import decorator_with_options, is_integer
 
 Counts = tuple[int, ...] | None
 """Partitions along each dimension; None: every device has the whole value."""
@@ -43,7 +43,7 @@ def _is_leaf(value: object) -> bool:
     """Whether ``value`` is a leaf of parts, not a container of leaves."""
     if value is None or isinstance(value, PartitionSpec):
         return True
-    return type(value) is tuple and bool(value) and all(type(n) is int for n in value)
+    return type(value) is tuple and bool(value) and all(map(is_integer, value))
 
 
 def _checked(name: str, parts: PyTree) -> PyTree:
@@ -53,7 +53,7 @@ def _checked(name: str, parts: PyTree) -> PyTree:
     for leaf in leaves:
         counts: Any = () if leaf is None else leaf
         if not _is_leaf(leaf) or not all(
-            count is None or type(count) is int for count in counts
+            count is None or is_integer(count) for count in counts
         ):
             raise TypeError(
                 f"{name} must be a tuple of ints, None, or a (nested) container with "
@@ -61,7 +61,7 @@ def _checked(name: str, parts: PyTree) -> PyTree:
             )
         if any(count is not None and count < 1 for count in counts):
             raise ValueError(f"{name} must be counts of at least 1, but got {parts}.")
-        checked.append(tuple(count or 1 for count in counts) or None)
+        checked.append(tuple(int(count or 1) for count in counts) or None)
     return jax.tree.unflatten(tree, checked)
 
 
@@ -164,7 +164,8 @@ def _sharding(aval: Aval, parts: Counts, total: int) -> NamedSharding:
     """The sharding of a value over the first devices, one for each partition."""
     if parts is None or placement.has_no_bytes(aval):
         parts = (1,) * aval.ndim
-    return partition_sharding(parts, partition_mesh(parts, total, "sharded_jit"))
+    sharding = partition_sharding(parts, partition_mesh(parts, total, "sharded_jit"))
+    return sharding.update(memory_kind=placement.memory_kind(aval))
 
 
 class PartitionPrograms(Programs):
@@ -347,7 +348,7 @@ def sharded_jit(
     in_parts = _checked("sharded_jit in_parts", in_parts)
     out_parts = _checked("sharded_jit out_parts", out_parts)
     if num_partitions is not None:
-        _checked("sharded_jit num_partitions", (num_partitions,))
+        [num_partitions] = _checked("sharded_jit num_partitions", (num_partitions,))
     given_static = "static_argnums", static_argnums
     static, donated = options.positions(
         "sharded_jit", fun, given_static, donate_argnums, from_end=True

@@ -173,8 +173,8 @@ def spmap(
         around = current_mesh()
         mesh = None if around.empty else around
     options.check_mesh(mesh)
-    options.check_axes("in_axes", in_axes)
-    options.check_axes("out_axes", out_axes)
+    in_axes = options.checked_axes("in_axes", in_axes)
+    out_axes = options.checked_axes("out_axes", out_axes)
     if devices is not None:
         devices = check_devices("spmap", devices)
         if not devices:

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.effects import is_callback
 from shardmap._jax.stages import dispatcher, is_lost_connection
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import processes
@@ -57,10 +58,7 @@ class _Turn:
           RuntimeError: this is a callback of the program that has the turn; or the
             connection to another process is lost.
         """
-        # Callbacks run on threads that Python has not started.
-        if self._calls_host and isinstance(
-            threading.current_thread(), threading._DummyThread
-        ):
+        if self._calls_host and is_callback():
             raise RuntimeError(
                 f"{name} is called by a callback on the host while {self._name} runs: "
                 "on CPU runs with collectives take turns, and the program that waits "
@@ -134,6 +132,7 @@ def map_jit(
     fun: Callable[..., Any],
     devices: Collection[jax.Device],
     communicates: bool,
+    calls_host: bool = True,
     **options: Param,
 ) -> Callable[..., Any]:
     """`jax.jit` for a program over several devices.
@@ -142,13 +141,14 @@ def map_jit(
       fun: as for `jax.jit`.
       devices: the devices.
       communicates: whether anything goes between devices.
+      calls_host: whether the program may have callbacks.
       **options: as for `jax.jit`.
     """
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)
     if not _takes_turns(devices, communicates):
         return jitted
     name = getattr(fun, "__name__", "a map")
-    return functools.partial(_turn.run, name, True, jitted)
+    return functools.partial(_turn.run, name, calls_host, jitted)
 
 
 def _takes_turns(devices: Collection[jax.Device], communicates: bool) -> bool:

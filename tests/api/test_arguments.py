@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
+from tests.api.kinds import MESH, SHARDED, every_kind, mapped
 from tests.map_programs import both_lowerings
 
 
@@ -23,6 +24,34 @@ class Pair:
     @classmethod
     def tree_unflatten(cls, _, children):
         return cls(*children)
+
+
+@every_kind
+def test_results_lie_in_the_memory_of_the_arguments(kind):
+    f = mapped(kind, lambda x: x)
+    host = SHARDED.with_memory_kind("pinned_host")
+    arrays = [jnp.arange(8.0), jax.device_put(np.arange(8.0, dtype=np.float32), host)]
+    for array in (*arrays, *arrays):
+        result = f(array)
+        assert result.sharding.memory_kind == array.sharding.memory_kind
+        np.testing.assert_array_equal(result, np.arange(8))
+
+
+def test_integers_of_numpy_are_integers():
+    two, one, zero = np.int64(2), np.int32(1), np.uint8(0)
+
+    def f(x, y):
+        return x + y
+
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    mapped = sm.spmap(f, in_axes=(one, None), out_axes=one, batch_size=two)
+    np.testing.assert_array_equal(mapped(x, np.float32(1)), x + 1)
+    mapped = sm.spmap(f, static_broadcasted_argnums=one, donate_argnums=zero)
+    np.testing.assert_array_equal(mapped(x, 1), x + 1)
+    mapped = sm.mesh_map(f, MESH, ({"i": one}, {}), {"i": one})
+    np.testing.assert_array_equal(mapped(x, np.float32(1)), x + 1)
+    mapped = sm.sharded_jit(f, ((two, 1), None), (one, two), num_partitions=two)
+    np.testing.assert_array_equal(mapped(x, np.float32(1)), x + 1)
 
 
 X = np.arange(16, dtype=np.float32).reshape(8, 2)

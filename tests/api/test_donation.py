@@ -1,6 +1,7 @@
 """One call: what becomes of donated arguments."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -50,6 +51,19 @@ def test_memory_that_is_gone_or_would_go_twice_is_refused(kind):
     with pytest.raises(RuntimeError, match=rf"{kind} of .*: Array has been .*: x\."):
         f(x, y)
     np.testing.assert_array_equal(f(y, X), 2 * X + 1)
+
+
+@every_kind
+def test_a_nan_of_donated_memory_is_told(kind):
+    f = mapped(kind, lambda x: jnp.log(x - 2), donate_argnums=0)
+    f(jax.device_put(X + 3, SHARDED))
+    with jax.debug_nans(True):
+        f(jax.device_put(X + 3, SHARDED))
+        for _ in range(2):
+            with pytest.raises(FloatingPointError, match="Leave donate_argnums out"):
+                f(jax.device_put(X, SHARDED))
+        with pytest.raises(FloatingPointError, match=r"\(nan\) encountered"):
+            mapped(kind, f.__wrapped__)(X)
 
 
 @every_kind

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import inspect
 import logging
@@ -52,6 +53,9 @@ def test_is_told_by_its_name_and_docs(kind):
     assert repr(f) == f"<{kind} of shifted>"
     assert (f.__name__, f.__doc__, f.__wrapped__) == ("shifted", "x, moved.", shifted)
     assert inspect.signature(f) == inspect.signature(shifted)
+    decorated = functools.wraps(shifted)(lambda x: shifted(x))
+    assert mapped(kind, decorated).__wrapped__ is decorated
+    assert mapped(kind, f).__wrapped__ is f
 
 
 @every_kind

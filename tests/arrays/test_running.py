@@ -1,5 +1,7 @@
 """Programs over several devices take turns: who is told what, and what may hang."""
 
+import _thread
+import queue
 import textwrap
 import threading
 
@@ -63,6 +65,60 @@ def test_a_callback_that_needs_the_turn_of_its_own_program_is_told():
     for kind in ("tap", "debug", "pure"):
         assert f"{kind} [2. 2.]" in result.stdout
     assert result.stdout.count("[4. 4. 4. 4.]\n") == 3
+
+
+def test_a_thread_that_python_did_not_start_waits_for_its_turn():
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    expected = total(ROWS)
+    started, go, results = threading.Event(), threading.Event(), queue.Queue()
+
+    def host(x):
+        started.set()
+        go.wait(60)
+        return x
+
+    def waiting(x):
+        x = jax.pure_callback(host, x, x, vmap_method="sequential")
+        return lax.psum(x, "i")
+
+    def foreign():
+        try:
+            results.put(total(ROWS))
+        except RuntimeError as error:
+            results.put(error)
+
+    holder = threading.Thread(target=sm.spmap(waiting, "i"), args=(ROWS[:2],))
+    holder.start()
+    assert started.wait(60)
+    _thread.start_new_thread(foreign, ())
+    with pytest.raises(queue.Empty, match=r"^$"):
+        results.get(timeout=0.5)
+    go.set()
+    np.testing.assert_array_equal(results.get(timeout=60), expected)
+    holder.join(60)
+
+
+def test_turns_are_taken_under_the_mesh_that_is_set():
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    one, eight = sm.make_mesh({"a": 1}), sm.make_mesh({"a": 8})
+    with jax.set_mesh(one):
+        total(ROWS)
+    told = []
+
+    def host(x):
+        try:
+            with jax.set_mesh(eight):
+                total(ROWS)
+        except RuntimeError as error:
+            told.append(str(error))
+        return x
+
+    def body(x):
+        return lax.psum(jax.pure_callback(host, x, x, vmap_method="sequential"), "i")
+
+    sm.spmap(body, "i")(ROWS[:2])
+    assert len(told) == 2
+    assert "is called by a callback on the host while body runs" in told[0]
 
 
 @every_kind

@@ -138,5 +138,15 @@ def test_keys_and_partitions(spmap):
     assert spmap(cut)(X).shape == (0, 3)
 
 
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_collectives_of_elements_without_entries(spmap, size):
+    x = np.zeros((size, 0), np.float32)
+    scattered = spmap(lambda x: lax.psum_scatter(x, "i", tiled=True), "i")
+    assert scattered(x).shape == (size, 0)
+    gathered = spmap(lambda x: lax.all_gather(x, "i"), "i")
+    assert gathered(x).shape == (size, size, 0)
+
+
 def test_axis_size_0():
     assert sm.spmap(lambda: jnp.ones(3), axis_size=0)().shape == (0, 3)

@@ -65,6 +65,7 @@ COLLECTIVES: dict[Primitive, Collective] = {
         rules.reduce_scatter_rule,
         combiner="add",
         of_equal_groups=True,
+        lowers_per_device=lambda aval, platform: bool(aval.size),
     ),
     p.all_gather_p: Collective(
         "all_gather",

@@ -16,6 +16,7 @@ from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh, map_shardings
+from shardmap.map.lowering.effects import calls_host
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -116,6 +117,7 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
         run,
         list(mesh.devices.flat),
         communicates(params),
+        calls_host(params["call_jaxpr"]),
         in_shardings=operands,
         out_shardings=list(results),
     )
@@ -125,7 +127,8 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
 @functools.lru_cache(maxsize=4096)
 def _program_under_mesh(**params: Param) -> Any:
     run = functools.partial(spmap_p.bind, **params)
-    return map_jit(run, list(params["mesh"].devices.flat), communicates=True)
+    devices = list(params["mesh"].devices.flat)
+    return map_jit(run, devices, True, calls_host(params["call_jaxpr"]))
 
 
 def communicates(params: dict[str, Any]) -> bool:
