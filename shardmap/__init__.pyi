@@ -33,6 +33,7 @@ from shardmap.plan.in_slices import EACH as EACH
 from shardmap.plan.in_slices import Pieces as Pieces
 from shardmap.plan.plan import ShardPlan as ShardPlan
 from shardmap.plan.plan import plan as plan
+from shardmap.plan.run.failures import ShardError as ShardError
 from shardmap.plan.run.shards import Shard as Shard
 from shardmap.sharding.compile_only import devices as devices
 from shardmap.sharding.conversions import pmap_sharding as pmap_sharding

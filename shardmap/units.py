@@ -57,10 +57,25 @@ def shown(value: object) -> str:
     >>> shown([0, 1]), len(shown(list(range(100_000)))) < 300
     ('[0, 1]', True)
     """
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # Of the value's own, which must not hide the message.
+        return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     if len(text) <= _LONGEST_SHOWN:
         return text
     return f"{text[: _LONGEST_SHOWN // 2]}... ({len(text):,} characters)"
+
+
+def error_text(error: BaseException) -> str:
+    """The type and the text of an error.
+
+    >>> error_text(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def printable(text: str) -> str:

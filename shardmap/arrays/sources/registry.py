@@ -6,8 +6,12 @@ functions: one describes a value, the other opens it.
 """
 
 import json
+import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+from shardmap.units import error_text, shown
 
 About: TypeAlias = Mapping[str, Any]
 """Where a value is, in JSON's types only."""
@@ -44,6 +48,24 @@ class Away(NamedTuple):
 
     def open(self, writable: bool = False) -> Any:
         return self.reopen(self.about, writable)
+
+    def check_pickles(self) -> None:
+        """Raises a TypeError if a process of a pool cannot import ``reopen``."""
+        main = sys.modules["__main__"]
+        module = getattr(self.reopen, "__module__", None)
+        is_typed_in = module == main.__name__ and not hasattr(main, "__file__")
+        try:
+            pickle.dumps(self.reopen)
+        except Exception as error:
+            why = f" ({error_text(error)})"
+        else:
+            why = ""
+        if why or is_typed_in:
+            raise TypeError(
+                f"register_shard_handler: other processes cannot import reopen of "
+                f"{self.kind}, {shown(self.reopen)}{why}. Define the function at the "
+                "top of a module or script."
+            )
 
     @property
     def place(self) -> str:
@@ -88,7 +110,7 @@ def away(value: object) -> Away | None:
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"describe of {type_name(cls)} must give what JSON can hold, got "
-                f"{about!r}: {error}"
+                f"{shown(about)}: {error}"
             ) from None
         cells = None if kind.grain is None else kind.grain(value)
         grain = None if cells is None else tuple(map(int, cells))

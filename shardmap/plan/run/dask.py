@@ -20,6 +20,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram, Spec
+from shardmap.plan.run.failures import contained
 from shardmap.plan.run.processes import ProcessWorkers
 from shardmap.plan.run.shards import Accumulator, Shard
 from shardmap.plan.run.tasks import Task, all_tasks, run_fold
@@ -36,6 +37,7 @@ def unchanged(thing: Any) -> Any:
     return thing
 
 
+@contained
 def fold_there(
     combiner: str,
     start: Spec | None,

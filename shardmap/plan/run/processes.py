@@ -8,7 +8,7 @@ back. No object of JAX is pickled.
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,6 +22,7 @@ from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.run.buffers import read_box, start_dtype
+from shardmap.plan.run.failures import contained
 from shardmap.plan.run.shards import Shard
 from shardmap.plan.run.tasks import Task
 from shardmap.plan.run.workers import Workers
@@ -62,6 +63,7 @@ def _imported(blob: bytes) -> Callable[..., Any]:
     return jax.jit(export.deserialize(bytearray(blob)).call)
 
 
+@contained
 def run_task(
     blob: bytes, args: Sequence[Arg], writes: Sequence[Write | None]
 ) -> list[np.ndarray | None]:
@@ -142,6 +144,9 @@ class ProcessWorkers(Workers):
         self.blobs: dict[jax.stages.Wrapped, bytes] = {}
         out = {} if self.saved else self.acc.given
         self.access = RemoteAccess(self.cut_program.graph.inputs, self.leaves, out)
+        if isinstance(self.executor, ProcessPoolExecutor):  # Others pickle lambdas too.
+            for there in (*self.access.sources.values(), *self.access.sinks.values()):
+                there.check_pickles()
 
     def function(self, shard: Shard) -> Any:
         """The exported function of a shard, as bytes or a future of them.

@@ -31,7 +31,7 @@ from shardmap.plan.run.processes import ProcessWorkers, RayExecutor, is_ray
 from shardmap.plan.run.shards import Accumulator, Shard
 from shardmap.plan.run.tasks import Task
 from shardmap.plan.run.workers import LocalWorkers, ThreadWorkers, Workers
-from shardmap.units import size
+from shardmap.units import integer_of, shown, size
 
 TRIM_SECONDS = 0.05
 """The least time between two calls of glibc, which take a few milliseconds."""
@@ -141,8 +141,9 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
     if executor is None:
         with ThreadPoolExecutor(readers) as pool:
             yield LocalWorkers, pool
-    elif isinstance(executor, int) and not isinstance(executor, bool) and executor > 0:
-        with own_processes(executor) as processes:
+    elif hasattr(executor, "__index__") and not isinstance(executor, bool):
+        count = integer_of("the number of processes, executor,", executor, least=1)
+        with own_processes(count) as processes:
             yield ProcessWorkers, processes
     elif isinstance(executor, ThreadPoolExecutor):
         yield ThreadWorkers, executor
@@ -163,7 +164,7 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
         raise TypeError(
             "executor must be None, a number of processes, a "
             "concurrent.futures.Executor or a distributed.Client, got "
-            f"{executor!r} of type {type(executor).__name__}"
+            f"{shown(executor)} of type {type(executor).__name__}"
         )
 
 

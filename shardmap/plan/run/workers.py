@@ -17,8 +17,10 @@ from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
+from shardmap.plan.run.failures import ShardError, WorkerError, contained
 from shardmap.plan.run.shards import Accumulator, Shard
 from shardmap.plan.run.tasks import Task, shard_tasks
+from shardmap.units import error_text
 
 AHEAD = 2 * (os.cpu_count() or 1)
 """How many shards an executor is given at once by default."""
@@ -28,10 +30,6 @@ READ_AHEAD = 2
 
 LARGE = 2**25
 """If shards of a stage read more bytes than this, only one is under way by default."""
-
-
-class ShardError(RuntimeError):
-    """A shard failed for good. The cause is the last error."""
 
 
 class Workers:
@@ -134,9 +132,11 @@ class Workers:
                     if not task.needs:
                         reads = f"; it reads {self.shard(task).in_slices}"
                     often = f" {attempt} times" if attempt > 1 else ""
+                    text = error_text(error)
+                    if isinstance(error, WorkerError):
+                        text = str(error)
                     raise ShardError(
-                        f"{named(task)} failed{often}{reads}: "
-                        f"{type(error).__name__}: {error}"
+                        f"{named(task)} failed{often}{reads}: {text}"
                     ) from error
                 attempt += 1
                 future = self._submitted(task)
@@ -171,7 +171,7 @@ class ThreadWorkers(Workers):
             yield
 
     def submit(self, task: Task) -> Future[Any]:
-        return self.executor.submit(self.computed, task)
+        return self.executor.submit(contained(self.computed), task)
 
     def computed(self, task: Task) -> Any:
         shard = self.shard(task)
@@ -205,7 +205,7 @@ class LocalWorkers(ThreadWorkers):
     def submit(self, task: Task) -> Future[Any]:
         device = next(self.devices)
         if not self.in_memory:
-            return self.executor.submit(self.started, task, device)
+            return self.executor.submit(contained(self.started), task, device)
         # Handing a small shard to another thread takes longer than running it.
         future: Future[Any] = Future()
         future.set_result(self.started(task, device))

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import sys
 import time
+import traceback
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import shardmap as sm
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
@@ -173,6 +176,13 @@ def test_random_bits_are_those_of_the_plan(engine, partitionable, tmp_path):
         other.run(key, X, checkpoint=tmp_path)
 
 
+class OfTwoArguments(Exception):
+    """It pickles, but pickle cannot make it again, as many errors of stores."""
+
+    def __init__(self, code, url):
+        super().__init__(f"{code} for {url}")
+
+
 class Scripted:
     """A file whose readings fail, wait, or kill who reads, as a script says.
 
@@ -194,6 +204,10 @@ class Scripted:
                 time.sleep(0.5)
             elif what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            elif what == "exit":
+                sys.exit(3)
+            elif what == "two":
+                raise OfTwoArguments(404, "store/x")
             elif what == "memory":
                 raise MemoryError("no room for a shard")
             else:
@@ -289,6 +303,28 @@ def test_storage_that_fails_is_told(engine, eight, scripted):
     assert_bytes(eight.run(X, W, executor=engine.executor), eight.run(X, W))
 
 
+def test_what_cannot_leave_a_worker_is_told_and_tried_again(engine, eight, scripted):
+    x = scripted("16-exit", "40-two")
+    got = eight.run(x, W, executor=engine.executor, retries=1)
+    assert_bytes(got, eight.run(X, W))
+    for script, told in ("0-exit", "SystemExit: 3"), ("8-two", "OfTwo.*: 404 for stor"):
+        with pytest.raises(sm.ShardError, match=f"failed; it reads .*{told}") as caught:
+            eight.run(scripted(script), W, executor=engine.executor)
+        lines = "".join(traceback.format_exception(caught.value))
+        assert "in __getitem__" in lines
+    assert_bytes(eight.run(X, W, executor=engine.executor), got)
+
+
+@pytest.mark.few(1)
+def test_a_handler_that_cannot_travel_is_named(eight, scripted):
+    register_shard_handler(Scripted, describe=describe, reopen=lambda about, _: None)
+    with (
+        spawned() as pool,
+        pytest.raises(TypeError, match=r"cannot import reopen of t"),
+    ):
+        eight.run(scripted(), W, executor=pool)
+
+
 @pytest.mark.few(2)
 def test_a_disk_that_is_full_for_a_while(engine, eight, scripted, full, tmp_path):
     """The run ends and tells it; the next one, or the next try, has all of it."""
@@ -382,3 +418,5 @@ def test_what_runs_nothing_is_refused(made, tmp_path):
     with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
         made.run(X, W, executor={}, checkpoint=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+    with pytest.raises(ValueError, match=r"processes, executor, must be at least 1"):
+        made.run(X, W, executor=np.int64(0))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from shardmap.plan.plan import plan
@@ -71,4 +72,4 @@ def test_every_core_is_somebodys_and_nobody_has_none():
 @pytest.mark.deep
 def test_processes_of_a_run_have_their_cores(tmp_path):
     made = plan(score, X, W, in_slices=({0: 8}, None))
-    assert_bytes(made.run(mapped(tmp_path), W, executor=2), made.run(X, W))
+    assert_bytes(made.run(mapped(tmp_path), W, executor=np.int64(2)), made.run(X, W))

@@ -65,16 +65,16 @@ class Checkpoint:
 
     def _refuse_other(self, theirs: Mapping[str, Any]) -> None:
         """Raises an error if a manifest is that of another plan or other arguments."""
-        if theirs["plan"] != self._plan:
+        before: Any = theirs.get("arguments")
+        is_listed = isinstance(before, list) and len(before) == len(self._arguments)
+        if theirs.get("plan") != self._plan or not is_listed:
             raise ValueError(
                 f"the checkpoint folder {self.folder.path} belongs to another plan: "
                 "give an empty folder, or the function, shapes and cuts that it was "
                 "made with"
             )
-        for name, now, before in zip(
-            self._names, self._arguments, theirs["arguments"], strict=True
-        ):
-            if now and before and now != before:
+        for name, now, then in zip(self._names, self._arguments, before, strict=True):
+            if now and then and now != then:
                 raise ValueError(
                     f"the checkpoint folder {self.folder.path} was made with other "
                     f"values of {name}: give the same, or an empty folder"
@@ -85,7 +85,7 @@ class Checkpoint:
         content = self.folder.read(MANIFEST)
         if content is None:
             return None
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             found = dict(json.loads(content))
             if found.pop("sha256") == _sum(found):
                 return found

@@ -13,7 +13,13 @@ import stat
 from typing import Any
 
 DRAFT = ".part"
-FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+# Without O_NONBLOCK, opening a pipe waits for a process that writes to it.
+FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_BINARY", 0)
+)
 
 
 def path_of(what: str, value: Any) -> pathlib.Path:
@@ -78,7 +84,7 @@ class Folder:
         """
         path = self.path / name
         try:
-            with open(os.open(path, os.O_RDONLY | FLAGS), "rb") as file:
+            with open(os.open(path, FLAGS), "rb") as file:
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     found = []
                     for offset, length in spans or [(0, -1)]:
@@ -88,7 +94,7 @@ class Folder:
         except FileNotFoundError:
             return None
         except OSError:
-            if not (path.is_symlink() or path.is_dir()):
+            if stat.S_ISREG(path.lstat().st_mode):
                 raise
         raise ValueError(
             f"{path} is no plain file, and links are not followed: give an empty folder"

@@ -1,6 +1,7 @@
 """A run that was stopped goes on from its checkpoint."""
 
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -72,9 +73,25 @@ def test_a_damaged_folder_is_told(made, tmp_path):
     made.run(X, W, checkpoint=tmp_path)
     told = json.loads((tmp_path / "plan.json").read_text())
     others = [json.dumps(told | {"arguments": each}) for each in (None, 3, [], {})]
-    for content in ("", "{", "[]", "null", '{"plan": 1}', *others):
+    for content in ("", "{", "[]", "null", '{"plan": 1}', "[" * 99_999, *others):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=r"plan.json is damaged.*an empty folder"):
+            made.run(X, W, checkpoint=tmp_path)
+
+
+def test_a_manifest_of_another_form_names_the_folder(made, tmp_path):
+    """As of another version of shardmap: its checksum is right."""
+    made.run(X, W, checkpoint=tmp_path)
+    told = json.loads((tmp_path / "plan.json").read_text())
+    del told["sha256"]
+    without = [{k: told[k] for k in told if k != key} for key in told]
+    others = [told | {"arguments": each} for each in ([], 3, {})]
+    for manifest in (*without, *others):
+        text = json.dumps(manifest, sort_keys=True)
+        found = hashlib.sha256(f"plan.json {text}".encode()).hexdigest()
+        content = json.dumps(manifest | {"sha256": found})
+        (tmp_path / "plan.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"{tmp_path.name} belongs to another"):
             made.run(X, W, checkpoint=tmp_path)
 
 

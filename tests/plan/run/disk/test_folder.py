@@ -1,6 +1,7 @@
 """Files are there in full or not at all."""
 
 import errno
+import os
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_links_are_not_followed(made, tmp_path):
     with pytest.raises(ValueError, match=r"0-3.bin is no plain file"):
         made.run(X, W, checkpoint=folder)
     assert other.read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("name", ["plan.json", "0-3.bin"])
+def test_a_pipe_is_refused_and_not_waited_for(name, made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name} is no plain file"):
+        made.run(X, W, checkpoint=tmp_path)
 
 
 def test_a_full_disk_is_told_and_leaves_no_draft(made, tmp_path, monkeypatch):
