@@ -91,10 +91,7 @@ Change = Callable[[Any], Any]
 
 
 def rewrite_jaxpr(
-    jaxpr: Any,
-    change: Change,
-    into: Callable[[Any], bool] = lambda equation: True,
-    finish: Callable[[Any], Any] = lambda jaxpr: jaxpr,
+    jaxpr: Any, change: Change, into: Callable[[Any], bool] = lambda equation: True
 ) -> Any:
     """The jaxpr with ``change`` applied to each equation, the innermost first.
 
@@ -102,49 +99,79 @@ def rewrite_jaxpr(
       jaxpr: open or closed.
       change: see `Change`. It sets the effects of the equations that it makes.
       into: tells whether to change the jaxprs of an equation.
-      finish: takes each jaxpr with its changed equations, and returns it or another.
 
     Returns:
       The changed jaxpr; ``jaxpr`` itself if nothing has changed.
     """
-    # Jaxprs are shared: a jitted function that is called twice has one.
-    done: dict[int, Any] = {}
+    return rewrite_in_context(
+        jaxpr,
+        True,
+        lambda equation, _: change(equation),
+        lambda equation, _: into(equation) or None,
+    )
 
-    def rewritten(jaxpr: Jaxpr) -> Any:
+
+def rewrite_in_context(
+    jaxpr: Any,
+    context: Any,
+    change: Callable[[Any, Any], Any],
+    inside: Callable[[Any, Any], Any],
+    finish: Callable[[Any, Any], Any] = lambda jaxpr, context: jaxpr,
+) -> Any:
+    """`rewrite_jaxpr` where a change depends on the equations around.
+
+    Args:
+      jaxpr: open or closed.
+      context: what ``change`` is told at the outermost equations, any hashable.
+      change: takes an equation and its context; see `Change`.
+      inside: takes an equation that holds jaxprs and its context; returns the context
+        of the equations in these, or None to leave them as they are.
+      finish: takes each jaxpr with its changed equations, and the context; returns the
+        jaxpr or another.
+    """
+    # Jaxprs are shared: a jitted function that is called twice has one.
+    done: dict[Any, Any] = {}
+
+    def rewritten(jaxpr: Jaxpr, context: Any) -> Any:
         new: list[Any] = []
         for equation in jaxpr.eqns:
-            changed = change(with_params(equation) if into(equation) else equation)
+            changed = change(with_params(equation, context), context)
             new += changed if isinstance(changed, list) else [changed]
         if not _are_same(jaxpr.eqns, new):
             effects = effects_after(jaxpr, jaxpr.eqns, new)
             jaxpr = jaxpr.replace(eqns=new, effects=effects)
-        return finish(jaxpr)
+        return finish(jaxpr, context)
 
-    def with_params(equation: Equation) -> Any:
+    def with_params(equation: Equation, context: Any) -> Any:
         """The equation, with the jaxprs that it holds rewritten."""
         params = equation.params
-        new = {key: rewritten_param(value) for key, value in params.items()}
+        if not (before := jaxprs_in(params)):
+            return equation
+        if (there := inside(equation, context)) is None:
+            return equation
+        new = {key: rewritten_param(value, there) for key, value in params.items()}
         if _are_same(params.values(), new.values()):
             return equation
-        effects = effects_after(equation, jaxprs_in(params), jaxprs_in(new))
+        effects = effects_after(equation, before, jaxprs_in(new))
         return equation.replace(params=new, effects=effects)
 
-    def rewritten_param(value: Any) -> Any:
+    def rewritten_param(value: Any, context: Any) -> Any:
         if isinstance(value, tuple):
-            items = list(map(rewritten_param, value))
+            items = [rewritten_param(item, context) for item in value]
             if _are_same(value, items):
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, jex_core.Jaxpr):
-            if id(value) not in done:
-                done[id(value)] = rewritten(value)
-            return done[id(value)]
+            key = id(value), context
+            if key not in done:
+                done[key] = rewritten(value, context)
+            return done[key]
         if isinstance(value, jex_core.ClosedJaxpr):
-            inner = rewritten_param(value.jaxpr)
+            inner = rewritten_param(value.jaxpr, context)
             return value if inner is value.jaxpr else value.replace(jaxpr=inner)
         return value
 
-    return rewritten_param(jaxpr)
+    return rewritten_param(jaxpr, context)
 
 
 def _are_same(before: Iterable[Any], after: Iterable[Any]) -> bool:

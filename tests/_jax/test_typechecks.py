@@ -8,9 +8,7 @@ from jax import lax
 import shardmap as sm
 from shardmap._jax.context import bound_axis
 from shardmap._jax.rules import check_jaxpr
-from shardmap.map.collectives.rewrites import rename_axis
-from shardmap.map.collectives.split import split_collectives
-from shardmap.map.lowering.effects import call_for_each
+from shardmap.map.lowering.steps import Context, prepare
 from shardmap.map.primitives.axis import AxisLayout
 
 X = np.arange(8, dtype=np.float32)
@@ -179,26 +177,22 @@ def numbered(v):
     return lax.axis_index("i") + v.astype(np.int32)
 
 
-def split(jaxpr):
-    return split_collectives(jaxpr, AXIS)
-
-
 @pytest.mark.parametrize("scans", [False, True])
 @pytest.mark.parametrize(
-    ("fun", "change"),
+    "fun",
     [
-        (lambda v: lax.psum(v, "i"), split),
-        (lambda v: lax.pmax(v, ("k", "i")), split),
-        (lambda v: numbered(v).astype(v.dtype), split),
-        (lambda v: sm.tap(lambda _: None, v), lambda j: call_for_each(j, AXIS)),
+        lambda v: lax.psum(v, "i"),
+        lambda v: lax.pmax(v, ("k", "i")),
+        lambda v: numbered(v).astype(v.dtype),
+        lambda v: sm.tap(lambda _: None, v),
     ],
     ids=["psum", "pmax", "axis_index", "tap"],
 )
-def test_what_stands_in_for_equations_is_checked(fun, change, scans):
+def test_what_stands_in_for_equations_is_checked(fun, scans):
     v = np.zeros(8, np.float32)
     axes = [("i", 8), ("k", 4)]
     traced = jax.make_jaxpr(in_scan(fun) if scans else fun, axis_env=axes)(v)
-    jaxpr = change(traced.jaxpr)
+    jaxpr = prepare(traced.jaxpr, Context.outermost(AXIS))
     with bound_axis("k", 4):
         check_jaxpr(jaxpr)
         if scans:  # JAX does not look into them.
@@ -211,7 +205,8 @@ def test_what_stands_in_for_equations_is_checked(fun, change, scans):
 def test_renaming_an_axis_renames_its_effects():
     jaxpr = jax.make_jaxpr(in_scan(center), axis_env=[("i", 8)])(X).jaxpr
 
-    renamed = rename_axis(jaxpr, "i", "k")
+    on_mesh = AxisLayout("i", 8, ("k",), 8)
+    renamed = prepare(jaxpr, Context.outermost(on_mesh, is_element=True))
     with bound_axis("k", 8):
         check_jaxpr(renamed)
     assert {effect.name for effect in renamed.effects} == {"k"}

@@ -1,7 +1,6 @@
 """Rewrites of collectives: names of axes, and forms for JAX's rules and for XLA."""
 
-import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr, aval_of, with_shape
 from shardmap._jax.walk import equations_for, rewrite_jaxpr
 from shardmap.map.collectives.rules import permutation_in_order
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.primitives.map_primitive import binds, is_no_map, spmap_p
+from shardmap.map.primitives.map_primitive import is_no_map
 
 
 def tiled(equation: Equation) -> Any:
@@ -57,12 +56,18 @@ def tile_collectives(jaxpr: Jaxpr) -> Any:
     return rewrite_jaxpr(jaxpr, tiled, is_no_map)
 
 
-def upcast_bfloat16_reductions(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` with reductions of bfloat16 in float32.
-
-    XLA's CPU compiler aborts at a reduction of bfloat16 between devices if only some
-    mesh axes are manual.
-    """
+def widen_bfloat16(equation: Equation) -> Any:
+    """A reduction of bfloat16 as one in float32, with the conversions around it."""
+    collective = COLLECTIVES.get(equation.primitive)
+    if (
+        collective is None
+        or not collective.combiner
+        or any(
+            getattr(atom.aval, "dtype", None) != jnp.bfloat16
+            for atom in equation.invars
+        )
+    ):
+        return equation
 
     def wide(atoms: Sequence[Any]) -> list[Any]:
         float32 = np.dtype(np.float32)
@@ -70,115 +75,57 @@ def upcast_bfloat16_reductions(jaxpr: Jaxpr) -> Any:
             jex_core.Var(jax.core.ShapedArray(a.aval.shape, float32)) for a in atoms
         ]
 
-    def converted(sources: Sequence[Any], targets: Sequence[Any], like: Any) -> Any:
+    def converted(sources: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
         dtypes = [aval_of(target).dtype for target in targets]
         return equations_for(
             lambda *values: [v.astype(d) for v, d in zip(values, dtypes, strict=True)],
             sources,
             targets,
-            like,
+            equation,
         )
 
-    def change(equation: Equation) -> Any:
-        collective = COLLECTIVES.get(equation.primitive)
-        avals = list(map(aval_of, equation.invars))
-        if (
-            collective is None
-            or not collective.combiner
-            or any(getattr(aval, "dtype", None) != jnp.bfloat16 for aval in avals)
-        ):
-            return equation
-        invars, outvars = wide(equation.invars), wide(equation.outvars)
-        return [
-            *converted(equation.invars, invars, equation),
-            equation.replace(invars=invars, outvars=outvars),
-            *converted(outvars, equation.outvars, equation),
-        ]
-
-    return rewrite_jaxpr(jaxpr, change)
+    invars, outvars = wide(equation.invars), wide(equation.outvars)
+    return [
+        *converted(equation.invars, invars),
+        equation.replace(invars=invars, outvars=outvars),
+        *converted(outvars, equation.outvars),
+    ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _RenamedAxis:
-    """The new name of a map's axis that is called like a mesh axis."""
-
-    name: Hashable
-
-    def __repr__(self) -> str:
-        return repr(self.name)
-
-
-def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
-    """``jaxpr`` whose collectives over ``old`` are over ``new``."""
-
-    def change(equation: Equation) -> Any:
-        if old not in named_axes(equation):
-            return equation
-        names = axis_names(equation.params)
-        renamed = tuple(new if name == old else name for name in names)
-        effects = {
-            with_axis(effect, new) if axis_of(effect) == old else effect
-            for effect in equation.effects
-        }
-        return equation.replace(
-            params=with_axis_names(equation.params, renamed), effects=effects
-        )
-
-    if new == old:
-        return jaxpr
-    return rewrite_jaxpr(jaxpr, change, lambda equation: not binds(equation, old))
+def rename_axes(equation: Equation, names: Mapping[Hashable, Hashable]) -> Any:
+    """A collective over other axes, by the new name of each."""
+    if not names or not names.keys() & named_axes(equation):
+        return equation
+    effects = {
+        with_axis(effect, names[axis_of(effect)])
+        if axis_of(effect) in names
+        else effect
+        for effect in equation.effects
+    }
+    renamed = tuple(names.get(name, name) for name in axis_names(equation.params))
+    return equation.replace(
+        params=with_axis_names(equation.params, renamed), effects=effects
+    )
 
 
-def for_mesh(
-    axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh, mesh_axis: str | None = None
-) -> tuple[Hashable, Any]:
-    """A map's axis name and jaxpr, ready for the devices of a mesh.
-
-    No map keeps the name of a mesh axis: it would hide collectives over that mesh axis.
-    Permutations name mesh axes in the mesh's order.
-
-    Args:
-      axis_name: the map's axis name.
-      jaxpr: the function of one element.
-      mesh: the devices.
-      mesh_axis: the mesh axis with one element on each device, if there is one. The
-        map's axis gets its name.
-    """
-
-    def unshadowing(name: Hashable) -> Hashable:
-        return _RenamedAxis(name) if name in mesh.axis_names else name
-
-    def change(equation: Equation) -> Any:
-        if equation.primitive is not spmap_p:
-            return equation
-        params = equation.params
-        new = unshadowing(params["axis_name"])
-        body = rename_axis(params["call_jaxpr"], params["axis_name"], new)
-        return equation.replace(params=params | {"axis_name": new, "call_jaxpr": body})
-
-    new = mesh_axis or unshadowing(axis_name)
-    jaxpr = rename_axis(rewrite_jaxpr(jaxpr, change), axis_name, new)
-    return new, in_mesh_order(jaxpr, mesh)
-
-
-def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr`` whose permutations name mesh axes in the order of the mesh.
+def order_permutation(equation: Equation, mesh: AnyMesh) -> Any:
+    """A permutation that names mesh axes in the order of the mesh.
 
     JAX numbers devices in the order of the mesh, whatever the order of the names.
     """
+    if equation.primitive is not p.ppermute_p:
+        return equation
+    names = axis_names(equation.params)
+    if not set(names) <= set(mesh.shape):
+        return equation
+    sizes = [mesh.shape[name] for name in names]
+    pairs = equation.params["perm"]
+    names, pairs = permutation_in_order(names, sizes, pairs, mesh.axis_names)
+    return equation.replace(
+        params=equation.params | {"axis_name": names, "perm": pairs}
+    )
 
-    def change(equation: Equation) -> Any:
-        if equation.primitive is not p.ppermute_p:
-            return equation
-        names = axis_names(equation.params)
-        if not set(names) <= set(mesh.shape):
-            return equation
-        sizes = [mesh.shape[name] for name in names]
-        pairs = equation.params["perm"]
-        names, pairs = permutation_in_order(names, sizes, pairs, mesh.axis_names)
-        return equation.replace(
-            params=equation.params | {"axis_name": names, "perm": pairs}
-        )
 
-    # The bodies of maps are put in order when these are lowered.
-    return rewrite_jaxpr(jaxpr, change, is_no_map)
+def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
+    """``jaxpr`` with its permutations in the order of a mesh."""
+    return rewrite_jaxpr(jaxpr, lambda e: order_permutation(e, mesh), is_no_map)

@@ -24,7 +24,7 @@ from shardmap._jax.walk import (
     equations_for,
     equations_of,
     jaxprs_in,
-    rewrite_jaxpr,
+    rewrite_in_context,
 )
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import AxisLayout
@@ -34,23 +34,19 @@ split_p = jex_core.Primitive("split_collective")
 split_p.multiple_results = True
 
 
-def split_collectives(jaxpr: Jaxpr, axis: AxisLayout) -> Any:
-    """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
-
-    def split(equation: Equation) -> Any:
-        if not is_collective(equation, axis.name):
-            return equation
-        return equation.replace(
-            primitive=split_p,
-            params={
-                "axis": axis,
-                "collective": equation.primitive,
-                "params": tuple(sorted(equation.params.items())),
-            },
-            effects=without_axis(equation.effects, axis.name),
-        )
-
-    return rewrite_jaxpr(jaxpr, split, lambda e: not binds(e, axis.name))
+def split_collective(equation: Equation, axis: AxisLayout) -> Any:
+    """A collective over ``axis``, ready for a block of its elements."""
+    if not is_collective(equation, axis.name):
+        return equation
+    return equation.replace(
+        primitive=split_p,
+        params={
+            "axis": axis,
+            "collective": equation.primitive,
+            "params": tuple(sorted(equation.params.items())),
+        },
+        effects=without_axis(equation.effects, axis.name),
+    )
 
 
 def uses_axis(jaxpr: Jaxpr, name: Hashable) -> list[Any]:
@@ -136,17 +132,21 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     JAX's batching rules of collectives over the axis know no groups, mostly only one
     axis, and number the elements of a permutation over several axes wrongly.
     """
-    if name is not None and uses_axis(jaxpr, name):
-        axis = AxisLayout(name, size, vectorized_name=name)
-        jaxpr = split_collectives(jaxpr, axis)
+    axis = AxisLayout(name, size, vectorized_name=name)
 
-    def change(equation: Equation) -> Any:
-        is_grouped = equation.params.get("axis_index_groups") is not None
-        if equation.primitive is all_to_all_p and is_grouped:
-            return equation.replace(primitive=grouped_p)
-        return equation
+    def change(equation: Equation, where: tuple[bool, bool]) -> Any:
+        in_scope, in_map = where
+        if name is not None and in_scope:
+            equation = split_collective(equation, axis)
+        # Maps inside are made ready when they are vectorised.
+        return equation if in_map else with_batching_rule(group_all_to_all(equation))
 
-    return with_batching_rules(rewrite_jaxpr(jaxpr, change, _is_no_spmap))
+    def inside(equation: Equation, where: tuple[bool, bool]) -> tuple[bool, bool]:
+        in_scope, in_map = where
+        is_map = equation.primitive is spmap_p
+        return in_scope and not binds(equation, name), in_map or is_map
+
+    return rewrite_in_context(jaxpr, (True, False), change, inside)
 
 
 def _grouped_batching_rule(
@@ -167,22 +167,29 @@ def _grouped_batching_rule(
 
 
 grouped_p = jex_core.Primitive("grouped_all_to_all")
-"""An all_to_all with groups over other axes; JAX's own has no batching rule."""
+"""See `group_all_to_all`."""
 
 grouped_p.def_effectful_abstract_eval(all_to_all_p.abstract_eval)
 def_batching(grouped_p, _grouped_batching_rule)
 
 
-def with_batching_rules(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` with equations that `jax.vmap` knows, apart from its collectives.
+def group_all_to_all(equation: Equation) -> Any:
+    """An all_to_all with groups, over other axes than the vectorised one.
+
+    JAX's own has no batching rule.
+    """
+    is_grouped = equation.params.get("axis_index_groups") is not None
+    if equation.primitive is all_to_all_p and is_grouped:
+        return equation.replace(primitive=grouped_p)
+    return equation
+
+
+def with_batching_rule(equation: Equation) -> Any:
+    """An equation that `jax.vmap` knows.
 
     JAX has no rule for `custom_partitioning`, which is for the function as it was
     written, nor for a callback that does not say how it is vectorised.
     """
-    return rewrite_jaxpr(jaxpr, _with_batching_rule, _is_no_spmap)
-
-
-def _with_batching_rule(equation: Equation) -> Any:
     primitive, params = equation.primitive, equation.params
     if primitive is closed_call_p:
         # JAX's type checker refuses those that JAX has vectorised.
@@ -196,8 +203,3 @@ def _with_batching_rule(equation: Equation) -> Any:
         plain = jax.jit(lambda *args: jax.core.eval_jaxpr(held, (), *args))
         return equations_for(plain, equation.invars, equation.outvars, equation)
     return equation
-
-
-def _is_no_spmap(equation: Equation) -> bool:
-    """Maps inside are made ready when they are vectorised."""
-    return equation.primitive is not spmap_p

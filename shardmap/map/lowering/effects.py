@@ -19,10 +19,10 @@ from shardmap._jax.effects import DEBUG_EFFECT, happens_outside, io_effects
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
-from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.map.collectives.split import is_collective
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
-from shardmap.map.primitives.tap import is_no_tap, tap_p
+from shardmap.map.primitives.tap import tap_p
 
 
 def has_effect(equation: Equation) -> bool:
@@ -61,31 +61,27 @@ def if_present(
     return lax.cond(index < size, call, skip, *operands)
 
 
-def call_for_each(jaxpr: Jaxpr, axis: AxisLayout) -> Any:
-    """``jaxpr`` with a loop over the elements of a block for each effect.
+def call_for_each(equation: Equation, axis: AxisLayout) -> Any:
+    """An equation with an effect, in a loop over the elements of a block.
 
     Raises:
       NotImplementedError: an effect in control flow that JAX cannot vectorise.
     """
-
-    def change(equation: Equation) -> Any:
-        _check_control_flow(equation, axis)
-        if (
-            not happens_here(equation)
-            or equation.primitive is each_p
-            or is_collective(equation, axis.name)
-        ):
-            return equation
-        return equation.replace(
-            primitive=each_p,
-            params={
-                "axis": axis,
-                "what": equation.primitive,
-                "params": tuple(equation.params.items()),
-            },
-        )
-
-    return rewrite_jaxpr(jaxpr, change, is_no_tap)
+    _check_control_flow(equation, axis)
+    if (
+        not happens_here(equation)
+        or equation.primitive is each_p
+        or is_collective(equation, axis.name)
+    ):
+        return equation
+    return equation.replace(
+        primitive=each_p,
+        params={
+            "axis": axis,
+            "what": equation.primitive,
+            "params": tuple(equation.params.items()),
+        },
+    )
 
 
 def _check_control_flow(equation: Equation, axis: AxisLayout) -> None:

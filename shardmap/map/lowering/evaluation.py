@@ -18,6 +18,7 @@ from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh, map_shardings
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.lowering.lower_map import block_function
+from shardmap.map.lowering.steps import Context
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import per_jaxpr
@@ -51,9 +52,9 @@ def _evaluate_by_operations(args: Sequence[Value], params: dict[str, Any]) -> li
     )
     run = block_function(
         _inlined(params["call_jaxpr"]),
-        AxisLayout(name, size, batch_size=batch_size),
         params["in_axes"],
         params["out_axes"],
+        Context.outermost(AxisLayout(name, size, batch_size=batch_size)),
     )
     mesh = params["mesh"]
     if not isinstance(mesh, Mesh) or mesh.is_multi_process:

@@ -6,7 +6,6 @@ there are devices for it; else its elements are one batched operation. With
 ``lowering="spmd"`` a map is one vectorised program for the partitioner to cut.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,36 +26,17 @@ from shardmap._jax.context import (
     types_unchecked,
 )
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
-from shardmap._jax.types import (
-    AnyMesh,
-    Equation,
-    Jaxpr,
-    Param,
-    Value,
-    without_sharding,
-)
-from shardmap._jax.walk import equations, rewrite_jaxpr
+from shardmap._jax.types import Jaxpr, Param, Value, without_sharding
+from shardmap._jax.walk import equations
 from shardmap.map import agreement
-from shardmap.map.collectives.rewrites import (
-    for_mesh,
-    in_mesh_order,
-    upcast_bfloat16_reductions,
-)
-from shardmap.map.collectives.split import split_collectives, with_batching_rules
-from shardmap.map.layout import (
-    MeshPlacement,
-    inner_placement,
-    map_shardings,
-    partition_spec,
-)
+from shardmap.map.layout import MeshPlacement, map_shardings, partition_spec
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import Decision, Enclosing
-from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.lowering.loops import loop
-from shardmap.map.lowering.under_mesh import under_mesh
+from shardmap.map.lowering.steps import Context, prepare
 from shardmap.map.mesh_compatibility import check_meshes
 from shardmap.map.primitives.axis import AxisLayout, map_text, pad, unpad
-from shardmap.map.primitives.map_primitive import MapPrimitive, is_no_map, spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.map.tracing import Batch
 from shardmap.sharding.mesh import with_manual_axes
 
@@ -127,24 +107,20 @@ def on_mesh(
     Returns:
       The mesh under which the function is to be traced, and the function.
     """
-    jaxpr, name = params["call_jaxpr"], params["axis_name"]
     axes = params["in_axes"], params["out_axes"]
     if decided.branch == "inline":
-        jaxpr = under_mesh(in_mesh_order(jaxpr, around), around)
-        return around, block_function(jaxpr, decided.axis, *axes)
+        context = Context.outermost(decided.axis, around, around)
+        return around, block_function(params["call_jaxpr"], *axes, context)
     mesh = with_manual_axes(params["mesh"], around.manual_axes)
-    its_name = decided.mesh_axes[0] if decided.branch == "element" else None
-    name, jaxpr = for_mesh(name, jaxpr, mesh, its_name)
-    axis = dataclasses.replace(decided.axis, name=name)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         if decided.branch == "partitioned":
-            run = _partitioned(jaxpr, axis, params | {"mesh": mesh})
+            run = _partitioned(decided.axis, params | {"mesh": mesh})
         else:
-            jaxpr = _with_inner_maps_on(mesh, jaxpr, params["inner_axes"])
-            run = _per_device(jaxpr, axis, *axes, mesh, decided)
+            run = _per_device(params, mesh, decided)
 
     def padded(*operands: Value) -> list[Any]:
-        return unpad(run(*pad(operands, axes[0], axis.padding)), axes[1], axis)
+        results = run(*pad(operands, axes[0], decided.axis.padding))
+        return unpad(results, axes[1], decided.axis)
 
     return mesh.abstract_mesh, padded
 
@@ -153,22 +129,22 @@ def on_mesh(
 
 
 def _per_device(
-    jaxpr: Jaxpr,
-    axis: AxisLayout,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    mesh: Mesh,
-    decided: Decision,
+    params: dict[str, Param], mesh: Mesh, decided: Decision
 ) -> Callable[..., list[Any]]:
     """A map as `jax.shard_map`: on each device along some mesh axes, a block."""
-    if decision.platform_of(mesh) == "cpu" and len(mesh.axis_names) > 1:
-        jaxpr = upcast_bfloat16_reductions(jaxpr)
-    manual = with_manual_axes(mesh, decided.manual_axes)
-    jaxpr = under_mesh(jaxpr, manual.abstract_mesh)
-    if decided.branch == "element":
-        block = _one_element(jaxpr, in_axes, out_axes)
-    else:
-        block = block_function(jaxpr, axis, in_axes, out_axes)
+    axis = decided.axis
+    in_axes, out_axes = params["in_axes"], params["out_axes"]
+    is_element = decided.branch == "element"
+    context = Context.outermost(
+        axis,
+        mesh,
+        with_manual_axes(mesh, decided.manual_axes).abstract_mesh,
+        is_element,
+        params["inner_axes"],
+        widens=decision.platform_of(mesh) == "cpu" and len(mesh.axis_names) > 1,
+    )
+    function = _one_element if is_element else block_function
+    block = function(params["call_jaxpr"], in_axes, out_axes, context)
     if decided.branch == "unsharded":
         return block
     if decided.gathers:
@@ -234,9 +210,13 @@ def _one_block_of_whole(
 
 
 def _one_element(
-    jaxpr: Jaxpr, in_axes: Sequence[int | None], out_axes: Sequence[int | None]
+    jaxpr: Jaxpr,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+    context: Context,
 ) -> Callable[..., list[Any]]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
+    jaxpr = prepare(jaxpr, context)
 
     def element(*blocks: Value) -> list[Any]:
         operands = [
@@ -252,36 +232,21 @@ def _one_element(
     return element
 
 
-def _with_inner_maps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
-    """``jaxpr`` whose maps one level down have a placement on ``mesh``."""
-
-    def change(equation: Equation) -> Any:
-        if equation.primitive is not spmap_p:
-            return equation
-        placement = inner_placement(equation, mesh, inner_axes)
-        if placement is None:
-            return equation
-        return equation.replace(
-            params=equation.params | placement._asdict() | {"mesh": mesh}
-        )
-
-    return rewrite_jaxpr(jaxpr, change, is_no_map)
-
-
 # One program for the partitioner
 
 
 def _partitioned(
-    jaxpr: Jaxpr, axis: AxisLayout, params: dict[str, Param]
+    axis: AxisLayout, params: dict[str, Param]
 ) -> Callable[..., list[Any]]:
     """A map as one vectorised program for the partitioner to split."""
     whole = AxisLayout(axis.name, params["axis_size"], block=axis.places)
-    shardings = map_shardings(params | {"axis_size": axis.places, "call_jaxpr": jaxpr})
+    shardings = map_shardings(params | {"axis_size": axis.places})
+    mesh = params["mesh"]
     block = block_function(
-        under_mesh(jaxpr, params["mesh"].abstract_mesh),
-        whole,
+        params["call_jaxpr"],
         params["in_axes"],
         params["out_axes"],
+        Context.outermost(whole, mesh, mesh.abstract_mesh),
     )
 
     def run(*operands: Value) -> list[Any]:
@@ -308,24 +273,24 @@ def _constrained(array: Value, sharding: NamedSharding) -> Any:
 
 def block_function(
     jaxpr: Jaxpr,
-    axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
+    context: Context,
 ) -> Callable[..., list[Any]]:
     """The function of one device's block of elements.
 
     Args:
-      jaxpr: what one element computes.
-      axis: the mapped axis.
+      jaxpr: what one element computes, as it was traced.
       in_axes: where operands have the block of elements; None: one for all.
       out_axes: where results have it; None: the first element's result.
+      context: the axis, and the mesh of the devices if there is one.
     """
-    jaxpr = with_batching_rules(jaxpr)
-    if axis.steps > 1:
+    axis = context.axis
+    jaxpr = prepare(jaxpr, context)
+    if context.runs_as == "loop":
         return loop(jaxpr, axis, in_axes, out_axes)
-    split = call_for_each(split_collectives(jaxpr, axis), axis)
-    mapped = Batch(axis.vectorized_name, axis.block).vectorize(
-        split,
+    mapped = Batch(axis.vectorized_name, axis.block).vectorize_function(
+        lambda *args: jax.core.eval_jaxpr(jaxpr, (), *args),
         in_axes,
         [0 if out_axis is None else out_axis for out_axis in out_axes],
     )

@@ -8,6 +8,7 @@ import jax
 from shardmap._jax.types import Params
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.lower_map import block_function
+from shardmap.map.lowering.steps import Context
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.plan.memory.liveness import Peak, peak
 from shardmap.units import size
@@ -51,7 +52,8 @@ def _peak(params: Params, block: int, batch_size: int) -> Peak:
     """What a device holds at once with this batch size."""
     jaxpr, in_axes = params["call_jaxpr"], params["in_axes"]
     axis = AxisLayout(params["axis_name"], block, batch_size=batch_size)
-    run = block_function(jaxpr, axis, in_axes, params["out_axes"])
+    context = Context.outermost(axis)
+    run = block_function(jaxpr, in_axes, params["out_axes"], context)
     operands: list[Any] = []
     for var, in_axis in zip(jaxpr.invars, in_axes, strict=True):
         shape = list(var.aval.shape)

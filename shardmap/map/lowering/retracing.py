@@ -1,4 +1,4 @@
-"""Jaxprs as if traced under the mesh that a map runs on."""
+"""Equations and jaxprs as if traced under the mesh that a map runs on."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,36 +9,30 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from shardmap._jax.context import equation_context
 from shardmap._jax.effects import on_variables
-from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
+from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import AnyMesh, Atom, Aval, Equation, Jaxpr, Value
-from shardmap._jax.walk import rewrite_jaxpr, with_same_constants
-from shardmap.map.primitives.map_primitive import is_no_map
-from shardmap.sharding.mesh import with_manual_axes
+from shardmap._jax.walk import with_same_constants
 
 
-def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr`` as if traced under an abstract mesh.
+def retrace_under(equation: Equation, mesh: AnyMesh, made: dict[Any, Any]) -> Any:
+    """An equation as if traced under an abstract mesh.
 
-    An equation is lowered under the mesh that it was traced under.
+    Args:
+      equation: whose jaxprs are so already.
+      mesh: to have instead of one with the same axis names.
+      made: the contexts of equations made so far in this rewrite; each takes long.
     """
-    contexts: dict[Any, Any] = {}
-
-    def change(equation: Equation) -> Any:
-        params = equation.params
-        if equation.primitive is SHARD_MAP:
-            if params["mesh"].axis_names != mesh.axis_names:
-                return equation  # It has a mesh of its own.
-            manual = with_manual_axes(mesh, manual_axes_of(equation))
-            inside = _typed_with(under_mesh(params["jaxpr"], manual), manual)
-            params = params | {"mesh": mesh, "jaxpr": inside}
-        else:
-            params = {key: _on_mesh(value, mesh) for key, value in params.items()}
-        if id(equation.ctx) not in contexts:
-            contexts[id(equation.ctx)] = equation_context(equation, mesh)
-        return equation.replace(params=params, ctx=contexts[id(equation.ctx)])
-
-    # The bodies of maps get their mesh when these are lowered.
-    return rewrite_jaxpr(jaxpr, change, is_no_map)
+    params = equation.params
+    if equation.primitive is not SHARD_MAP:
+        params = {key: _on_mesh(value, mesh) for key, value in params.items()}
+    elif params["mesh"].axis_names == mesh.axis_names:
+        params = params | {"mesh": mesh}
+    else:
+        return equation  # It has a mesh of its own.
+    key = id(equation.ctx), mesh
+    if key not in made:
+        made[key] = equation_context(equation, mesh)
+    return equation.replace(params=params, ctx=made[key])
 
 
 def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
@@ -52,16 +46,14 @@ def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
     return value
 
 
-def _typed_with(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """The jaxpr of a shard_map with ``mesh`` in its types."""
+def with_mesh_in_types(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
+    """``jaxpr``, in a shard_map, with ``mesh`` in the types of its variables."""
 
     def retype(aval: Aval) -> Any:
         sharding = _on_mesh(getattr(aval, "sharding", None), mesh)
         return aval if sharding is None else aval.update(sharding=sharding)
 
-    return rewrite_jaxpr(
-        jaxpr, lambda e: e, is_no_map, lambda jaxpr: _with_avals(jaxpr, retype)
-    )
+    return _with_avals(jaxpr, retype)
 
 
 def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
