@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from shardmap._jax.context import without_mesh
-from shardmap._jax.types import Axes, PyTree, Value
+from shardmap._jax.types import Aval, Axes, PyTree, TreeDef, Value
 from shardmap.arrays import array_likes, placement, processes, trees
 from shardmap.arrays.on_device import operand, program
 from shardmap.arrays.running import map_jit
@@ -77,24 +78,14 @@ def device_put_sharded(
             f"{len(shards)}, len(devices) is {len(devices)}."
             f"{too_few_devices(len(shards))}"
         )
-    _check_equal(shards)
-    rows = list(map(jax.tree.leaves, shards))
-    tree = jax.tree.structure(shards[0])
+    rows, tree = _equal_rows(shards)
     axes = _new_axes("device_put_sharded", "shards[0]", shards[0], axis)
+    columns = list(zip(*rows, strict=True))
     if any(map(_has_tracers, rows)):
-        columns = zip(*rows, strict=True)
         stacked = [jnp.stack(each, k) for each, k in zip(columns, axes, strict=True)]
         return jax.tree.unflatten(tree, stacked)
     with _outside_of_programs():
-        put = zip(*_put_rows(rows, axes, devices), strict=True)
-        arrays = [
-            jax.make_array_from_single_device_arrays(
-                _with_axis(np.shape(leaf), k, len(devices)),
-                _sharding(k, len(devices), devices),
-                list(column),
-            )
-            for leaf, k, column in zip(rows[0], axes, put, strict=True)
-        ]
+        arrays = _stack_on_devices(columns, axes, devices)
     return jax.tree.unflatten(tree, arrays)
 
 
@@ -187,30 +178,64 @@ def _sharding(axis: int | None, size: int, devices: Devices) -> NamedSharding:
     return spec.named_sharding(devices)
 
 
-def _put_rows(
-    rows: Sequence[Sequence[Any]], axes: Sequence[int], devices: Devices
-) -> list[list[jax.Array]]:
-    """Row ``k`` on device ``k``, each array with its new axis of size 1."""
-    host = [
-        (r, c)
-        for r, row in enumerate(rows)
-        for c, leaf in enumerate(row)
-        if not isinstance(leaf, jax.Array)
+def _stack_on_devices(
+    columns: Sequence[Sequence[Any]], axes: Sequence[int], devices: Devices
+) -> list[jax.Array]:
+    """An array of each column, whose leaf ``k`` is on device ``k``."""
+    arrays: list[Any] = [None] * len(columns)
+    of_jax = []
+    for c, (column, axis) in enumerate(zip(columns, axes, strict=True)):
+        if any(isinstance(leaf, jax.Array) for leaf in column):
+            of_jax.append(c)
+        else:
+            arrays[c] = _stack_from_host(column, axis, devices)
+    # All leaves move at once, and one program for each device expands its leaves.
+    there = [SingleDeviceSharding(device) for device in devices for _ in of_jax]
+    leaves = [columns[c][k] for k in range(len(devices)) for c in of_jax]
+    moved = iter(_moved(leaves, there))
+    expand = _Expand(tuple(axes[c] for c in of_jax))
+    parts: list[list[jax.Array]] = []
+    for device in devices if of_jax else ():
+        rows = list(itertools.islice(moved, len(of_jax)))
+        parts.append(program(device, expand, tuple(map(operand, rows)))(*rows))
+    for c, column in zip(of_jax, zip(*parts, strict=True), strict=True):
+        shape = np.shape(columns[c][0])
+        arrays[c] = jax.make_array_from_single_device_arrays(
+            _with_axis(shape, axes[c], len(devices)),
+            _sharding(axes[c], len(devices), devices),
+            list(column),
+        )
+    return arrays
+
+
+def _moved(leaves: list[Any], shardings: Sequence[Sharding]) -> list[Any]:
+    """The leaves on these devices; those of this process's arrays in one call."""
+    which = [
+        k
+        for k, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True))
+        if isinstance(leaf, jax.Array)
+        and leaf.is_fully_addressable
+        and placement.is_misplaced(leaf, sharding, uncommitted=True)
     ]
-    arrays = [np.expand_dims(_on_host(rows[r][c]), axes[c]) for r, c in host]
-    put = dict(
-        zip(host, jax.device_put(arrays, [devices[r] for r, _ in host]), strict=True)
+    chosen = [leaves[k] for k in which], [shardings[k] for k in which]
+    for k, leaf in zip(which, jax.device_put(*chosen), strict=True):
+        leaves[k] = leaf
+    return placement.place(leaves, shardings, uncommitted=True)
+
+
+def _stack_from_host(column: Sequence[Any], axis: int, devices: Devices) -> jax.Array:
+    first = _on_host(column[0])
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        leaf = column[index[axis].start or 0]
+        return np.expand_dims(np.asarray(leaf, first.dtype), axis)
+
+    return jax.make_array_from_callback(
+        _with_axis(first.shape, axis, len(devices)),
+        _sharding(axis, len(devices), devices),
+        shard,
     )
-    for r, (row, device) in enumerate(zip(rows, devices, strict=True)):
-        columns = [c for c, leaf in enumerate(row) if isinstance(leaf, jax.Array)]
-        if not columns:
-            continue
-        there = [SingleDeviceSharding(device)] * len(columns)
-        moved = placement.place([row[c] for c in columns], there, uncommitted=True)
-        expand = _Expand(tuple(axes[c] for c in columns))
-        expanded = program(device, expand, tuple(map(operand, moved)))(*moved)
-        put.update(((r, c), each) for c, each in zip(columns, expanded, strict=True))
-    return [[put[r, c] for c in range(len(row))] for r, row in enumerate(rows)]
 
 
 @dataclass(frozen=True)
@@ -313,17 +338,17 @@ def _elements(
 
 def _new_axes(caller: str, name: str, tree: PyTree, axis: int) -> list[int]:
     """Where the new axis is in each leaf's result, counted from the front."""
-    axes = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        rank = len(array_likes.abstract_value(leaf).shape)
+    ranks = [
+        len(array_likes.abstract_value(leaf).shape) for leaf in jax.tree.leaves(tree)
+    ]
+    for k, rank in enumerate(ranks):
         if not -rank - 1 <= axis <= rank:
             raise ValueError(
-                f"{caller}: {name}{jax.tree_util.keystr(path)} has {rank} dimensions, "
+                f"{caller}: {trees.leaf_paths(name, tree)[k]} has {rank} dimensions, "
                 f"and no place for a new axis {axis}: give an axis from {-rank - 1} to "
                 f"{rank}"
             )
-        axes.append(axis % (rank + 1))
-    return axes
+    return [axis % (rank + 1) for rank in ranks]
 
 
 def _check_devices(caller: str, devices: Sequence[jax.Device]) -> Devices:
@@ -335,35 +360,52 @@ def _check_devices(caller: str, devices: Sequence[jax.Device]) -> Devices:
     return given
 
 
-def _check_equal(shards: Sequence[Any]) -> None:
-    """Checks that the shards have one structure, and equal shapes and dtypes."""
-    paths = [set(trees.leaf_paths("", shard)) for shard in shards]
-    structures: list[Any] = list(map(jax.tree.structure, shards))
-    for k, structure in enumerate(structures):
-        if structure != structures[0]:
-            missing = [
-                f"shards[0]{p} is not in shards[{k}]" for p in paths[0] - paths[k]
-            ]
-            added = [f"shards[{k}]{p} is not in shards[0]" for p in paths[k] - paths[0]]
-            raise ValueError(
-                "device_put_sharded needs shards of equal structure: shards[0] is "
-                f"{structures[0]}, shards[{k}] is {structure}."
-                + trees.bullets(sorted([*missing, *added]))
-            )
-    kinds = [[_kind(leaf) for leaf in jax.tree.leaves(shard)] for shard in shards]
+def _equal_rows(shards: Sequence[Any]) -> tuple[list[list[Any]], TreeDef]:
+    """The leaves of each shard, and the structure of all.
+
+    Raises:
+      ValueError: structures, shapes or dtypes differ.
+    """
+    flat = [jax.tree.flatten(shard) for shard in shards]
+    rows: list[list[Any]] = [row for row, _ in flat]
+    trees_of_shards: list[Any] = [tree for _, tree in flat]
+    if any(tree != trees_of_shards[0] for tree in trees_of_shards):
+        raise ValueError(_unequal_structures(shards))
+    kinds = list(map(array_likes.abstract_value, rows[0]))
     bad = [
-        f"shards[{k}]{path} is {kind}, but in shards[0] it is {first}"
-        for k, row in enumerate(kinds)
-        for path, kind, first in zip(
-            trees.leaf_paths("", shards[0]), row, kinds[0], strict=True
-        )
-        if kind != first
+        f"shards[{k}]{trees.leaf_paths('', shards[0])[c]} is {_kind(leaf)}, but in "
+        f"shards[0] it is {_kind(rows[0][c])}"
+        for k, row in enumerate(rows)
+        for c, leaf in enumerate(row)
+        if not _is_of_kind(leaf, rows[0][c], kinds[c])
     ]
     if bad:
         raise ValueError(
             "device_put_sharded needs shards of equal shapes and dtypes:"
             + trees.bullets(bad)
         )
+    return rows, trees_of_shards[0]
+
+
+def _is_of_kind(leaf: Value, first: Value, kind: Aval) -> bool:
+    """Whether a leaf has the aval ``kind`` of the first, but for weak types."""
+    if type(leaf) is type(first) and hasattr(leaf, "dtype"):
+        return leaf.dtype == first.dtype and leaf.shape == first.shape
+    aval = array_likes.abstract_value(leaf)
+    return bool(aval.dtype == kind.dtype and aval.shape == kind.shape)
+
+
+def _unequal_structures(shards: Sequence[Any]) -> str:
+    structures: list[Any] = list(map(jax.tree.structure, shards))
+    k = next(k for k, tree in enumerate(structures) if tree != structures[0])
+    first, other = (set(trees.leaf_paths("", shards[j])) for j in (0, k))
+    missing = [f"shards[0]{p} is not in shards[{k}]" for p in first - other]
+    added = [f"shards[{k}]{p} is not in shards[0]" for p in other - first]
+    return (
+        "device_put_sharded needs shards of equal structure: shards[0] is "
+        f"{structures[0]}, shards[{k}] is {structures[k]}."
+        + trees.bullets(sorted([*missing, *added]))
+    )
 
 
 def _kind(leaf: Value) -> str:

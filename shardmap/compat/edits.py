@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from shardmap.compat.names import ATTRIBUTES, MODULES, new_name
+from shardmap.compat.names import ATTRIBUTES, ELEMENTS, MODULES, new_name
 
 PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _STANDARD = sysconfig.get_path("stdlib")
@@ -18,13 +18,20 @@ Form = Literal["import", "from", "name"]
 
 
 class Use(NamedTuple):
-    """A use of an old name; an import may rename it."""
+    """A use of an old name.
+
+    Attributes:
+      file, line, name, form: where it is, and how it is written.
+      asname: what an import renames it to.
+      edit: the edit of this place; None: the name tells it.
+    """
 
     file: str
     line: int
     name: str
     form: Form
     asname: str | None = None
+    edit: str | None = None
 
 
 def edit(old: str, form: Form, asname: str | None = None) -> str:
@@ -38,8 +45,8 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
     'import jax.linear_util as lu -> import jax.extend.linear_util as lu'
     """
     if old.startswith("jax.Array."):
-        replacement, _ = ATTRIBUTES[old.removeprefix("jax.Array.")]
-        return replacement
+        name = old.removeprefix("jax.Array.")
+        return ELEMENTS[name] if name in ELEMENTS else ATTRIBUTES[name][0]
     new = new_name(old)
     old_module, _, old_name = old.rpartition(".")
     renamed = f" as {asname}" if asname else ""
@@ -92,7 +99,7 @@ def told(use: Use, file: str) -> str:
     >>> told(Use("/home/train.py", 3, "jax.tree_map", "name"), "train.py")
     'train.py:3: jax.tree_map -> jax.tree.map'
     """
-    return f"{file}:{use.line}: {edit(use.name, use.form, use.asname)}"
+    return f"{file}:{use.line}: {use.edit or edit(use.name, use.form, use.asname)}"
 
 
 def caller() -> tuple[str, int]:

@@ -11,13 +11,14 @@ import linecache
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 import jax
 
 from shardmap._jax.context import ArrayType
+from shardmap.arrays.shards import row_of
 from shardmap.compat.edits import Use, caller, without_repetitions
 from shardmap.compat.names import (
     ATTRIBUTES,
@@ -66,6 +67,7 @@ def install() -> None:
             _amend(existing, names[existing.__name__])
         for name, (_, value) in ATTRIBUTES.items():
             _give_arrays(name, value)
+        _index_rows()
     except BaseException:
         uninstall()
         raise
@@ -95,8 +97,14 @@ def uses() -> list[Use]:
     """
     found: list[Use] = []
     for file, noted in list(_noted.items()):
-        written = _written_in(file)
-        known = {use.name for use in written}
+        written = [
+            use
+            for use in _written_in(file)
+            # Only the run knows which are elements of mapped results.
+            if use.edit is None or (use.line, use.name) in noted
+        ]
+        told = {(use.line, use.name) for use in written if use.edit}
+        known = {use.name for use in written if not use.edit}
         stars = {(use.line, use.name) for use in written if use.form == "from"}
         names = {name for _, name in noted}
         found += [use for use in written if use.name in names or use.form == "import"]
@@ -104,7 +112,8 @@ def uses() -> list[Use]:
             Use(file, line, name, "name")
             for line, name in noted
             # `from module import *` gets all names of the module.
-            if name not in known and (line, name.rpartition(".")[0]) not in stars
+            if not (name in known or (line, name) in told)
+            and (line, name.rpartition(".")[0]) not in stars
         ]
     return without_repetitions(found)
 
@@ -182,6 +191,37 @@ def _give_arrays(name: str, value: Callable[[jax.Array], Any]) -> None:
         return value(array)
 
     _set(ArrayType, name, property(attribute))
+
+
+def _index_rows() -> None:
+    """Makes an element of a mapped result the buffer of its device, as it was.
+
+    JAX runs a program on all devices, which takes a hundred times as long.
+    """
+    of_jax = vars(ArrayType)["__getitem__"], vars(ArrayType)["__iter__"]
+    noted: set[tuple[types.CodeType, int]] = set()
+
+    def note(frame: types.FrameType, name: str) -> None:
+        place = frame.f_code, frame.f_lasti
+        if place not in noted:
+            noted.add(place)
+            _note(f"jax.Array.{name}")
+
+    def getitem(array: jax.Array, index: Any, /) -> Any:
+        row = row_of(array, index)
+        if row is None:
+            return of_jax[0](array, index)
+        note(sys._getframe(1), "__getitem__")
+        return row
+
+    def iterate(array: jax.Array) -> Iterator[Any]:
+        if not (array.ndim and len(array)) or row_of(array, 0) is None:
+            return of_jax[1](array)
+        note(sys._getframe(1), "__iter__")
+        return (row_of(array, i) for i in range(len(array)))
+
+    _set(ArrayType, "__getitem__", getitem)
+    _set(ArrayType, "__iter__", iterate)
 
 
 def _set(owner: Any, name: str, value: object) -> None:

@@ -174,6 +174,12 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[jax.Array], Any]]] = {
     ),
 }
 
+# How elements of mapped results are taken: the edit for an array x.
+ELEMENTS = {
+    "__getitem__": "x[0] -> shardmap.shard_of(x, 0)",
+    "__iter__": "for y in x -> for y in shardmap.unstack(x)",
+}
+
 
 def new_name(old: str) -> str | None:
     """The new name of an old name or module; None if it is not an old name.

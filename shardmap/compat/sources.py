@@ -6,6 +6,7 @@ import warnings
 
 from shardmap.compat.edits import Form, Use, without_repetitions
 from shardmap.compat.names import ATTRIBUTES, GONE, exists, new_name, value_of
+from shardmap.compat.rows import elements_in
 
 
 def uses_in(file: str, source: str | bytes) -> list[Use]:
@@ -39,7 +40,18 @@ class _Finder(ast.NodeVisitor):
         self.meanings: dict[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of odd strings.
-            self.visit(ast.parse(source))
+            tree = ast.parse(source)
+            self.visit(tree)
+        for line, method, edit in elements_in(tree, self.resolve):
+            name = f"jax.Array.{method}"
+            self.uses.append(Use(file, line, name, "name", edit=edit))
+
+    def resolve(self, node: ast.expr) -> str | None:
+        """The dotted name of an expression, in JAX if it is from there."""
+        if not isinstance(_root(node), ast.Name):
+            return None
+        first, *rest = ast.unparse(node).split(".")
+        return ".".join([self.meanings.get(first, first), *rest])
 
     def look(self, node: ast.alias | ast.Attribute, name: str, form: Form) -> bool:
         """Records the longest old name that ``name`` begins with."""
