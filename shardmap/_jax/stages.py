@@ -41,22 +41,19 @@ class _Exact:
         return self._executable.call(*leaves)
 
 
-def dispatcher(compiled: jax.stages.Compiled) -> tuple[Callable[..., Any], bool]:
+def dispatcher(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     """The C++ function that calls a compiled program, as that of `jax.jit`.
 
     It raises TypeError or ValueError, before it runs anything, for arguments of another
     structure, type, weak type or sharding, and in another configuration of JAX. Python
-    runs only for new signatures.
-
-    Returns:
-      The function; and whether the program calls the host.
+    runs only for new signatures. A program that calls the host has no such function.
     """
     exact: Any = _Exact(compiled)
     params = compiled._params._replace(executable=exact)
-    call = compiled._executable.create_cpp_call(params)
+    call: Callable[..., Any] | None = compiled._executable.create_cpp_call(params)
     if call is not None:
-        return call, False
-    return lambda *args, **kwargs: compiled.call(params, *args, **kwargs)[0], True
+        return call
+    return lambda *args, **kwargs: compiled.call(params, *args, **kwargs)[0]
 
 
 def is_lost_connection(error: Exception) -> bool:

@@ -143,10 +143,4 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
 def _recut(sharding: Sharding) -> Any:
     """A program that reshards an array on its devices."""
     devices = list(sharding.device_set)
-    return map_jit(
-        lambda x: x,
-        devices,
-        communicates=True,
-        calls_host=False,
-        out_shardings=sharding,
-    )
+    return map_jit(lambda x: x, devices, communicates=True, out_shardings=sharding)

@@ -33,14 +33,12 @@ class _Turn:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._name: str | None = None
-        self._calls_host = False
         # Results of a run that has not ended, as an interrupt may leave it.
         self._started: Any = None
 
     def run(
         self,
         name: str,
-        calls_host: bool,
         program: Callable[..., Any],
         /,
         *args: Value,
@@ -50,27 +48,27 @@ class _Turn:
 
         Args:
           name: the mapped function's.
-          calls_host: whether the program may have callbacks.
           program: the program.
           *args, **kwargs: its arguments.
 
         Raises:
-          RuntimeError: this is a callback of the program that has the turn; or the
-            connection to another process is lost.
+          RuntimeError: this is a callback; or the connection to another process is
+            lost.
         """
-        if self._calls_host and is_callback():
+        if is_callback():
+            # A callback keeps a thread of the pool. Those of a few devices keep all.
+            during = "a program" if self._name is None else self._name
             raise RuntimeError(
-                f"{name} is called by a callback on the host while {self._name} runs: "
-                "on CPU runs with collectives take turns, and the program that waits "
-                "for this callback has the turn. Call it when that has returned, or do "
-                "the callback's work with NumPy."
+                f"{name} is called by a callback on the host while {during} runs: on "
+                "CPU runs with collectives take turns, and need the threads that wait "
+                "for this callback. Call it when that has returned, or do the "
+                "callback's work with NumPy."
             )
         with self._lock:
             if self._started is not None:
                 with contextlib.suppress(Exception):
                     jax.block_until_ready(self._started)
-            before = self._name, self._calls_host
-            self._name, self._calls_host = name, calls_host
+            before, self._name = self._name, name
             try:
                 self._started = program(*args, **kwargs)
                 results = jax.block_until_ready(self._started)
@@ -81,7 +79,7 @@ class _Turn:
                     raise RuntimeError(processes.gone(name)) from error
                 raise
             finally:
-                self._name, self._calls_host = before
+                self._name = before
 
 
 _turn = _Turn()
@@ -112,11 +110,11 @@ def compiled(
       not for, before it runs.
     """
     made = jitted.trace(*args, **kwargs).lower().compile()
-    call, calls_host = dispatcher(made)
+    call = dispatcher(made)
     if not (_takes_turns(devices, True) and _has_collectives(made)):
         return call
     name = getattr(jitted, "__name__", "a map")
-    return functools.partial(_turn.run, name, calls_host, call)
+    return functools.partial(_turn.run, name, call)
 
 
 _COLLECTIVE = re.compile(r" (all-|collective-|ragged-all-|reduce-scatter)[\w-]*\(")
@@ -132,7 +130,6 @@ def map_jit(
     fun: Callable[..., Any],
     devices: Collection[jax.Device],
     communicates: bool,
-    calls_host: bool = True,
     **options: Param,
 ) -> Callable[..., Any]:
     """`jax.jit` for a program over several devices.
@@ -141,14 +138,13 @@ def map_jit(
       fun: as for `jax.jit`.
       devices: the devices.
       communicates: whether anything goes between devices.
-      calls_host: whether the program may have callbacks.
       **options: as for `jax.jit`.
     """
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)
     if not _takes_turns(devices, communicates):
         return jitted
     name = getattr(fun, "__name__", "a map")
-    return functools.partial(_turn.run, name, calls_host, jitted)
+    return functools.partial(_turn.run, name, jitted)
 
 
 def _takes_turns(devices: Collection[jax.Device], communicates: bool) -> bool:

@@ -5,6 +5,7 @@ The processes find each other as those of a cluster do, by environment variables
 """
 
 import argparse
+import contextlib
 import math
 import os
 import pathlib
@@ -33,6 +34,8 @@ MOST = 1024
 HERE = "127.0.0.1"
 # JAX prefers the variables of these launchers to SLURM's.
 OTHER_LAUNCHERS = re.compile("OMPI_|PMIX_|SLURM_")
+PROXIES = {"grpc_proxy", "https_proxy", "http_proxy"}
+"""The variables that gRPC takes a proxy from."""
 DEVICE_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=_seconds,
         default=GRACE,
         metavar="SECONDS",
         help="how many seconds processes have to end (default %(default)g)",
@@ -90,6 +93,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind((HERE, 0))
@@ -103,13 +113,16 @@ def environment(
 
     >>> made = environment(1, 2, 2, 5000, {"OMPI_COMM_WORLD_SIZE": "9", "HOME": "/"})
     >>> made["SLURM_PROCID"], made["JAX_LOCAL_DEVICE_IDS"], len(made)
-    ('1', '2,3', 12)
+    ('1', '2,3', 11)
     """
     kept = {
         name: value for name, value in around.items() if not OTHER_LAUNCHERS.match(name)
     }
     if "XLA_FLAGS" in kept:
         kept["XLA_FLAGS"] = DEVICE_FLAG.sub("", kept["XLA_FLAGS"])
+    if PROXIES & kept.keys():
+        # Otherwise gRPC uses the proxy even on this machine. JAX warns about it.
+        kept["no_grpc_proxy"] = f"localhost,{HERE}"
     ids = range(process * devices, (process + 1) * devices)
     return (
         kept
@@ -125,8 +138,6 @@ def environment(
             "SLURM_NTASKS": str(processes),
             "SLURM_PROCID": str(process),
             "SLURM_LOCALID": str(process),
-            # Otherwise gRPC uses a proxy even on this machine.
-            "no_grpc_proxy": f"localhost,{HERE}",
         }
     )
 

@@ -46,6 +46,11 @@ for kind, call in kinds.items():
     sm.taps_barrier()
     jax.effects_barrier()
     print(total(rows), flush=True)
+
+# Without collectives, the callbacks of both devices keep all threads of the pool.
+alone = np.asarray(sm.spmap(lambda x: kinds["tap"](x) + 1)(rows[:2]))
+print("alone", alone, flush=True)
+sm.taps_barrier()
 """
 
 
@@ -62,6 +67,8 @@ def test_a_callback_that_needs_the_turn_of_its_own_program_is_told():
     )
     # Both devices may print at once.
     assert result.stdout.count(told) == 6
+    assert result.stdout.count("a callback on the host while a program runs") == 2
+    assert "alone [2. 2.]" in result.stdout
     for kind in ("tap", "debug", "pure"):
         assert f"{kind} [2. 2.]" in result.stdout
     assert result.stdout.count("[4. 4. 4. 4.]\n") == 3

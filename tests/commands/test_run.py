@@ -261,9 +261,12 @@ def test_a_child_that_keeps_the_output_open_keeps_nothing(session, script):
 
 
 def test_processes_find_each_other_past_proxies():
-    made = run.environment(0, 1, 1, 5000, {"no_grpc_proxy": "b", "no_proxy": "a"})
+    around = {"https_proxy": "c", "no_grpc_proxy": "b", "no_proxy": "a"}
+    made = run.environment(0, 1, 1, 5000, around)
     assert made["no_grpc_proxy"] == f"localhost,{run.HERE}"
     assert made["no_proxy"] == "a"
+    # JAX warns about each variable whose name has "_proxy".
+    assert not [name for name in run.environment(0, 1, 1, 7, {}) if "_proxy" in name]
 
 
 def test_where_the_coordinator_listens_is_not_for_the_caller_to_say():
@@ -288,7 +291,10 @@ def test_jaxlib_gets_threads_enough_unless_told():
             )
             for text in ("100000", "0", "x")
         ),
-        (["-n", "1", "--grace", "soon", "x.py"], "invalid float value: 'soon'"),
+        *(
+            (["-n", "1", f"--grace={text}", "x.py"], f"of seconds, got {text!r}")
+            for text in ("soon", "nan", "inf", "-1")
+        ),
         (["x.py"], "the following arguments are required: -n/--processes"),
     ],
 )

@@ -16,7 +16,6 @@ from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh, map_shardings
-from shardmap.map.lowering.effects import calls_host
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Context
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
@@ -118,7 +117,6 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
         run,
         list(mesh.devices.flat),
         communicates(params),
-        calls_host(params["call_jaxpr"]),
         in_shardings=operands,
         out_shardings=list(results),
     )
@@ -129,7 +127,7 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
 def _program_under_mesh(**params: Param) -> Any:
     run = functools.partial(spmap_p.bind, **params)
     devices = list(params["mesh"].devices.flat)
-    return map_jit(run, devices, True, calls_host(params["call_jaxpr"]))
+    return map_jit(run, devices, communicates=True)
 
 
 def communicates(params: dict[str, Any]) -> bool:
