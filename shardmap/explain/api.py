@@ -16,7 +16,7 @@ from shardmap.arrays import array_likes
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect, interconnect_of
 from shardmap.explain.read import abstract, arrays, remarks, sharded
-from shardmap.explain.read.hlo.collectives import compiled_collectives
+from shardmap.explain.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explain.read.hlo.cost import (
     cost_of,
     largest_at_peak,
@@ -258,13 +258,15 @@ def _notes(
     if loops := loops_of(module):
         notes.append(
             "Bytes and operations per byte count the steps of a loop once. Only flops "
-            "count products and convolutions in all steps."
+            "count products and convolutions in all steps, but not products of vectors "
+            "that XLA writes as sums."
         )
-    if any(loop.trips is None for loop in loops):
+    if any(module.trips(loop) is None for loop in loops):
         notes.append(
-            "The steps of a loop whose length only the running program knows count "
+            "The steps of a loop whose length the compiled program does not say count "
             "once in flops."
         )
+    notes += unseen(module)
     besides = library_bytes(module)
     if besides >= LARGE:
         notes.append(

@@ -71,13 +71,16 @@ class Interconnect:
         all-gather, ring     ``n (g-1)``         ``g-1``       the same
         reduce-scatter       ``n (g-1)/g``       ``g-1``       the same
         all-to-all           ``n (g-1)/g``       ``g-1``       the same
+        broadcast, ring      ``n``               ``g-1``       the same
+        broadcast, tree      ``n log2 g``        ``log2 g``    the same
         collective-permute   ``n``               ``1``         the same
         ===================  ==================  ============  =======================
 
-        ``log2`` is rounded up. An all-reduce takes the ring or the tree, whichever is
-        faster: a tree wins for few bytes. These are lower bounds: nothing else is on
-        the wire, all devices arrive at the same time, and reading and adding up cost
-        nothing.
+        ``log2`` is rounded up. An all-reduce or a broadcast takes the ring or the tree,
+        whichever is faster: a tree wins for few bytes. A ragged all-to-all counts as
+        an all-to-all, in which each device sends its whole operand. These are lower
+        bounds: nothing else is on the wire, all devices arrive at the same time, and
+        reading and adding up cost nothing.
 
         Args:
           kind: XLA's name, such as "all-reduce".
@@ -107,7 +110,10 @@ def _ways(kind: str, n: int, g: int) -> list[tuple[float, int]]:
         return [(2 * n * (g - 1) / g, 2 * (g - 1)), (n * rounds, rounds)]
     if kind == "all-gather":
         return [(n * (g - 1), g - 1)]
-    if kind in ("reduce-scatter", "all-to-all"):
+    if kind == "collective-broadcast":
+        rounds = (g - 1).bit_length()
+        return [(n, g - 1), (n * rounds, rounds)]
+    if kind in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
         return [(n * (g - 1) / g, g - 1)]
     return [(n, 1)]
 

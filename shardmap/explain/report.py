@@ -224,7 +224,8 @@ class Cost:
 
     Attributes:
       flops: arithmetic operations. In a loop of known length, products and
-        convolutions count in every step, other operations in one step.
+        convolutions count in every step, other operations in one step, and so do
+        products of vectors that XLA writes as sums.
       bytes_accessed: bytes read and written in memory. A loop counts as one step.
       peak_bytes: the most bytes in use at once: arguments, results and temporary
         values, less what donated arguments save.
@@ -232,6 +233,10 @@ class Cost:
       transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
       donated_bytes: the bytes of results that reuse donated arguments.
       later_flops: the part of ``flops`` in the steps of loops after the first.
+      is_lower_bound: whether ``flops`` has products and convolutions only, because the
+        compiler counts nothing.
+      host_bytes: the bytes of the host's memory that the program uses, which
+        ``peak_bytes`` does not have; None for none.
     """
 
     flops: float | None
@@ -243,6 +248,8 @@ class Cost:
     transcendentals: float | None = None
     donated_bytes: int | None = None
     later_flops: float = 0
+    is_lower_bound: bool = False
+    host_bytes: int | None = None
 
     @property
     def intensity(self) -> float | None:

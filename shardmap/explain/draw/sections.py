@@ -367,7 +367,10 @@ def _cost(report: Report) -> Iterator[Block]:
     cost = report.cost
     if cost is None:
         return
-    rows = [Row(("Floating point operations", _count(cost.flops)))]
+    flops = _count(cost.flops)
+    if cost.is_lower_bound and cost.flops is not None:
+        flops = f"at least {flops}, of products"
+    rows = [Row(("Floating point operations", flops))]
     if cost.transcendentals is not None:
         rows.append(Row(("Exponentials and the like", _count(cost.transcendentals))))
     rows += [
@@ -375,6 +378,8 @@ def _cost(report: Report) -> Iterator[Block]:
         Row(("Operations a byte (arithmetic intensity)", _count(cost.intensity))),
         Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost)),
     ]
+    if cost.host_bytes is not None:
+        rows.append(Row(("Memory of the host", size(cost.host_bytes))))
     yield Table(("", ""), tuple(rows))
     least = LEAST_SHOWN * (cost.peak_bytes or 0)
     large = [held for held in report.largest if held.bytes >= least]

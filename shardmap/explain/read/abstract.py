@@ -97,9 +97,12 @@ def _sent(equation: Equation, around: _Around) -> list[Collective]:
     size = size if groups is None else max(map(len, groups))
     if size == 1 or collective.kind is None:
         return []
+    # The other operands of a ragged one are the room, offsets and sizes.
+    is_ragged = collective.kind == "ragged-all-to-all"
+    operands = equation.invars[:1] if is_ragged else equation.invars
     ins, outs = (
         sum(aval_of(atom).size * aval_of(atom).dtype.itemsize for atom in atoms)
-        for atoms in (equation.invars, equation.outvars)
+        for atoms in (operands, equation.outvars)
     )
     return [
         Collective(

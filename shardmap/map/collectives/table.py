@@ -81,7 +81,7 @@ COLLECTIVES: dict[Primitive, Collective] = {
         "all_to_all", "all-to-all", rules.all_to_all_rule, of_equal_groups=True
     ),
     p.ragged_all_to_all_p: Collective(
-        "ragged_all_to_all", "all-to-all", rules.ragged_all_to_all_rule
+        "ragged_all_to_all", "ragged-all-to-all", rules.ragged_all_to_all_rule
     ),
     p.ppermute_p: Collective(
         "ppermute", "collective-permute", rules.ppermute_rule, is_elementwise=True

@@ -201,6 +201,14 @@ def test_flops_count_the_products_of_every_step():
     assert cost.intensity == pytest.approx(2 * 64**3 / cost.bytes_accessed, rel=1e-3)
 
 
+def test_products_of_vectors_count_once_in_a_loop_and_that_is_said():
+    """XLA writes them as a sum of products, which is no product to it."""
+    x = jax.ShapeDtypeStruct((64, 1000), np.float32)
+    report = sm.explain(lambda a, b: lax.map(lambda t: t[0] @ t[1], (a, b)))(x, x)
+    assert report.cost.flops < 64 * 1000
+    assert any("but not products of vectors" in note for note in report.notes)
+
+
 def test_flops_count_the_longer_branch_in_every_step():
     def branch(c, k):
         return lax.cond(k > 2, lambda c: c @ c, lambda c: c @ c @ c, c), None
@@ -246,7 +254,7 @@ def test_a_loop_of_unknown_length_counts_once_and_that_is_said():
 
     report = sm.explain(fun)(ones(8, 8))
     assert report.cost.later_flops == 0
-    assert any("only the running program knows count once" in n for n in report.notes)
+    assert any("does not say count once in flops" in n for n in report.notes)
 
 
 def test_minus_one_is_not_a_number_of_operations(monkeypatch):
@@ -255,6 +263,35 @@ def test_minus_one_is_not_a_number_of_operations(monkeypatch):
     )
     cost = sm.explain(jnp.sin)(ones(3)).cost
     assert (cost.flops, cost.bytes_accessed, cost.intensity) == (None, None, None)
+
+
+class _OfHost:
+    """A program with arrays on the host, as its compiler tells it."""
+
+    def __getattr__(self, name):
+        sizes = {"host_argument_size_in_bytes": 3000, "host_temp_size_in_bytes": 96}
+        if not name.endswith("_size_in_bytes"):
+            raise AttributeError(name)
+        return sizes.get(name, 0 if name.startswith("host") else 8)
+
+
+def test_memory_of_the_host_is_apart(monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: _OfHost())
+    report = sm.explain(jnp.sin)(ones(3))
+    assert (report.cost.peak_bytes, report.cost.host_bytes) == (16, 3096)
+    assert re.search(r"Memory of the host +3.0 KiB", str(report))
+
+
+def test_of_a_compiler_that_counts_nothing_products_are_known(monkeypatch):
+    """As of GPUs that are not here."""
+    monkeypatch.setattr(jax.stages.Compiled, "cost_analysis", lambda self: None)
+    report = sm.explain(lambda x: jnp.sin(x @ x))(ones(64, 64))
+    assert report.cost.flops == 2 * 64**3
+    assert report.cost.is_lower_bound
+    assert re.search(
+        "Floating point operations +at least 524 k, of products", str(report)
+    )
+    assert sm.explain(jnp.sin)(ones(3)).cost.flops is None
 
 
 # The result

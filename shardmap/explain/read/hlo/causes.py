@@ -252,6 +252,8 @@ def _sent_on(seen: _Seen) -> Cause | None:
 
 
 def _combined(seen: _Seen) -> Cause:
+    if not seen.name:
+        return Cause("XLA does not say for which operation", None)
     return Cause(
         f"{seen.operation} needs values of other devices",
         "Shard another dimension than the one along which it combines elements.",
@@ -329,8 +331,8 @@ def _takers(module: Module, made: Instruction) -> list[Instruction]:
         around = module.fusion_of(each) if each.is_root else None
         found = [] if around is None else [around]
         for user in module.users_of(each):
-            inside = user.opcode == "fusion"
-            found += module.parameters_of(user, each) if inside else [user]
+            inside = module.parameters_of(user, each) if user.is_fusion else [user]
+            found += inside
         return found
 
     found = reached(made, onward)

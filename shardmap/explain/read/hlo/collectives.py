@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import (
     Instruction,
     Module,
-    elements_of,
     merged_names,
     nbytes,
     shapes_in,
@@ -24,8 +23,21 @@ from shardmap.map.collectives.table import COLLECTIVES
 Mesh = Sequence[tuple[str, int]]
 """The names and sizes of the axes."""
 _KINDS = re.compile(
-    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|"
+    r"ragged-all-to-all|collective-broadcast)(-start)?"
 )
+_KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu|__gpu\$xla)')
+_CHAIN = re.compile(r'channel_id=(\d+),.*\bchain_id="(\d+)"')
+_WRITTEN_AS = {
+    "all-reduce": {"all-reduce", "reduce-scatter", "all-gather"},
+    "collective-broadcast": {"collective-permute"},
+}
+"""Kinds of functions that XLA writes as another kind: for TPU, small ones."""
+_OF_PROGRAMS = {
+    "ragged-all-to-all": "ragged_all_to_all",
+    "collective-broadcast": "pbroadcast",
+}
+"""The functions of kinds that XLA never adds. For GPUs, it does not name them all."""
 _Groups = list[tuple[int, ...]]
 _Shapes = list[tuple[str, tuple[int, ...]]]
 
@@ -45,9 +57,10 @@ def compiled_collectives(
       asked: the layouts of the program's constraints.
     """
     found: list[Collective] = []
+    chains: dict[tuple[str, ...], str] = {}
     for instruction, count in module.runs():
         match = _KINDS.fullmatch(instruction.opcode)
-        if match is None:
+        if match is None or _goes_on(instruction, chains):
             continue
         kind = match[1]
         group_size, axes = _devices(module, instruction.line, kind, mesh)
@@ -58,8 +71,12 @@ def compiled_collectives(
         names = merged_names(instruction.op_name)
         names = names if len(names) == len(given) else []
         operations = _operations(instruction.op_name, len(given))
+        if not instruction.op_name:
+            operations = [_unnamed(module, instruction, k) for k in range(len(given))]
         for place, (parts, shapes) in enumerate(zip(operations, given, strict=True)):
-            operation = _function(parts, kind)
+            operation = _function(parts, _kinds(module, instruction, kind))
+            if kind in _OF_PROGRAMS and not parts:
+                operation = _OF_PROGRAMS[kind]
             cause = None
             if operation is None:
                 one = (place, parts[0]) if names else None
@@ -70,6 +87,9 @@ def compiled_collectives(
                 name = names[place] if names else instruction.op_name
                 source = sources.of_value(instruction, name, place)
             size = sum(nbytes(*shape) for shape in shapes)
+            taken_size = _bytes_in(kind, size, group_size)
+            if kind == "ragged-all-to-all" and len(taken) == 1:
+                taken_size = sum(nbytes(*shape) for shape in taken[0])
             found.append(
                 Collective(
                     kind=kind,
@@ -77,7 +97,7 @@ def compiled_collectives(
                     axes=axes,
                     group_size=group_size,
                     count=count,
-                    bytes_in=_bytes_in(kind, size, group_size),
+                    bytes_in=taken_size,
                     bytes_out=size,
                     source=source or sources.of(instruction),
                     added_by_partitioner=operation is None,
@@ -91,17 +111,70 @@ def compiled_collectives(
     return found
 
 
-def _function(parts: Sequence[str], kind: str) -> str | None:
+def _goes_on(instruction: Instruction, chains: dict[tuple[str, ...], str]) -> bool:
+    """Whether it is a later part of a collective.
+
+    XLA for TPU puts parts of one collective into the fusions that run meanwhile, as
+    equal instructions of one chain.
+
+    Args:
+      instruction: the collective.
+      chains: the name of the first instruction of each chain, which is added to.
+    """
+    chain = _CHAIN.search(instruction.line)
+    if chain is None:
+        return False
+    return chains.setdefault(chain.groups(), instruction.name) != instruction.name
+
+
+def _unnamed(module: Module, instruction: Instruction, place: int) -> tuple[str, ...]:
+    """The operation of a value of a collective to which XLA gives no name.
+
+    XLA for TPU writes a small reduce-scatter as an all-reduce, and a small all-gather
+    as the sum of arrays that are zero but for one part.
+    """
+    operand = next(iter(module.operands_of(instruction)[place : place + 1]), None)
+    if operand is not None and operand.opcode == "dynamic-update-slice":
+        if module.operands_of(operand)[0].opcode == "broadcast":
+            return ("all_gather",)
+    called = dict(instruction.called).get("to_apply", "")
+    parts = module.computations.get(called, [])
+    names = {each.op_name for each in parts if each.opcode == "parameter"}
+    return tuple(names - {""})
+
+
+def _kinds(module: Module, instruction: Instruction, kind: str) -> set[str]:
+    """The kinds of functions that a collective may be of."""
+    if instruction.is_generated:
+        return {kind}
+    name = instruction.op_name
+    # XLA for TPU gathers values of 64 bits, and adds them up on each device.
+    if kind == "all-gather" and name and _is_added_up(module, instruction):
+        return {kind, "all-reduce"}
+    return _WRITTEN_AS.get(kind, {kind})
+
+
+def _is_added_up(module: Module, instruction: Instruction) -> bool:
+    """Whether a reduction with the same name takes the result."""
+    takers = module.users_of(instruction)
+    inside = [part for each in takers for part in module.parts_of(each)]
+    return any(
+        each.opcode == "reduce" and each.op_name == instruction.op_name
+        for each in (*takers, *inside)
+    )
+
+
+def _function(parts: Sequence[str], kinds: Collection[str]) -> str | None:
     """The function of `jax.lax` that made a collective; None if XLA added it.
 
     Args:
       parts: its possible operations. XLA does not always say which.
-      kind: the kind of collective.
+      kinds: the kinds of collective that it may be.
     """
     functions = [
         each.name
         for primitive, each in COLLECTIVES.items()
-        if primitive.name in parts and each.kind == kind
+        if primitive.name in parts and each.kind in kinds
     ]
     return " or ".join(dict.fromkeys(functions)) or None
 
@@ -125,20 +198,14 @@ def _devices(
 
 def _given(instruction: Instruction, kind: str) -> list[_Shapes]:
     """The results on a device, for each value."""
-    type_ = instruction.type
-    if instruction.opcode.endswith("-start"):
-        parts = elements_of(type_)
-        # The operands, the results and perhaps flags; an all-reduce of XLA for older
-        # JAX has only results.
-        with_operands = kind in ("all-gather", "collective-permute")
-        if with_operands or parts[0].startswith("("):
-            type_ = parts[1]
-    return _values(shapes_in(type_), kind)
+    return _values(shapes_in(instruction.result_type), kind)
 
 
 def _taken(module: Module, instruction: Instruction, kind: str) -> list[_Shapes]:
     """The operands on a device, for each value."""
     operands = module.operands_of(instruction)
+    if kind == "ragged-all-to-all":  # The others are the room, offsets and sizes.
+        operands = operands[:1]
     return _values([shape for each in operands for shape in each.shapes], kind)
 
 
@@ -170,6 +237,25 @@ def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
     # A scope of the user's has a colon in its name, or several values have one part:
     # all that may be an operation.
     return [tuple(dict.fromkeys(parts))] * count
+
+
+def unseen(module: Module) -> list[str]:
+    """Notes on what moves without being counted."""
+    notes = []
+    instructions = module.by_name.values()
+    if any(each.opcode.startswith("ragged-all-to-all") for each in instructions):
+        notes.append(
+            "A ragged all-to-all counts as if each device sent its whole operand: what "
+            "it sends, only the running program knows."
+        )
+    if any(_KERNEL.search(each.line) for each in instructions):
+        notes.append(
+            "Kernels, such as those of Pallas, are not looked into: they may send to "
+            "other devices, and their operations are not counted."
+        )
+    if any("is_host_transfer=true" in each.line for each in instructions):
+        notes.append("What callbacks send to and from the host is not counted.")
+    return notes
 
 
 # The devices of a collective, and the mesh axes along which they differ.

@@ -8,7 +8,6 @@ from shardmap.explain.read.hlo.text import Instruction, Module, reached
 from shardmap.explain.read.source import user_line
 
 _MOVES = re.compile("all-gather|all-to-all|collective-permute")
-_INDEX = re.compile(r"\bindex=(\d+)")
 # The slices of a scan's operands, and slices in the body of a while loop. JAX traces
 # those of a scan during lowering, once for all programs: their innermost line may be of
 # another program.
@@ -118,7 +117,7 @@ class Sources:
         users = self._module.users_of(each)
         inside: list[Instruction] = []
         for user in users:
-            if user.opcode == "fusion":
+            if user.is_fusion:
                 for part in self._module.parameters_of(user, each):
                     inside += self._module.users_of(part)
             elif user.opcode == "tuple":
@@ -137,8 +136,7 @@ class Sources:
                 waiting += [i for i in inside if wholes & {*i.operands}]
             elif each.opcode == "while":
                 for part in inside:
-                    index = _INDEX.search(part.line)
-                    if index and int(index[1]) in places and wholes & {*part.operands}:
+                    if part.index in places and wholes & {*part.operands}:
                         found += self._onward(part)
         return found
 

@@ -18,7 +18,14 @@ _CALLED = re.compile(
     r"\{?(?P<names>%?[\w.\-]+(?:, ?%[\w.\-]+)*)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONSTANT = re.compile(r" constant\((-?\d+)\)")
+_INDEX = re.compile(r"\bindex=(\d+)")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+# A type as in `f32[2,3]{1,0:T(8,128)S(1)}`; without a space, it is the main memory.
+_ARRAY = re.compile(r"[a-z]+\d*\w*\[[\d,]*\](?:\{[^}]*\})?")
+_SPACE = re.compile(r"S\((\d+)\)")
+HOST = 5
+"""The number of the host's memory in a layout, as in ``S(5)``."""
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _BITS = re.compile(r"^[a-z]+?(\d+)")
@@ -52,6 +59,22 @@ class Instruction:
         return sum(nbytes(*each) for each in self.shapes)
 
     @property
+    def result_type(self) -> str:
+        """The type of its result alone.
+
+        The type of an instruction that starts something has its operands and perhaps
+        flags, too: ``((operands), results, flags)``. A copy has the result first. An
+        all-reduce of XLA for older JAX has only results.
+        """
+        if not self.opcode.endswith("-start"):
+            return self.type
+        parts = elements_of(self.type)
+        if self.opcode == "copy-start":
+            return parts[0]
+        are_flat = self.opcode in ("all-gather-start", "collective-permute-start")
+        return parts[1] if are_flat or parts[0].startswith("(") else self.type
+
+    @property
     def op_name(self) -> str:
         """JAX's name of its origin, such as ``jit(f)/dot_general``."""
         found = _OP_NAME.search(self.line)
@@ -60,9 +83,10 @@ class Instruction:
     @property
     def operation(self) -> str:
         """The JAX operation, such as ``dot_general``; else the opcode."""
+        opcode = self.opcode.removesuffix("-start")
         if merged_names(self.op_name):
-            return self.opcode
-        return self.op_name.rsplit("/", 1)[-1] or self.opcode
+            return opcode
+        return self.op_name.rsplit("/", 1)[-1] or opcode
 
     @property
     def is_generated(self) -> bool:
@@ -101,10 +125,15 @@ class Instruction:
         ]
 
     @property
-    def trips(self) -> int | None:
-        """The number of steps of a loop; None if XLA does not know."""
-        found = _TRIPS.search(self.line)
-        return int(found[1]) if found else None
+    def is_fusion(self) -> bool:
+        """Whether it stands for instructions that are one kernel."""
+        return self.opcode in ("fusion", "fusion-start")
+
+    @property
+    def index(self) -> int | None:
+        """The place in a tuple that a get-tuple-element takes."""
+        found = _INDEX.search(self.line)
+        return int(found[1]) if found and self.opcode == "get-tuple-element" else None
 
     def places_of(self, operand: "Instruction") -> list[int]:
         """The positions of ``operand`` among its operands."""
@@ -155,7 +184,7 @@ class Module:
 
     def parts_of(self, each: Instruction) -> list[Instruction]:
         """The instructions inside a fusion; [] for anything else."""
-        called = each.called if each.opcode == "fusion" else []
+        called = each.called if each.is_fusion else []
         return [part for _, name in called for part in self.computations[name]]
 
     @functools.cached_property
@@ -178,6 +207,62 @@ class Module:
         inside = self.parts_of(fusion)
         return [each for each in inside if any(text in each.line for text in wanted)]
 
+    @functools.cached_property
+    def is_for_tpu(self) -> bool:
+        """Whether XLA for TPU made it: only its layouts have tiles."""
+        return ":T(" in self.text
+
+    def trips(self, loop: Instruction) -> int | None:
+        """The number of steps of a loop; None if the text does not say.
+
+        XLA for TPU does not write it down. It is known from a counter that starts at a
+        constant, has a constant added in each step, and is compared with a constant.
+        """
+        return self._trips[loop.name]
+
+    @functools.cached_property
+    def _trips(self) -> dict[str, int | None]:
+        loops = [each for each in self.by_name.values() if each.opcode == "while"]
+        return {each.name: self._steps_of(each) for each in loops}
+
+    def _steps_of(self, loop: Instruction) -> int | None:
+        found = _TRIPS.search(loop.line)
+        return int(found[1]) if found else self._counted(loop)
+
+    def _counted(self, loop: Instruction) -> int | None:
+        called = dict(loop.called)
+        if not {"condition", "body"} <= {*called}:
+            return None
+        test = self._root_of(called["condition"])
+        compared = self.operands_of(test)
+        if test.opcode != "compare" or "direction=LT" not in test.line:
+            return None
+        if len(compared) != 2 or (place := compared[0].index) is None:
+            return None
+        [carried], after = self.operands_of(loop), self._root_of(called["body"])
+        if carried.opcode != "tuple" or after.opcode != "tuple":
+            return None
+        start = self._constant(self.by_name.get(carried.operands[place]))
+        end = self._constant(compared[1])
+        step = None
+        more = self.by_name.get(after.operands[place])
+        if more is not None and more.opcode == "add":
+            before, added = self.operands_of(more)
+            step = self._constant(added) if before.index == place else None
+        if start is None or end is None or step is None or step < 1:
+            return None
+        return max(0, -(-(end - start) // step))
+
+    def _root_of(self, name: str) -> Instruction:
+        return next(each for each in self.computations[name] if each.is_root)
+
+    def _constant(self, each: Instruction | None) -> int | None:
+        """The value of a constant, perhaps copied; None for anything else."""
+        while each is not None and each.opcode == "copy":
+            each = next(iter(self.operands_of(each)), None)
+        found = None if each is None else _CONSTANT.search(each.line)
+        return int(found[1]) if found else None
+
     def runs(self) -> Iterator[tuple[Instruction, int | None]]:
         """The instructions that a call runs and how often; None if unknown."""
         return self._runs(self.entry, 1)
@@ -188,7 +273,7 @@ class Module:
         for each in self.computations.get(name, ()):
             yield each, count
             for how, inner in each.called:
-                steps = each.trips if how in ("body", "condition") else 1
+                steps = self.trips(each) if how in ("body", "condition") else 1
                 often = None if count is None or steps is None else count * steps
                 yield from self._runs(inner, often)
 
@@ -228,6 +313,20 @@ def module_of(text: str) -> Module:
             )
     num_devices = int(partitions[1]) if partitions else 1
     return Module(text, computations, entry, num_devices)
+
+
+def arrays_in(type_: str) -> list[tuple[str, int]]:
+    """The arrays of a type, each with the number of its memory, 0 for the main one.
+
+    >>> arrays_in("(f32[2,3]{1,0:T(8,128)S(5)}, u32[])")
+    [('f32[2,3]{1,0:T(8,128)S(5)}', 5), ('u32[]', 0)]
+    """
+    found = _ARRAY.findall(type_)
+    spaces = [_SPACE.search(each) for each in found]
+    return [
+        (each, int(space[1]) if space else 0)
+        for each, space in zip(found, spaces, strict=True)
+    ]
 
 
 def shapes_in(type_: str) -> list[tuple[str, tuple[int, ...]]]:
