@@ -40,23 +40,25 @@ def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
     analysis = compiled.cost_analysis() or {}
     keys = ("flops", "transcendentals", "bytes accessed")
     # The compiler gives -1 for unknown.
-    numbers = [n if (n := analysis.get(key, -1)) >= 0 else None for key in keys]
+    flops, transcendentals, accessed = (
+        number if (number := analysis.get(key, -1)) >= 0 else None for key in keys
+    )
     memory = compiled.memory_analysis()
     argument, output, temporary, donated, peak = _sizes(memory)
     *_, host = _sizes(memory, "host_")
     products = flops_of(module)
     later = products - flops_of(module, once=True)
     return Cost(
-        flops=products or None if numbers[0] is None else numbers[0] + later,
-        transcendentals=numbers[1],
-        bytes_accessed=numbers[2],
+        flops=products or None if flops is None else flops + later,
+        transcendentals=transcendentals,
+        bytes_accessed=accessed,
         peak_bytes=peak,
         argument_bytes=argument,
         output_bytes=output,
         temporary_bytes=temporary,
         donated_bytes=donated,
         later_flops=later,
-        is_lower_bound=numbers[0] is None,
+        is_lower_bound=flops is None,
         host_bytes=host or None,
     )
 
