@@ -40,16 +40,17 @@ def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
     analysis = compiled.cost_analysis() or {}
     keys = ("flops", "transcendentals", "bytes accessed")
     # The compiler gives -1 for unknown.
-    flops, transcendentals, accessed = (
+    told: list[Any] = [
         number if (number := analysis.get(key, -1)) >= 0 else None for key in keys
-    )
+    ]
+    flops, transcendentals, accessed = told
     memory = compiled.memory_analysis()
     argument, output, temporary, donated, peak = _sizes(memory)
     *_, host = _sizes(memory, "host_")
     products = flops_of(module)
     later = products - flops_of(module, once=True)
     return Cost(
-        flops=products or None if flops is None else flops + later,
+        flops=(products or None) if flops is None else flops + later,
         transcendentals=transcendentals,
         bytes_accessed=accessed,
         peak_bytes=peak,
