@@ -40,10 +40,9 @@ def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
     analysis = compiled.cost_analysis() or {}
     keys = ("flops", "transcendentals", "bytes accessed")
     # The compiler gives -1 for unknown.
-    told: list[Any] = [
+    flops, transcendentals, accessed = (
         number if (number := analysis.get(key, -1)) >= 0 else None for key in keys
-    ]
-    flops, transcendentals, accessed = told
+    )
     memory = compiled.memory_analysis()
     argument, output, temporary, donated, peak = _sizes(memory)
     *_, host = _sizes(memory, "host_")
@@ -72,7 +71,9 @@ def _sizes(memory: Any, where: str = "") -> list[Any]:
       where: "host_" for the memory of the host.
     """
     parts = ("argument", "output", "temp", "alias")
-    sizes = [getattr(memory, f"{where}{each}_size_in_bytes", None) for each in parts]
+    sizes: list[Any] = [
+        getattr(memory, f"{where}{each}_size_in_bytes", None) for each in parts
+    ]
     if None in sizes:
         return [*sizes, None]
     argument, output, temporary, alias = sizes
