@@ -32,12 +32,4 @@ __getattr__, __dir__, __all__ = _lazy.attach(
     },
 )
 
-# What the core uses of plan and explain.
-_lazy.provide(
-    batch_that_fits="shardmap.plan.inside.batch_size",
-    explain="shardmap.explain.api",
-    explanation_of="shardmap.explain.explanation",
-    html_of="shardmap.explain.draw.html",
-)
-
 del _lazy

@@ -1,4 +1,4 @@
-"""Lazy imports: of public names, of modules above the core, and of absl.logging."""
+"""Lazy imports: of public names, and of absl.logging."""
 
 import ast
 import difflib
@@ -21,18 +21,6 @@ class _Module:
 
 logging = _Module("absl.logging")
 """absl.logging, which is not needed before the first call of a map."""
-
-_providers: dict[str, str] = {}
-
-
-def provide(**modules: str) -> None:
-    """Registers the modules of functions that lower modules get with `ask`."""
-    _providers.update(modules)
-
-
-def ask(name: str) -> Any:
-    """Returns a registered function, and imports its module first."""
-    return getattr(importlib.import_module(_providers[name]), name)
 
 
 def attach(

@@ -41,6 +41,14 @@ ROOMS = [
     "__init__",
     "commands",
 ]
+# What a function of a lower room may import when it is called, and nothing else: a map
+# that is explained, one whose batch size is found, and a spec or plan that is drawn.
+DOORS = {
+    "shardmap.explain.api",
+    "shardmap.explain.draw.html",
+    "shardmap.explain.explanation",
+    "shardmap.plan.inside.batch_size",
+}
 ROOM_OF_PROGRAMS = "commands"
 PROGRAMS = {"__main__", "demo"}
 
@@ -57,14 +65,19 @@ def room(module):
     return max((r for r in ROOMS if f"{module}.".startswith(f"{r}.")), key=len)
 
 
-class _NoTypes(ast.NodeTransformer):
+class _WhenImported(ast.NodeTransformer):
+    def visit_FunctionDef(self, node):
+        """Without the doors that are opened in it."""
+        node.body = [
+            each
+            for each in node.body
+            if not isinstance(each, ast.ImportFrom) or each.module not in DOORS
+        ]
+        return self.generic_visit(node)
+
     def visit_If(self, node):
         """What only types need is imported by no program."""
         return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
-
-
-def _without_types(tree):
-    return _NoTypes().visit(tree)
 
 
 @functools.cache
@@ -74,7 +87,7 @@ def imports(source):
     A string that is the name of one stands for its import: something imports it _lazy.
     """
     found = set()
-    for node in ast.walk(_without_types(ast.parse(source))):
+    for node in ast.walk(_WhenImported().visit(ast.parse(source))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -138,6 +151,9 @@ def test_an_upward_import_is_found():
     assert upward_imports("_lazy", later) == ["explain.draw.html"]
     assert upward_imports("map.rules.remat", "from shardmap.map import tracing") == []
     assert upward_imports("__main__", "import shardmap.demo, jax") == []
+    door = "from shardmap.explain.api import explain"
+    assert upward_imports("api.function", door) == ["explain.api"]
+    assert upward_imports("api.function", f"def f():\n    {door}") == []
 
 
 def test_no_module_imports_itself_by_way_of_others():

@@ -1,7 +1,7 @@
-"""Aliases of JAX's public types, and the parameters of a map's equation."""
+"""Aliases of JAX's public types."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.extend.core as jex_core
@@ -75,21 +75,3 @@ Param: TypeAlias = Any
 
 Params: TypeAlias = Mapping[str, Param]
 """The parameters of an equation of any primitive."""
-
-
-class MapParams(TypedDict):
-    """The parameters of a map's equation; `spmap_p`'s class says what each means."""
-
-    axis_name: Hashable
-    axis_size: int
-    in_axes: Axes
-    out_axes: Axes
-    call_jaxpr: Jaxpr
-    name: str
-    mesh: AnyMesh | None
-    mesh_axes: tuple[str, ...] | None
-    inner_axes: tuple[str, ...]
-    batch_size: int | None
-    lowering: Literal["manual", "spmd"]
-    layout: str
-    mesh_jaxpr: Jaxpr | None

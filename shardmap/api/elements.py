@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -10,15 +11,14 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax import context
 from shardmap._jax.types import (
+    AnyMesh,
     Aval,
     Axes,
     Jaxpr,
-    Params,
     PyTree,
     Value,
     with_shape,
 )
-from shardmap._lazy import ask
 from shardmap.api import ambient_mesh
 from shardmap.api.arguments import Arguments
 from shardmap.api.options import SpmapOptions
@@ -32,13 +32,13 @@ from shardmap.arrays.process_local import (
 from shardmap.map import contexts, tracing
 from shardmap.map.layout import (
     MapShardings,
-    MeshPlacement,
     map_mesh,
     map_shardings,
 )
 from shardmap.map.lowering import spmap_p
 from shardmap.map.mesh_compatibility import check_inside
 from shardmap.map.primitives.map_primitive import insert_axis, remove_axis
+from shardmap.map.primitives.params import MapParams, MeshPlacement
 from shardmap.units import Auto
 
 
@@ -60,21 +60,20 @@ class ElementPrograms(Programs):
         )
         axis_size = self._axis_size(in_axes, avals, names, is_local)
         body = self._body(self.flat_function(arguments), in_axes, avals, axis_size)
-        params = {
-            "axis_name": options.axis_name,
-            "axis_size": axis_size,
-            "in_axes": (None,) * len(body.constants) + in_axes,
-            "out_axes": self._out_axes(body, in_axes, axis_size),
-            "call_jaxpr": body.jaxpr,
-            "name": self.name,
-            "batch_size": options.batch_size,
-            "lowering": options.lowering,
-            **self._on_devices(axis_size, body.jaxpr, alone),
-        }
-        if isinstance(options.batch_size, Auto):
-            fits = ask("batch_that_fits")(params, options.memory)
-            params["batch_size"] = fits
-        if params["mesh"] is not None and not tracing.inside_map():
+        is_auto = isinstance(options.batch_size, Auto)
+        params = MapParams(
+            axis_name=options.axis_name,
+            axis_size=axis_size,
+            in_axes=(None,) * len(body.constants) + in_axes,
+            out_axes=self._out_axes(body, in_axes, axis_size),
+            call_jaxpr=body.jaxpr,
+            name=self.name,
+            batch_size=None if is_auto else cast(int | None, options.batch_size),
+            lowering=options.lowering,
+        ).on(*self._on_devices(axis_size, body.jaxpr, alone))
+        if is_auto:
+            params = _with_batch_that_fits(params, cast(int, options.memory))
+        if params.mesh is not None and not tracing.inside_map():
             check_inside(params)
         call = Call(
             arguments,
@@ -82,11 +81,9 @@ class ElementPrograms(Programs):
             body.out_tree,
             [
                 insert_axis(var.aval, axis_size, axis)
-                for var, axis in zip(
-                    body.jaxpr.outvars, params["out_axes"], strict=True
-                )
+                for var, axis in zip(body.jaxpr.outvars, params.out_axes, strict=True)
             ],
-            params["mesh"],
+            params.mesh,
             body.jaxpr,
             functools.partial(_bind, body.constants, params),
             functools.partial(_leaf_shardings, body.constants, params),
@@ -182,10 +179,12 @@ class ElementPrograms(Programs):
     def joins_mesh(self) -> bool:
         return not self.across_processes() and super().joins_mesh()
 
-    def _on_devices(self, axis_size: int, call_jaxpr: Jaxpr, alone: bool) -> Params:
-        """The parameters of the equation that place it on devices."""
+    def _on_devices(
+        self, axis_size: int, call_jaxpr: Jaxpr, alone: bool
+    ) -> tuple[AnyMesh | None, MeshPlacement | None]:
+        """The mesh, and the placement of the map on it."""
         mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
-        nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
+        nowhere = None, None
         if jax.sharding.get_abstract_mesh().manual_axes:
             ambient_mesh.check_in_shard_map(self.name, self.options)
             if mesh is None:
@@ -194,7 +193,7 @@ class ElementPrograms(Programs):
             contexts.check_devices(self.full_name, self.devices())
         if mesh is not None:
             contexts.check_mesh(self.full_name, cast(Mesh, mesh))
-            return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
+            return mesh, MeshPlacement(mesh_axes or (), ())
         if tracing.inside_map():
             return nowhere
         mesh, placement = map_mesh(
@@ -205,7 +204,7 @@ class ElementPrograms(Programs):
             shared=not alone,
         )
         contexts.check_mesh(self.full_name, mesh)
-        return {"mesh": mesh} | placement._asdict()
+        return mesh, placement
 
     def _axis_size(
         self,
@@ -218,15 +217,15 @@ class ElementPrograms(Programs):
         wanted, mesh = self.options.axis_size, cast(Mesh | None, self.options.mesh)
         if not is_process_local:
             return _mapped_size(in_axes, avals, names, wanted)
-        placement = MeshPlacement(self.options.mesh_axes or (), ())
+        mesh_axes = self.options.mesh_axes or ()
         parts = len({device.process_index for device in self.devices()})
         if mesh is not None:
-            parts = parts_along(mesh, placement.mesh_axes)
+            parts = parts_along(mesh, mesh_axes)
         if any(axis is not None for axis in in_axes) or wanted is None:
             own = _mapped_size(in_axes, avals, names, None)
         else:
             own = wanted // parts
-        divisor = placement.device_count(mesh) if mesh else parts
+        divisor = math.prod(mesh.shape[n] for n in mesh_axes) if mesh else parts
         return _check_elements(self.name, own, parts, wanted, divisor)
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
@@ -266,30 +265,36 @@ class UnmappedResultsDiffer(ValueError):
     """A result differs between elements, though its ``out_axes`` is None."""
 
 
-def _leaf_shardings(constants: Sequence[Value], params: dict[str, Any]) -> MapShardings:
+def _with_batch_that_fits(params: MapParams, memory: int) -> MapParams:
+    from shardmap.plan.inside.batch_size import batch_that_fits
+
+    return dataclasses.replace(params, batch_size=batch_that_fits(params, memory))
+
+
+def _leaf_shardings(constants: Sequence[Value], params: MapParams) -> MapShardings:
     """The shardings of the leaves, which are operands after the constants."""
     operands, results = map_shardings(params)
     return MapShardings(operands[len(constants) :], results)
 
 
 def _bind(
-    constants: Sequence[Value], params: dict[str, Any], leaves: Sequence[Value]
+    constants: Sequence[Value], params: MapParams, leaves: Sequence[Value]
 ) -> list[Any]:
     """Binds the map to the constants and the leaves, array-likes as arrays."""
     operands = list(leaves)
     if which := [k for k, x in enumerate(leaves) if array_likes.is_array_like(x)]:
         here = SingleDeviceSharding(jax.local_devices()[0])
         shardings: Sequence[Sharding] = [here] * len(leaves)
-        if params["mesh"] is not None:
+        if params.mesh is not None:
             shardings = _leaf_shardings(constants, params).operands
         with jax.ensure_compile_time_eval():
             for k in which:
                 operands[k] = array_likes.lay_out(leaves[k], shardings[k])
-    return spmap_p.bind(*constants, *operands, **params)
+    return spmap_p.bind(*constants, *operands, **params.as_dict())
 
 
 def _with_process_local(
-    call: Call, params: Params, in_axes: Axes, is_local: bool
+    call: Call, params: MapParams, in_axes: Axes, is_local: bool
 ) -> Call:
     """A call on devices of several processes.
 
@@ -300,12 +305,10 @@ def _with_process_local(
       is_local: whether the leaves are this process's part of longer global arrays.
     """
     assert call.shardings is not None
-    parts = parts_along(params["mesh"], params["mesh_axes"])
+    parts = parts_along(cast(Mesh, params.mesh), params.mesh_axes or ())
     operands, results = (
         [shardings_along(s, axis, parts) for s, axis in zip(each, axes, strict=True)]
-        for each, axes in zip(
-            call.shardings, (in_axes, params["out_axes"]), strict=True
-        )
+        for each, axes in zip(call.shardings, (in_axes, params.out_axes), strict=True)
     )
     if not is_local:
         return dataclasses.replace(call, process_local=ProcessLocal(operands, None))

@@ -22,7 +22,6 @@ from shardmap._jax import api_boundary, context
 from shardmap._jax.context import TOP_TRACES, current_trace
 from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
-from shardmap._lazy import ask
 from shardmap.api import caches, pickling, stages
 from shardmap.api.arguments import wrap_statics
 from shardmap.api.options import key_of
@@ -136,7 +135,9 @@ class Mapped(Generic[P, R]):
         Returns:
           An `Explanation`; see `shardmap.explain`.
         """
-        explanation: Explanation = ask("explain")(self)(*args, **kwargs)
+        from shardmap.explain.api import explain
+
+        explanation: Explanation = explain(self)(*args, **kwargs)
         return explanation
 
     @property

@@ -26,24 +26,20 @@ from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap._lazy import logging
 from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
+from shardmap.map.primitives.params import MapParams
 from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024
 
 
-def description(params: dict[str, Any]) -> str:
-    """A text about a map that is the same in all processes of a program.
-
-    Args:
-      params: the parameters of its equation.
-    """
-    name, size = params["axis_name"], params["axis_size"]
-    operands = ", ".join(var.aval.str_short() for var in params["call_jaxpr"].invars)
+def description(params: MapParams) -> str:
+    """A text about a map that is the same in all processes of a program."""
+    name, jaxpr = params.axis_name, params.call_jaxpr
+    operands = ", ".join(var.aval.str_short() for var in jaxpr.invars)
     axis = f"axis {name!r}" if isinstance(name, str) else "an axis"
     return (
-        f"{params['name']}, {axis} of {size}, elements ({operands}), in_axes "
-        f"{params['in_axes']}, out_axes {params['out_axes']}, operations "
-        f"{operations(params['call_jaxpr'])}"
+        f"{params.name}, {axis} of {params.axis_size}, elements ({operands}), in_axes "
+        f"{params.in_axes}, out_axes {params.out_axes}, operations {operations(jaxpr)}"
     )
 
 

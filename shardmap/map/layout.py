@@ -12,18 +12,19 @@ need have no elements, or replicate those of others along the last mesh axis.
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Params, Primitive
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Primitive, aval_of
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement, processes
-from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.params import MapParams, MeshPlacement
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import is_mesh_axis_name
 
@@ -55,34 +56,6 @@ def _divisor_for(axis_size: int, available: int) -> int:
 def _even_devices_for(axis_size: int, available: int) -> int:
     """The most devices that have equal blocks of the axis."""
     return max(n for n in range(1, available + 1) if axis_size % n == 0)
-
-
-class MeshPlacement(NamedTuple):
-    """The axes of a mesh that a map uses.
-
-    Attributes:
-      mesh_axes: those of its elements, major to minor.
-      inner_axes: those for the maps inside without ``mesh_axes``, one for each level.
-    """
-
-    mesh_axes: tuple[str, ...]
-    inner_axes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, params: Params) -> "MeshPlacement":
-        """That of an outermost map, by the parameters of its equation."""
-        return cls(params["mesh_axes"], params["inner_axes"])
-
-    def device_count(self, mesh: AnyMesh) -> int:
-        """How many devices share the elements."""
-        return math.prod(mesh.shape[name] for name in self.mesh_axes)
-
-    def layout(
-        self, mesh: AnyMesh, name: Hashable, size: int, batch_size: int | None
-    ) -> AxisLayout:
-        """How the elements of an axis are laid out and run."""
-        devices = self.device_count(mesh)
-        return AxisLayout(name, size, self.mesh_axes, devices, batch_size)
 
 
 class Partitioned(NamedTuple):
@@ -227,21 +200,21 @@ def inner_maps(jaxpr: Jaxpr) -> list[Any]:
 
 
 def inner_placement(
-    equation: Equation, mesh: AnyMesh, inner_axes: Sequence[str]
+    params: MapParams, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> MeshPlacement | None:
     """The placement of a map inside another; None: each device vectorises it.
 
     Args:
-      equation: the inner map's.
+      params: of the inner map.
       mesh: the outermost map's.
       inner_axes: the mesh axes left for maps without ``mesh_axes``.
     """
-    if equation.params["mesh_axes"] is not None:
-        return MeshPlacement(equation.params["mesh_axes"], tuple(inner_axes))
+    if params.mesh_axes is not None:
+        return MeshPlacement(params.mesh_axes, tuple(inner_axes))
     if not inner_axes:
         return None
     devices = mesh.shape[inner_axes[0]]
-    if devices_for(equation.params["axis_size"], devices) != devices:
+    if devices_for(params.axis_size, devices) != devices:
         return None
     return MeshPlacement((inner_axes[0],), tuple(inner_axes[1:]))
 
@@ -256,21 +229,18 @@ class MapShardings(NamedTuple):
     results: tuple[NamedSharding, ...]
 
 
-def map_shardings(params: dict[str, Any]) -> MapShardings:
-    """The shardings of a map, including those of maps inside.
+def map_shardings(params: MapParams) -> MapShardings:
+    """The shardings of a map on a mesh, including those of maps inside.
 
     An operand that a map inside takes as it is, or a result of one, is cut along that
     map's mesh axes too, and likewise for partitions. A dimension that does not divide
     among its devices is replicated, as JAX has no uneven shards.
-
-    Args:
-      params: the parameters of the map's equation.
     """
-    mesh, jaxpr = params["mesh"], params["call_jaxpr"]
-    operands, results = _map_cuts(params, mesh, MeshPlacement.of(params))
+    mesh, jaxpr = cast(AnyMesh, params.mesh), params.call_jaxpr
+    operands, results = _map_cuts(params)
     # XLA replicates results without entries.
     results = [
-        cut if params["axis_size"] * math.prod(var.aval.shape) else {}
+        cut if params.axis_size * aval_of(var).size else {}
         for var, cut in zip(jaxpr.outvars, results, strict=True)
     ]
 
@@ -291,23 +261,22 @@ def partition_spec(mesh_axes: tuple[str, ...], axis: int | None) -> PartitionSpe
 _Cuts = dict[int, tuple[str, ...]]
 
 
-def _map_cuts(
-    params: dict[str, Any], mesh: AnyMesh, on: MeshPlacement
-) -> tuple[list[_Cuts], list[_Cuts]]:
+def _map_cuts(params: MapParams) -> tuple[list[_Cuts], list[_Cuts]]:
     """The cuts of a map's operands and results, maps inside included."""
-    divides = params["axis_size"] % on.device_count(mesh) == 0
+    along = params.mesh_axes if not params.axis.padding else ()
 
     def outside(axis: int | None, cuts: _Cuts) -> _Cuts:
         if axis is None:
             return cuts
         shifted = {dim + (dim >= axis): names for dim, names in cuts.items()}
-        own = {axis: on.mesh_axes} if divides and on.mesh_axes else {}
-        return own | shifted
+        return ({axis: along} if along else {}) | shifted
 
-    operands, results = _element_cuts(params["call_jaxpr"], mesh, on.inner_axes)
+    operands, results = _element_cuts(
+        params.call_jaxpr, cast(AnyMesh, params.mesh), params.inner_axes
+    )
     return (
-        list(map(outside, params["in_axes"], operands)),
-        list(map(outside, params["out_axes"], results)),
+        list(map(outside, params.in_axes, operands)),
+        list(map(outside, params.out_axes, results)),
     )
 
 
@@ -320,9 +289,9 @@ def _element_cuts(
     for equation in jaxpr.eqns:
         cuts: Sequence[_Cuts] = [{}] * len(equation.invars)
         if equation.primitive is spmap_p:
-            inner = inner_placement(equation, mesh, inner_axes)
-            nowhere = MeshPlacement((), ())
-            cuts, results = _map_cuts(equation.params, mesh, inner or nowhere)
+            inner = MapParams.of(equation)
+            on = inner_placement(inner, mesh, inner_axes)
+            cuts, results = _map_cuts(inner.on(mesh, on))
             made.update(zip(equation.outvars, results, strict=True))
         elif equation.primitive in PARTITIONED:
             cuts = [PARTITIONED[equation.primitive].cuts(equation, mesh)]

@@ -6,7 +6,7 @@ the meshes of all maps and arguments of a program.
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -15,19 +15,20 @@ from shardmap._jax.primitives import SHARD_MAP, is_pmap, manual_axes_of
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap._jax.walk import equations
 from shardmap.map.layout import inner_maps
-from shardmap.map.primitives.axis import axis_text, map_text
+from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import is_no_map
+from shardmap.map.primitives.params import MapParams
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.mesh import group_counts, sizes_of_groups
 
 # What a map holds
 
 
-def check_inside(params: dict[str, Any]) -> None:
+def check_inside(params: MapParams) -> None:
     """Refuses maps and shard_maps inside a map that cannot be part of its program.
 
     Args:
-      params: the parameters of the outermost map's equation.
+      params: of the outermost map.
 
     Raises:
       ValueError: names the inner map, and the meshes or the mesh axis.
@@ -36,41 +37,37 @@ def check_inside(params: dict[str, Any]) -> None:
 
 
 def _check_inside(
-    params: dict[str, Any], outermost: dict[str, Any], used: dict[str, str]
+    params: MapParams, outermost: MapParams, used: dict[str, str]
 ) -> None:
     """Refuses what is inside a map.
 
     Args:
-      params: of the map's equation.
-      outermost: those of the outermost map around it.
+      params: of the map.
+      outermost: of the outermost map around it.
       used: the mesh axes of the maps around, with the names of these.
     """
-    name, mesh = params["name"], outermost["mesh"]
-    for mesh_axis in params["mesh_axes"] or ():
+    for mesh_axis in params.mesh_axes or ():
         if mesh_axis in used:
             raise ValueError(
-                f"{map_text(params)} uses mesh axes {params['mesh_axes']}, but the "
+                f"{params} uses mesh axes {params.mesh_axes}, but the "
                 f"map of {used[mesh_axis]} around it uses {mesh_axis!r} already. Give "
                 "each of them axes of its own."
             )
-        used = used | {mesh_axis: name}
-    for equation in equations(params["call_jaxpr"], is_no_map):
+        used = used | {mesh_axis: params.name}
+    for equation in equations(params.call_jaxpr, is_no_map):
         if equation.primitive is SHARD_MAP:
-            _check_shard_map(equation, outermost, {*used, *outermost["inner_axes"]})
-    for equation in inner_maps(params["call_jaxpr"]):
-        wanted = equation.params["mesh"]
-        if wanted is not None and wanted != mesh:
+            _check_shard_map(equation, outermost, {*used, *outermost.inner_axes})
+    for inner in map(MapParams.of, inner_maps(params.call_jaxpr)):
+        if inner.mesh is not None and inner.mesh != outermost.mesh:
             raise ValueError(
-                f"{map_text(equation.params)} names the mesh {wanted}, but the "
-                f"map of {name} around it runs on {mesh}. Nested maps are one program: "
+                f"{inner} names the mesh {inner.mesh}, but the map of {params.name} "
+                f"around it runs on {outermost.mesh}. Nested maps are one program: "
                 "give both of them mesh= and mesh_axes= of one mesh."
             )
-        _check_inside(equation.params, outermost, used)
+        _check_inside(inner, outermost, used)
 
 
-def _check_shard_map(
-    equation: Equation, params: dict[str, Any], used: set[str]
-) -> None:
+def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> None:
     """Refuses a `jax.shard_map` inside a map on another mesh, or along axes in use.
 
     Args:
@@ -78,7 +75,7 @@ def _check_shard_map(
       params: of the outermost map.
       used: the mesh axes of the maps around.
     """
-    mesh, manual = params["mesh"], params["lowering"] == "manual"
+    mesh, manual = cast(Mesh, params.mesh), params.lowering == "manual"
     inner = equation.params["mesh"]
     is_abstract = not isinstance(inner, Mesh)
     same_devices = is_abstract or _devices(inner) == _devices(mesh)
@@ -91,7 +88,7 @@ def _check_shard_map(
         if not manual:
             return
         other_way = ", or give spmap lowering='spmd'"
-    where = f"{map_text(params)} over {axis_text(params['axis_name'])}"
+    where = f"{params} over {axis_text(params.axis_name)}"
     if is_pmap(equation):
         raise ValueError(
             f"{where} and the jax.pmap inside it cannot be one program, as each "

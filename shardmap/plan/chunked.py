@@ -11,7 +11,6 @@ import jax.extend.core
 from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
-from shardmap._lazy import ask
 from shardmap.arrays.trees import leaf_paths
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
@@ -91,7 +90,9 @@ class ChunkedFunction(Generic[P, R]):
         """
         cut_program = self._cut_program(args, kwargs)
         text = report.explain(cut_program)
-        return ask("explanation_of")(repr(self), text, report.stage_costs(cut_program))
+        from shardmap.explain.explanation import explanation_of
+
+        return explanation_of(repr(self), text, report.stage_costs(cut_program))
 
     @api_boundary
     def stage_costs(

@@ -23,7 +23,6 @@ import jax
 from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
-from shardmap._lazy import ask
 from shardmap.api.arguments import Static
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
@@ -322,7 +321,9 @@ class ShardPlan:
         """
         title = str(self).splitlines()[0]
         text = report.explain(self._cut_program)
-        return ask("explanation_of")(title, text, self.stage_costs)
+        from shardmap.explain.explanation import explanation_of
+
+        return explanation_of(title, text, self.stage_costs)
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:
@@ -335,7 +336,9 @@ class ShardPlan:
         return f"<ShardPlan: {self.num_shards:,} shards in {stages} stage{plural}>"
 
     def _repr_html_(self) -> str:
-        return ask("html_of")(self)
+        from shardmap.explain.draw.html import html_of
+
+        return html_of(self)
 
     def __str__(self) -> str:
         return report.summary(self._cut_program)

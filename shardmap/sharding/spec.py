@@ -50,7 +50,6 @@ from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Aval, Value
-from shardmap._lazy import ask
 from shardmap.sharding import conversions
 from shardmap.units import integer_of
 
@@ -292,7 +291,9 @@ class ShardingSpec:
     __repr__ = _as_code
 
     def _repr_html_(self) -> str:
-        return ask("html_of")(self)
+        from shardmap.explain.draw.html import html_of
+
+        return html_of(self)
 
     @property
     def sharded_axis_sizes(self) -> tuple[int, ...]:

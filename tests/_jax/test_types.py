@@ -1,15 +1,8 @@
 """The short names for JAX's types say what is true of both ends of JAX."""
 
 import jax
-import jax.numpy as jnp
 
-import shardmap as sm
 from shardmap._jax import types
-
-
-def test_the_parameters_of_a_map_are_those_of_its_equation():
-    [equation] = jax.make_jaxpr(sm.spmap(jnp.sin))(jnp.ones(4)).eqns
-    assert set(equation.params) == set(types.MapParams.__annotations__)
 
 
 def test_what_a_jaxpr_is_made_of_has_these_types():

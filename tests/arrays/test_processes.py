@@ -99,6 +99,7 @@ def test_a_description_has_nothing_of_this_process_in_it():
     described = """
 import jax, numpy as np, shardmap as sm
 from shardmap.map import agreement
+from shardmap.map.primitives.params import MapParams
 
 class Name:
     pass
@@ -108,7 +109,7 @@ def body(x):
 
 name = Name()
 jaxpr = jax.make_jaxpr(sm.spmap(body, name))(np.ones(8))
-text = agreement.description(jaxpr.eqns[0].params)
+text = agreement.description(MapParams.of(jaxpr.eqns[0]))
 print(text)
 """
     here = {}

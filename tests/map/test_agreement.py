@@ -11,6 +11,7 @@ from shardmap._jax.walk import equations
 from shardmap.map import agreement
 from shardmap.map.agreement import description, operations
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.params import MapParams
 from tests.shared_jaxprs import at_most, nested
 
 X = np.zeros((8, 3), np.float32)
@@ -18,7 +19,7 @@ X = np.zeros((8, 3), np.float32)
 
 def text(fun, x=X, **options):
     jaxpr = jax.make_jaxpr(sm.spmap(fun, "i", **options))(x).jaxpr
-    (params,) = [e.params for e in equations(jaxpr) if e.primitive is spmap_p]
+    (params,) = [MapParams.of(e) for e in equations(jaxpr) if e.primitive is spmap_p]
     return description(params)
 
 

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.map.layout import map_shardings
+from shardmap.map.primitives.params import MapParams
 
 
 def equation_of(fun, *shapes):
@@ -24,7 +25,7 @@ def mesh_of(fun, *shapes):
 
 def specs_of(fun, *shapes):
     """The partition specs of operands and results."""
-    shardings = map_shardings(equation_of(fun, *shapes).params)
+    shardings = map_shardings(MapParams.of(equation_of(fun, *shapes)))
     return tuple([sharding.spec for sharding in side] for side in shardings)
 
 

@@ -29,7 +29,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from shardmap._lazy import ask
 from shardmap.explain.draw.document import (
     Block,
     Card,
@@ -108,7 +107,9 @@ class Picture(str):
     drawing: Drawing
 
     def _repr_html_(self) -> str:
-        return ask("html_of")(self.drawing)
+        from shardmap.explain.draw.html import html_of
+
+        return html_of(self.drawing)
 
 
 def _lines(grids: Grids) -> list[str]:

@@ -1,5 +1,6 @@
 """Collectives and shardings of a program over an abstract mesh, from its jaxpr."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,10 @@ from shardmap.explain.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import map_shardings
 from shardmap.map.lowering import lower_map
+from shardmap.map.lowering.decision import EnclosingProgram, decide
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.params import MapParams
+from shardmap.sharding.mesh import with_manual_axes
 
 UNKNOWN = "as the compiler decides"
 
@@ -60,7 +64,7 @@ def _walk(jaxpr: Jaxpr, around: _Around, found: list[Collective]) -> None:
             _walk(_written_out(equation, here.mesh), here, found)
         elif primitive is SHARD_MAP:
             manual = {*manual_axes_of(equation), *here.mesh.manual_axes}
-            mesh = lower_map.with_manual_axes(params["mesh"].abstract_mesh, manual)
+            mesh = with_manual_axes(params["mesh"].abstract_mesh, manual)
             _walk(params["jaxpr"], here._replace(mesh=mesh), found)
         else:
             runs = None if primitive is while_p else here.runs
@@ -78,8 +82,8 @@ def _sends(jaxpr: Jaxpr) -> bool:
 
 def _written_out(equation: Equation, around: Any) -> Jaxpr:
     """The body of a map as lowered, with the collectives of the partitioner."""
-    params = equation.params | {"lowering": "manual"}
-    decided = lower_map.decide_in(params, around)
+    params = dataclasses.replace(MapParams.of(equation), lowering="manual")
+    decided = decide(params, EnclosingProgram(around))
     mesh, run = lower_map.on_mesh(params, decided, around)
     sizes = [(name, around.shape[name]) for name in around.manual_axes]
     avals = [without_sharding(aval_of(atom)) for atom in equation.invars]
@@ -146,7 +150,7 @@ def shardings_of(jaxpr: Jaxpr) -> tuple[Sequence[Any], Sequence[Any]]:
 def _shardings(equation: Equation) -> tuple[Sequence[Any], Sequence[Any]]:
     params = equation.params
     if equation.primitive is spmap_p and params["mesh"] is not None:
-        return map_shardings(params)
+        return map_shardings(MapParams.of(equation))
     if equation.primitive is SHARD_MAP:
         return (
             [NamedSharding(params["mesh"], spec) for spec in params["in_specs"]],

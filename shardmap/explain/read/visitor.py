@@ -26,11 +26,12 @@ from shardmap.explain.read.source import source_of
 from shardmap.explain.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.layout import MeshPlacement, inner_placement
+from shardmap.map.layout import inner_placement
 from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import OUTERMOST, Decision, Enclosing
+from shardmap.map.lowering.decision import Decision, EnclosingProgram
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.params import MapParams
 
 CHUNKED = "chunked"
 """The name of the primitive of functions in pieces."""
@@ -80,7 +81,7 @@ class Scope(NamedTuple):
     line: str | None = None
     mesh: Any = None
     inner_axes: tuple[str, ...] = ()
-    program: Enclosing = OUTERMOST
+    program: EnclosingProgram = EnclosingProgram()
 
     def at(self, equation: Equation) -> "Scope":
         """The scope of an equation itself."""
@@ -89,24 +90,20 @@ class Scope(NamedTuple):
     def in_shard_map(self, equation: Equation) -> "Scope":
         """The scope of the body of a `jax.shard_map`."""
         mesh, manual = equation.params["mesh"], manual_axes_of(equation)
-        program = Enclosing(mesh.axis_names, self.program.manual | manual)
-        return self._replace(program=program)
+        return self._replace(program=self.program.inside(mesh, manual))
 
     def in_map(self, equation: Equation) -> tuple[Decision, "Scope"]:
         """How a map of this package is lowered, and the scope of its function."""
-        params = equation.params
-        # Without a placement, each device runs all of it.
-        mesh, walk = self.mesh, None
-        if mesh is not None:
-            walk = inner_placement(equation, mesh, self.inner_axes)
-        elif params["mesh"] is not None:
-            mesh = params["mesh"]
-            walk = MeshPlacement.of(params)
-        decided = decision.decide(params, mesh, walk, self.program)
+        params = MapParams.of(equation)
+        if self.mesh is not None:
+            on = inner_placement(params, self.mesh, self.inner_axes)
+            params = params.on(self.mesh, on)
+        decided = decision.decide(params, self.program)
+        is_placed = params.placement is not None
         return decided, self._replace(
-            mesh=mesh,
-            inner_axes=self.inner_axes if walk is None else walk.inner_axes,
-            program=decided.inside(mesh, self.program),
+            mesh=params.mesh,
+            inner_axes=params.inner_axes if is_placed else self.inner_axes,
+            program=decided.inside(params.mesh, self.program),
         )
 
 

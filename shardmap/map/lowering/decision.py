@@ -1,42 +1,45 @@
 """How a map is lowered: `lower_map` does what is decided here, `explain` reports it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, sharding_constraint_p, while_p
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations, equations_for, rewrite_jaxpr
 from shardmap.map.collectives.split import lowers_per_device
-from shardmap.map.layout import PARTITIONED, MeshPlacement
+from shardmap.map.layout import PARTITIONED
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
+from shardmap.map.primitives.params import MapParams
 from shardmap.map.tracing import Batch, batch_observer, batched_results_of
+from shardmap.sharding.mesh import with_manual_axes
 
 Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]
 
 
-class Enclosing(NamedTuple):
+class EnclosingProgram(NamedTuple):
     """The program that a map is a part of.
 
     Attributes:
-      axis_names: the axes of the mesh of a `jax.shard_map` around; else none.
-      manual: those along which the program is written per device.
-      partitioned: whether the partitioner cuts it.
+      mesh: that of the `jax.shard_map`s and maps around, with the axes manual along
+        which the program is written per device; empty without one.
+      is_partitioned: whether the partitioner cuts it.
     """
 
-    axis_names: tuple[str, ...] = ()
-    manual: frozenset[str] = frozenset()
-    partitioned: bool = False
+    mesh: AbstractMesh = NO_MESH
+    is_partitioned: bool = False
 
-
-OUTERMOST = Enclosing()
-"""A map that is no part of such a program."""
+    def inside(self, mesh: AnyMesh, manual_axes: Collection[str]) -> "EnclosingProgram":
+        """The program inside one that is written per device along these axes too."""
+        manual = {*self.mesh.manual_axes, *manual_axes}
+        return EnclosingProgram(with_manual_axes(mesh.abstract_mesh, manual))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,20 +71,22 @@ class Decision:
         """The mesh axes that the elements are laid over, major to minor."""
         return self.axis.device_axes
 
-    def inside(self, mesh: AnyMesh | None, around: Enclosing) -> Enclosing:
+    def inside(
+        self, mesh: AnyMesh | None, around: EnclosingProgram
+    ) -> EnclosingProgram:
         """The program around the maps in this one."""
         if self.branch in ("element", "blocks") and mesh is not None:
-            return Enclosing(mesh.axis_names, around.manual | {*self.manual_axes})
-        partitioned = around.partitioned or self.branch == "partitioned"
-        return around._replace(partitioned=partitioned)
+            return around.inside(mesh, self.manual_axes)
+        is_partitioned = around.is_partitioned or self.branch == "partitioned"
+        return around._replace(is_partitioned=is_partitioned)
 
 
-def may_branch(params: dict[str, Any], around: Enclosing) -> bool:
+def may_branch(params: MapParams, around: EnclosingProgram) -> bool:
     """Whether elements may take different branches, outside of nested maps.
 
     False if something in the function cuts values along the other mesh axes.
     """
-    jaxpr = params["call_jaxpr"]
+    jaxpr = params.call_jaxpr
     own, found = (
         {equation.primitive for equation in each}
         for each in (equations(jaxpr, is_no_map), equations(jaxpr))
@@ -90,8 +95,8 @@ def may_branch(params: dict[str, Any], around: Enclosing) -> bool:
         return False
     if found & {SHARD_MAP, sharding_constraint_p, *PARTITIONED}:
         return False
-    return bool(around.manual) or _predicates_differ(
-        jaxpr, Batch(params["axis_name"], params["axis_size"]), params["in_axes"]
+    return bool(around.mesh.manual_axes) or _predicates_differ(
+        jaxpr, Batch(params.axis_name, params.axis_size), params.in_axes
     )
 
 
@@ -138,45 +143,31 @@ def platform_of(mesh: AnyMesh) -> str:
     return "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
 
 
-def decide(
-    params: dict[str, Any],
-    mesh: AnyMesh | None,
-    placement: MeshPlacement | None,
-    around: Enclosing,
-) -> Decision:
-    """How a map is lowered.
-
-    Args:
-      params: the parameters of its equation.
-      mesh: that it runs on, if any.
-      placement: the mesh axes that it uses; None: each device runs all of it.
-      around: the program that it is a part of.
-    """
-    name, size, batch_size = (
-        params[key] for key in ("axis_name", "axis_size", "batch_size")
-    )
-    one_block = AxisLayout(name, size, batch_size=batch_size)
+def decide(params: MapParams, around: EnclosingProgram) -> Decision:
+    """How a map is lowered, in the program that it is a part of."""
+    mesh, placement, axis = params.mesh, params.placement, params.axis
+    one_block = dataclasses.replace(axis, device_axes=(), devices=1, block=axis.size)
     if mesh is None or placement is None:
         return Decision(one_block, "inline")
-    if around.manual and around.axis_names != mesh.axis_names:
+    manual = {*around.mesh.manual_axes}
+    if manual and around.mesh.axis_names != mesh.axis_names:
         return Decision(one_block, "inline")
-    axis = placement.layout(mesh, name, size, batch_size)
-    if around.partitioned or (params["lowering"] == "spmd" and not around.manual):
+    if around.is_partitioned or (params.lowering == "spmd" and not manual):
         return Decision(axis, "partitioned")
     # The partitioner refuses collectives along one device where others are.
     if not placement.mesh_axes or axis.devices == 1 < mesh.size:
         return Decision(one_block, "unsharded")
     # Not every collective of JAX takes several mesh axes for one name.
     one_each = (
-        axis.devices == size
+        axis.devices == axis.size
         and len(placement.mesh_axes) == 1
-        and lowers_per_device(params["call_jaxpr"], name, platform_of(mesh))
+        and lowers_per_device(params.call_jaxpr, axis.name, platform_of(mesh))
     )
     manual_axes = placement.mesh_axes
-    if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
+    if REPLICAS in mesh.axis_names and REPLICAS not in manual:
         manual_axes = (*manual_axes, REPLICAS)
     if {*manual_axes} != {*mesh.axis_names} and (
-        calls_host(params["call_jaxpr"]) or may_branch(params, around)
+        calls_host(params.call_jaxpr) or may_branch(params, around)
     ):
         # JAX calls the host where a program is written per device along all axes. And
         # XLA puts collectives along other axes into branches that not all devices take.
@@ -185,5 +176,5 @@ def decide(
         axis,
         "element" if one_each else "blocks",
         manual_axes,
-        gathers=around.manual >= {*placement.mesh_axes},
+        gathers=manual >= {*placement.mesh_axes},
     )

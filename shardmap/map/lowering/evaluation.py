@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,12 @@ from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
-from shardmap.map.layout import MeshPlacement, map_mesh, map_shardings
+from shardmap.map.layout import map_mesh, map_shardings
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Context
-from shardmap.map.primitives.axis import REPLICAS, AxisLayout
+from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.params import MapParams
 from shardmap.map.tracing import per_jaxpr
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
@@ -31,31 +32,31 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
 
     Under `jax.set_mesh` they are on that mesh.
     """
-    under_mesh = params["mesh"] is not None and contexts.has_mesh()
+    of_map = MapParams(**params)
+    under_mesh = of_map.mesh is not None and contexts.has_mesh()
     if any(map(config_value, _DEBUGGING)):
-        changed = {"mesh": None, "mesh_axes": None} if under_mesh else {}
-        return _evaluate_by_operations(args, params | changed)
+        return _evaluate_by_operations(
+            args, of_map.on(None, None) if under_mesh else of_map
+        )
     if under_mesh:
-        return _program_under_mesh(**params)(*contexts.place(args))
-    if REPLICAS in getattr(params["mesh"], "axis_names", ()):
-        params = _on_devices_of_operands(args, params)
-    jitted, shardings = _program(**params)
+        return _program_under_mesh(of_map)(*contexts.place(args))
+    if REPLICAS in getattr(of_map.mesh, "axis_names", ()):
+        of_map = _on_devices_of_operands(args, of_map)
+    jitted, shardings = _program(of_map)
     return jitted(*placement.place(args, shardings))
 
 
-def _evaluate_by_operations(args: Sequence[Value], params: dict[str, Any]) -> list[Any]:
+def _evaluate_by_operations(args: Sequence[Value], params: MapParams) -> list[Any]:
     """Runs a map on one device; its results are sharded as those of its program."""
     # A jitted function that finds a NaN raises what only `jax.jit` itself understands.
-    name, size, batch_size = (
-        params[key] for key in ("axis_name", "axis_size", "batch_size")
-    )
+    axis = params.on(None, None).axis
     run = block_function(
-        _inlined(params["call_jaxpr"]),
-        params["in_axes"],
-        params["out_axes"],
-        Context.outermost(AxisLayout(name, size, batch_size=batch_size)),
+        _inlined(params.call_jaxpr),
+        params.in_axes,
+        params.out_axes,
+        Context.outermost(axis),
     )
-    mesh = params["mesh"]
+    mesh = params.mesh
     if not isinstance(mesh, Mesh) or mesh.is_multi_process:
         return list(map(_as_array, run(*args)))
     # A map inside is evaluated on its own devices.
@@ -73,19 +74,17 @@ def _put(value: Value, sharding: Sharding) -> Any:
     return jax.device_put(value, sharding) if is_jax else value
 
 
-def _on_devices_of_operands(
-    args: Sequence[Any], params: dict[str, Any]
-) -> dict[str, Any]:
+def _on_devices_of_operands(args: Sequence[Any], params: MapParams) -> MapParams:
     """The parameters of the map on the devices of its operands.
 
     A traced map has all devices. If an operand is on those that the map would have
     alone, it runs there, so that its results can be combined with the operand.
     """
     mesh, placement = map_mesh(
-        params["axis_name"],
-        params["axis_size"],
-        params["call_jaxpr"],
-        list(params["mesh"].devices.flat),
+        params.axis_name,
+        params.axis_size,
+        params.call_jaxpr,
+        list(cast(Mesh, params.mesh).devices.flat),
         shared=False,
     )
     needed = set(mesh.devices.flat)
@@ -95,7 +94,7 @@ def _on_devices_of_operands(
         and arg.sharding.device_set == needed
         for arg in args
     ):
-        return params | {"mesh": mesh} | placement._asdict()
+        return params.on(mesh, placement)
     return params
 
 
@@ -106,10 +105,10 @@ def _as_array(value: Value) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
+def _program(params: MapParams) -> tuple[Any, tuple[Any, ...] | None]:
     """The program of an equation, and the shardings of its operands."""
-    run = functools.partial(spmap_p.bind, **params)
-    mesh = params["mesh"]
+    run = functools.partial(spmap_p.bind, **params.as_dict())
+    mesh = cast(Mesh | None, params.mesh)
     if mesh is None:
         return jax.jit(run), None
     operands, results = map_shardings(params)
@@ -124,20 +123,20 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program_under_mesh(**params: Param) -> Any:
-    run = functools.partial(spmap_p.bind, **params)
-    devices = list(params["mesh"].devices.flat)
+def _program_under_mesh(params: MapParams) -> Any:
+    run = functools.partial(spmap_p.bind, **params.as_dict())
+    devices = list(cast(Mesh, params.mesh).devices.flat)
     return map_jit(run, devices, communicates=True)
 
 
-def communicates(params: dict[str, Any]) -> bool:
+def communicates(params: MapParams) -> bool:
     """Whether the devices of a map's program send anything to each other."""
-    own = MeshPlacement.of(params)
+    mesh, axis = cast(Mesh, params.mesh), params.axis
     return (
-        params["lowering"] == "spmd"
-        or len(params["mesh"].axis_names) > len(own.mesh_axes)
-        or params["axis_size"] % own.device_count(params["mesh"]) != 0
-        or has_collectives(params["call_jaxpr"])
+        params.lowering == "spmd"
+        or len(mesh.axis_names) > len(axis.device_axes)
+        or axis.padding != 0
+        or has_collectives(params.call_jaxpr)
     )
 
 

@@ -6,9 +6,10 @@ there are devices for it; else its elements are one batched operation. With
 ``lowering="spmd"`` a map is one vectorised program for the partitioner to cut.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +30,19 @@ from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import Jaxpr, Param, Value, without_sharding
 from shardmap._jax.walk import equations
 from shardmap.map import agreement
-from shardmap.map.layout import MeshPlacement, map_shardings, partition_spec
-from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import Decision, Enclosing
+from shardmap.map.layout import map_shardings, partition_spec
+from shardmap.map.lowering.decision import (
+    Decision,
+    EnclosingProgram,
+    decide,
+    platform_of,
+)
 from shardmap.map.lowering.loops import loop
 from shardmap.map.lowering.steps import Context, prepare
 from shardmap.map.mesh_compatibility import check_meshes
-from shardmap.map.primitives.axis import AxisLayout, map_text, pad, unpad
+from shardmap.map.primitives.axis import AxisLayout, pad, unpad
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+from shardmap.map.primitives.params import MapParams
 from shardmap.map.tracing import Batch
 from shardmap.sharding.mesh import with_manual_axes
 
@@ -45,27 +51,26 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     around, mesh = NO_MESH, mesh_around(ctx)
     if mesh is not None:
         around = with_manual_axes(mesh, manual_axes(ctx)).abstract_mesh
-    decided = decide_in(params, around)
+    of_map = MapParams(**params)
+    decided = decide(of_map, EnclosingProgram(around))
     if decided.branch != "inline" and not around.manual_axes:
-        _check_program(ctx, params, decided)
-    under, run = on_mesh(params, decided, around)
+        _check_program(ctx, of_map, decided)
+    under, run = on_mesh(of_map, decided, around)
     # Operands may be typed with shardings over a mesh of the caller's.
     avals = list(map(without_sharding, ctx.avals_in))
     with types_unchecked(), jax.sharding.use_abstract_mesh(under):
         return lower_inside(ctx, run, avals, args)
 
 
-def _check_program(
-    ctx: LoweringContext, params: dict[str, Param], decided: Decision
-) -> None:
+def _check_program(ctx: LoweringContext, params: MapParams, decided: Decision) -> None:
     """Checks an outermost map against its program and other processes.
 
     Raises:
       NotImplementedError: its mesh does not fit the program, or that of a
         `jax.shard_map` inside.
     """
-    mesh, name = params["mesh"], map_text(params)
-    for equation in equations(params["call_jaxpr"]):
+    mesh, name = cast(Mesh, params.mesh), str(params)
+    for equation in equations(params.call_jaxpr):
         if equation.primitive is SHARD_MAP and (
             both := manual_axes_of(equation) & {*decided.manual_axes}
         ):
@@ -87,15 +92,8 @@ def _check_program(
     check_meshes(module_of(ctx), name, mesh, arguments)
 
 
-def decide_in(params: dict[str, Param], around: AbstractMesh) -> Decision:
-    """How a map is lowered in a program, by the mesh of that; see `on_mesh`."""
-    placement = None if params["mesh"] is None else MeshPlacement.of(params)
-    program = Enclosing(around.axis_names, frozenset(around.manual_axes))
-    return decision.decide(params, params["mesh"], placement, program)
-
-
 def on_mesh(
-    params: dict[str, Param], decided: Decision, around: AbstractMesh
+    params: MapParams, decided: Decision, around: AbstractMesh
 ) -> tuple[AbstractMesh, Callable[..., list[Any]]]:
     """A map as a function of its operands.
 
@@ -107,16 +105,17 @@ def on_mesh(
     Returns:
       The mesh under which the function is to be traced, and the function.
     """
-    axes = params["in_axes"], params["out_axes"]
+    axes = params.in_axes, params.out_axes
     if decided.branch == "inline":
         context = Context.outermost(decided.axis, around, around)
-        return around, block_function(params["call_jaxpr"], *axes, context)
-    mesh = with_manual_axes(params["mesh"], around.manual_axes)
+        return around, block_function(params.call_jaxpr, *axes, context)
+    mesh = with_manual_axes(cast(Mesh, params.mesh), around.manual_axes)
+    params = dataclasses.replace(params, mesh=mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         if decided.branch == "partitioned":
-            run = _partitioned(decided.axis, params | {"mesh": mesh})
+            run = _partitioned(decided.axis, params)
         else:
-            run = _per_device(params, mesh, decided)
+            run = _per_device(decided, params)
 
     def padded(*operands: Value) -> list[Any]:
         results = run(*pad(operands, axes[0], decided.axis.padding))
@@ -128,23 +127,21 @@ def on_mesh(
 # A program per device
 
 
-def _per_device(
-    params: dict[str, Param], mesh: Mesh, decided: Decision
-) -> Callable[..., list[Any]]:
+def _per_device(decided: Decision, params: MapParams) -> Callable[..., list[Any]]:
     """A map as `jax.shard_map`: on each device along some mesh axes, a block."""
-    axis = decided.axis
-    in_axes, out_axes = params["in_axes"], params["out_axes"]
+    axis, mesh = decided.axis, cast(Mesh, params.mesh)
+    in_axes, out_axes = params.in_axes, params.out_axes
     is_element = decided.branch == "element"
     context = Context.outermost(
         axis,
         mesh,
         with_manual_axes(mesh, decided.manual_axes).abstract_mesh,
         is_element,
-        params["inner_axes"],
-        widens=decision.platform_of(mesh) == "cpu" and len(mesh.axis_names) > 1,
+        params.inner_axes,
+        widens=platform_of(mesh) == "cpu" and len(mesh.axis_names) > 1,
     )
     function = _one_element if is_element else block_function
-    block = function(params["call_jaxpr"], in_axes, out_axes, context)
+    block = function(params.call_jaxpr, in_axes, out_axes, context)
     if decided.branch == "unsharded":
         return block
     if decided.gathers:
@@ -235,19 +232,13 @@ def _one_element(
 # One program for the partitioner
 
 
-def _partitioned(
-    axis: AxisLayout, params: dict[str, Param]
-) -> Callable[..., list[Any]]:
+def _partitioned(axis: AxisLayout, params: MapParams) -> Callable[..., list[Any]]:
     """A map as one vectorised program for the partitioner to split."""
-    whole = AxisLayout(axis.name, params["axis_size"], block=axis.places)
-    shardings = map_shardings(params | {"axis_size": axis.places})
-    mesh = params["mesh"]
-    block = block_function(
-        params["call_jaxpr"],
-        params["in_axes"],
-        params["out_axes"],
-        Context.outermost(whole, mesh, mesh.abstract_mesh),
-    )
+    mesh = cast(Mesh, params.mesh)
+    shardings = map_shardings(dataclasses.replace(params, axis_size=axis.places))
+    whole = AxisLayout(axis.name, axis.size, block=axis.places)
+    context = Context.outermost(whole, mesh, mesh.abstract_mesh)
+    block = block_function(params.call_jaxpr, params.in_axes, params.out_axes, context)
 
     def run(*operands: Value) -> list[Any]:
         results = block(*map(_constrained, operands, shardings.operands))

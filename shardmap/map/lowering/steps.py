@@ -17,6 +17,7 @@ from shardmap.map.layout import inner_placement
 from shardmap.map.lowering import effects, retracing
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+from shardmap.map.primitives.params import MapParams
 from shardmap.map.primitives.tap import tap_p
 from shardmap.sharding.mesh import with_manual_axes
 
@@ -157,9 +158,10 @@ def place_map(equation: Equation, context: Context) -> Any:
     is_inner = equation.primitive is spmap_p and context.within == "map"
     if not is_inner or mesh is None or axes is None:
         return equation
-    if (on := inner_placement(equation, mesh, axes)) is None:
+    params = MapParams.of(equation)
+    if (on := inner_placement(params, mesh, axes)) is None:
         return equation
-    return equation.replace(params=equation.params | on._asdict() | {"mesh": mesh})
+    return equation.replace(params=params.on(mesh, on).as_dict())
 
 
 def widen_bfloat16(equation: Equation, context: Context) -> Any:

@@ -33,15 +33,6 @@ def axis_text(axis_name: Hashable) -> str:
     return "an axis" if axis_name == UNNAMED else f"axis {axis_name!r}"
 
 
-def map_text(params: dict[str, Any]) -> str:
-    """A map in the words of a message, by the parameters of its equation.
-
-    >>> map_text({"name": "step"})
-    'spmap of step'
-    """
-    return f"spmap of {params['name']}"
-
-
 @dataclasses.dataclass(frozen=True)
 class AxisLayout:
     """How the elements of an axis run: devices x vectorised x steps.

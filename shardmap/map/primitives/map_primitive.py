@@ -16,8 +16,8 @@ The idea and the name come from ``jax.core.MapPrimitive``, which JAX deleted tog
 with ``xla_pmap_p``.
 """
 
+import dataclasses
 import functools
-import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
@@ -37,7 +37,6 @@ from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.rules import check_jaxpr, register_typecheck
 from shardmap._jax.types import (
-    AnyMesh,
     Aval,
     Equation,
     Jaxpr,
@@ -47,8 +46,8 @@ from shardmap._jax.types import (
     with_shape,
 )
 from shardmap._jax.walk import jaxprs_in, opened
-from shardmap.map.primitives.axis import AxisLayout, axis_text
 from shardmap.map.primitives.explicit_sharding import drop_sharding
+from shardmap.map.primitives.params import MapParams
 
 __all__ = ["MapPrimitive", "spmap_p"]
 
@@ -164,21 +163,8 @@ _OF_EVERY_MAP = ("axis_name", "axis_size", "in_axes", "out_axes", "call_jaxpr")
 class _SpmapPrimitive(MapPrimitive):
     """The primitive of `spmap`'s equations, with the rules of all transformations.
 
-    As every `MapPrimitive`, and with these parameters besides:
-
-    * ``name``: the name of the mapped function, for messages and profiles. Default:
-      "call_jaxpr".
-    * ``mesh``: the devices. Default None: those of the map around this one, or else one
-      device, which vectorises all elements.
-    * ``mesh_axes``: the mesh axes that the elements are laid over, major to minor;
-      None together with ``mesh``. Default None.
-    * ``inner_axes``: the mesh axes for maps inside, one for each level. Default: none.
-    * ``batch_size``: how many elements a device vectorises. Default None: all that it
-      has.
-    * ``lowering``: "manual", the default, or "spmd".
-
-    `bind` adds two more: ``layout``, how the elements are laid out, in words, and
-    ``mesh_jaxpr``, made from ``mesh``.
+    Its parameters are those of `MapParams`; only those of every `MapPrimitive` have no
+    default.
 
     Example:
       >>> import jax, shardmap as sm
@@ -192,22 +178,15 @@ class _SpmapPrimitive(MapPrimitive):
         if not params["axis_size"]:
             return _without_elements(args, **params)
         check_types_unchecked()
-        params = _DEFAULTS | params
-        params["layout"] = layout_text(**params)
+        given = MapParams(**params)
         around = jax.sharding.get_abstract_mesh().axis_types
         explicit = AxisType.Explicit in around
-        params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"], not explicit)
-        return super()._bind(*args, **params)
-
-
-_DEFAULTS: dict[str, Param] = {
-    "name": "call_jaxpr",
-    "mesh": None,
-    "mesh_axes": None,
-    "inner_axes": (),
-    "batch_size": None,
-    "lowering": "manual",
-}
+        given = dataclasses.replace(
+            given,
+            layout=given.axis_in_words(),
+            mesh_jaxpr=mesh_jaxpr(given.mesh, not explicit),
+        )
+        return super()._bind(*args, **given.as_dict())
 
 
 def _without_elements(
@@ -260,29 +239,6 @@ def mesh_jaxpr(mesh: Mesh | None, named: bool = True) -> Any:
             lambda x: jax.lax.with_sharding_constraint(x, everywhere)
         )(0.0)
     return closed.jaxpr
-
-
-def layout_text(
-    *,
-    axis_name: Hashable,
-    axis_size: int,
-    mesh: AnyMesh,
-    mesh_axes: tuple[str, ...] | None,
-    batch_size: int | None,
-    **_: object,
-) -> str:
-    """The layout of a map's elements in words, for jaxprs."""
-    axis = f"{axis_text(axis_name)} of {axis_size:,}"
-    if mesh is None or mesh_axes is None:
-        return f"{axis}, as the map around it decides"
-    devices = math.prod(mesh.shape[name] for name in mesh_axes)
-    layout = AxisLayout(axis_name, axis_size, mesh_axes, devices, batch_size)
-    rest, empty = layout.block % layout.vectorised, layout.padding
-    return (
-        f"{axis} = {layout}"
-        + f", the last of {rest:,}" * (rest > 0)
-        + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
-    )
 
 
 def remove_axis(aval: Aval, axis: int | None) -> jax.core.ShapedArray:

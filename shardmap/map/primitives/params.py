@@ -1,0 +1,107 @@
+"""The parameters of a map's equation, as a record."""
+
+import dataclasses
+import math
+from collections.abc import Hashable
+from typing import Any, Literal, NamedTuple
+
+from shardmap._jax.types import AnyMesh, Axes, Equation, Jaxpr
+from shardmap.map.primitives.axis import AxisLayout, axis_text
+
+
+class MeshPlacement(NamedTuple):
+    """The axes of a mesh that a map uses.
+
+    Attributes:
+      mesh_axes: those of its elements, major to minor.
+      inner_axes: those for the maps inside without ``mesh_axes``, one for each level.
+    """
+
+    mesh_axes: tuple[str, ...]
+    inner_axes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MapParams:
+    """The parameters of an equation of `spmap_p`.
+
+    Attributes:
+      axis_name: the name that collectives in ``call_jaxpr`` use.
+      axis_size: the number of elements.
+      in_axes, out_axes: the mapped axis of each operand and result; None: not mapped.
+      call_jaxpr: the function of one element, without constants.
+      name: of the mapped function, for messages and profiles.
+      mesh: the devices; None: those of the map around this one, or else one device,
+        which vectorises all elements.
+      mesh_axes: the mesh axes that the elements are laid over, major to minor; None:
+        each device runs all of them.
+      inner_axes: the mesh axes for maps inside, one for each level.
+      batch_size: how many elements a device vectorises; None: all that it has.
+      lowering: "manual" or "spmd".
+      layout: how the elements are laid out, in words. `spmap_p` adds it.
+      mesh_jaxpr: tells `jax.jit` of the mesh. `spmap_p` adds it.
+    """
+
+    axis_name: Hashable
+    axis_size: int
+    in_axes: Axes
+    out_axes: Axes
+    call_jaxpr: Jaxpr
+    name: str = "call_jaxpr"
+    mesh: AnyMesh | None = None
+    mesh_axes: tuple[str, ...] | None = None
+    inner_axes: tuple[str, ...] = ()
+    batch_size: int | None = None
+    lowering: Literal["manual", "spmd"] = "manual"
+    layout: str = ""
+    mesh_jaxpr: Jaxpr | None = None
+
+    @classmethod
+    def of(cls, equation: Equation) -> "MapParams":
+        """Those of a map's equation."""
+        return cls(**equation.params)
+
+    def __str__(self) -> str:
+        """The map in the words of a message, such as "spmap of step"."""
+        return f"spmap of {self.name}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The parameters for `spmap_p.bind`, and for an equation."""
+        return dict(vars(self))
+
+    @property
+    def placement(self) -> MeshPlacement | None:
+        """The mesh axes that it uses; None: each device runs all of it."""
+        if self.mesh is None or self.mesh_axes is None:
+            return None
+        return MeshPlacement(self.mesh_axes, self.inner_axes)
+
+    def on(self, mesh: AnyMesh | None, placement: MeshPlacement | None) -> "MapParams":
+        """The map on a mesh; without a placement, each device runs all of it."""
+        mesh_axes, inner_axes = placement or (None, ())
+        return dataclasses.replace(
+            self, mesh=mesh, mesh_axes=mesh_axes, inner_axes=inner_axes
+        )
+
+    @property
+    def axis(self) -> AxisLayout:
+        """How the elements are laid over the mesh axes; in one block without any."""
+        mesh_axes, devices = self.mesh_axes or (), 1
+        if self.mesh is not None:
+            devices = math.prod(self.mesh.shape[name] for name in mesh_axes)
+        return AxisLayout(
+            self.axis_name, self.axis_size, mesh_axes, devices, self.batch_size
+        )
+
+    def axis_in_words(self) -> str:
+        """The layout of the elements, for jaxprs."""
+        axis = f"{axis_text(self.axis_name)} of {self.axis_size:,}"
+        if self.placement is None:
+            return f"{axis}, as the map around it decides"
+        layout = self.axis
+        rest, empty = layout.block % layout.vectorised, layout.padding
+        return (
+            f"{axis} = {layout}"
+            + f", the last of {rest:,}" * (rest > 0)
+            + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
+        )
