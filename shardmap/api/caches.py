@@ -8,7 +8,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 MOST = 1024
 """The size of the cache of one function."""
@@ -29,6 +29,20 @@ def keep(cache: OrderedDict[Hashable, V], key: Hashable, value: V) -> V:
     return value
 
 
+class Derived(Protocol):
+    """A function that is made of another one, such as a map of it.
+
+    It may be made again at each call, as in ``spmap(spmap(f))(x)``, so it is not
+    itself what things are cached by.
+    """
+
+    def derivation(self) -> tuple[Callable[..., Any], Hashable, Callable[[], Any]]:
+        """The other function, how it is made of it, and what makes it again.
+
+        The last two must not hold the other function.
+        """
+
+
 _caches: weakref.WeakKeyDictionary[Callable[..., Any], OrderedDict[Hashable, Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -40,6 +54,9 @@ def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) ->
     The value must not hold ``fun``; use `weak_reference`. Bound methods are not cached,
     as their object may have changed; `jax.jit` traces them anew, too.
     """
+    while hasattr(fun, "derivation"):
+        fun, how, _ = fun.derivation()
+        key = key, how
     if isinstance(fun, types.MethodType):
         return make()
     try:
@@ -51,7 +68,13 @@ def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) ->
 
 
 def weak_reference(fun: Callable[..., Any]) -> Callable[[], Any]:
-    """A function that gives ``fun``, which the mapped function keeps alive."""
+    """A function that gives ``fun``, which the mapped function keeps alive.
+
+    Of a `Derived` function it gives an equal one.
+    """
+    if hasattr(fun, "derivation"):
+        again: Callable[[], Any] = fun.derivation()[2]
+        return again
     if isinstance(fun, types.MethodType):
         return weakref.WeakMethod(fun)
     try:

@@ -165,6 +165,11 @@ class Mapped(Generic[P, R]):
         """Makes a mapped function in a class a method."""
         return self if instance is None else types.MethodType(self, instance)
 
+    def derivation(self) -> Any:
+        """See `caches.Derived`."""
+        programs, cls = self._programs, type(self)
+        return self._fun, programs, lambda: cls(programs.fun(), programs.options)
+
     def __reduce__(self) -> Any:
         return pickling.reduced(self, self._fun, self._programs.options)
 

@@ -493,9 +493,7 @@ class Programs(abc.ABC):
                 [device.id for device in call.devices],
                 ", ".join([aval.str_short() for aval in call.in_avals]),
             )
-            options["out_shardings"] = trees.with_leaves(
-                out_tree, call.shardings.results
-            )
+            options["out_shardings"] = trees.prefix_of(out_tree, call.shardings.results)
             options["compiler_options"] = running.compiler_options(call.devices)
         return jax.jit(run, **options)
 

@@ -1,6 +1,7 @@
 """Pytrees of arguments: the axes and the names of their leaves."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -121,10 +122,34 @@ def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
 
 
 def takes_anything(*trees: TreeDef) -> bool:
-    """Whether such pytrees can have leaves that are not arrays."""
+    """Whether such pytrees can have leaves that are not arrays, such as None."""
     return all(
-        with_leaves(tree, [object()] * tree.num_leaves) is not None for tree in trees
+        with_leaves(tree, [object()] * tree.num_leaves) is not None
+        and jax.tree.structure(
+            with_leaves(tree, [None] * tree.num_leaves), is_leaf=lambda x: x is None
+        )
+        == tree
+        for tree in trees
     )
+
+
+def prefix_of(tree: TreeDef, leaves: Sequence[Any]) -> Any | None:
+    """A pytree prefix of ``tree`` that gives it these leaves.
+
+    Equal leaves are one leaf of the prefix. It has no container of a class of users, as
+    far as possible: such a class may take nothing but arrays.
+    """
+    if leaves and all(leaf == leaves[0] for leaf in leaves):
+        return leaves[0]
+    rest = iter(leaves)
+    data, children = tree.node_data(), tree.children()
+    if data is None or data[0] not in (tuple, list, dict):
+        return with_leaves(tree, leaves)
+    parts = [
+        prefix_of(child, list(itertools.islice(rest, child.num_leaves)))
+        for child in children
+    ]
+    return dict(zip(data[1], parts, strict=True)) if data[0] is dict else data[0](parts)
 
 
 def result_names(out_tree: TreeDef) -> list[str]:

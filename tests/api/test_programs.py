@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -43,7 +44,68 @@ class Compiles:
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
 
+@jax.tree_util.register_pytree_node_class
+class Flattens:
+    """A mapping that flattens again when it is rebuilt, as haiku's up to 2022."""
+
+    def __init__(self, mapping):
+        self.leaves, self.structure = jax.tree.flatten(dict(mapping))
+
+    def tree_flatten(self):
+        return self.leaves, self.structure
+
+    @classmethod
+    def tree_unflatten(cls, structure, leaves):
+        return cls(jax.tree.unflatten(structure, leaves))
+
+    def __getitem__(self, key):
+        return jax.tree.unflatten(self.structure, self.leaves)[key]
+
+
+@pytest.mark.parametrize("kind", ["spmap", "mesh_map", "sharded_jit"])
+def test_a_container_that_flattens_again_when_it_is_rebuilt(kind):
+    mesh = sm.make_mesh({"i": 8})
+
+    def swap(x):
+        return Flattens({"a": x["b"], "b": x["a"]}), {"sum": x["a"] + 1, "none": None}
+
+    mapped = {
+        "spmap": lambda: sm.spmap(swap, donate_argnums=0),
+        "mesh_map": lambda: sm.mesh_map(swap, mesh, ({"i": 0},), {"i": 0}),
+        "sharded_jit": lambda: sm.sharded_jit(swap, ((8,),), ((8,), None), 8),
+    }[kind]()
+    given = Flattens({"a": EIGHT, "b": -EIGHT})
+    lowered = mapped.lower(given).compile()
+    for run in (mapped, lowered, jax.jit(mapped), mapped):
+        result, others = run(given)
+        np.testing.assert_array_equal(result["a"], -EIGHT)
+        np.testing.assert_array_equal(others["sum"], EIGHT + 1)
+    assert mapped.explain(given)
+
+
 # Caching
+
+
+def test_a_nested_map_that_is_made_at_each_call_compiles_once_and_is_freed():
+    counted = Counted()
+    pair = np.ones((2, 2, 2), np.float32)
+
+    def element(x):
+        return counted.method(x)
+
+    with Compiles() as compiles:
+        for _ in range(3):
+            y = sm.spmap(sm.spmap(sm.spmap(element, "a"), "b"), "c")(pair)
+            z = sm.spmap(sm.sharded_jit(element, ((2,),), (2,)))(np.ones((2, 4)))
+    assert (counted.traces, compiles.count) == (2, 2)
+    np.testing.assert_array_equal(y, pair + 1)
+    np.testing.assert_array_equal(z, np.full((2, 4), 2))
+    other = sm.spmap(sm.spmap(element, "a"), "b", out_axes=1)
+    assert other(np.zeros((2, 4, 1))).shape == (4, 2, 1)
+    held = weakref.ref(element)
+    del element, other
+    gc.collect()
+    assert held() is None
 
 
 def test_compiles_once_for_equal_calls_and_again_for_new_shapes():
