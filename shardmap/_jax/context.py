@@ -121,6 +121,11 @@ def bound_axes(sizes: Mapping[Any, int]) -> Iterator[None]:
         yield
 
 
+def traced_apart(marker: Hashable) -> AbstractContextManager[None]:
+    """A context whose traces are not those of other contexts, in any cache of JAX."""
+    return core.extend_axis_env_nd([(marker, 1)])
+
+
 ArrayType = ArrayImpl
 """The type of arrays. Attributes that `jax.Array`, an interface, is given do not reach
 them."""

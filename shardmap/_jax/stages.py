@@ -1,9 +1,10 @@
 """The stages of JAX's compilation: tracing, lowering, compiling and running."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.api_util
@@ -126,6 +127,31 @@ def argument_names(
         for path, _ in jax.tree_util.tree_leaves_with_path(kwargs[key])
     ]
     return [*names[: len(names) - len(by_keyword)], *by_keyword]
+
+
+def with_params(
+    traced: jax.stages.Traced,
+    change: Callable[[Mapping[str, Any]], dict[str, Any]],
+    change_sharding: Callable[[Any], Any],
+) -> jax.stages.Traced:
+    """A trace with other parameters, and other shardings of its arguments.
+
+    Args:
+      traced: a trace.
+      change: takes and returns the parameters, as of an equation of `jax.jit`.
+      change_sharding: takes and returns the sharding of an argument, or None.
+    """
+    changed: Any = copy.copy(traced)
+    changed._params = change(changed._params)
+    changed._meta_tys_flat = [
+        each.replace(sharding=change_sharding(each.sharding))
+        for each in changed._meta_tys_flat
+    ]
+    # What was derived of the old ones.
+    for cache in ("_lojax", "_closure_converted"):
+        if hasattr(changed, cache):
+            setattr(changed, cache, None)
+    return cast(jax.stages.Traced, changed)
 
 
 SLOW_LEADING_SUMS = jax.__version_info__ < (0, 12)

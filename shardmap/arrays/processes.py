@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import jax
 
+from shardmap.sharding import default_devices
+
 TIME_LIMIT = "SHARDMAP_PROCESS_TIMEOUT"
 """The environment variable for how many seconds to wait for the other processes; with 0
 they are not asked."""
@@ -13,7 +15,7 @@ they are not asked."""
 
 def all_devices(backend: str | None) -> list[jax.Device]:
     """The devices of all processes, those of each together, in process order."""
-    return [
+    return default_devices.set_here(backend) or [
         device
         for process in range(jax.process_count(backend))
         for device in jax.local_devices(process, backend)

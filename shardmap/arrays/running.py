@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.devices import is_compile_only
 from shardmap._jax.effects import is_callback
 from shardmap._jax.stages import dispatcher, is_lost_connection
 from shardmap._jax.types import Param, Value
@@ -109,11 +110,12 @@ def compiled(
       A function that runs it, and raises TypeError or ValueError for calls that it is
       not for, before it runs.
     """
+    name = getattr(jitted, "__name__", "a map")
+    _check_runs(name, devices)
     made = jitted.trace(*args, **kwargs).lower().compile()
     call = dispatcher(made)
     if not (_takes_turns(devices, True) and _has_collectives(made)):
         return call
-    name = getattr(jitted, "__name__", "a map")
     return functools.partial(_turn.run, name, call)
 
 
@@ -140,11 +142,22 @@ def map_jit(
       communicates: whether anything goes between devices.
       **options: as for `jax.jit`.
     """
+    name = getattr(fun, "__name__", "a map")
+    _check_runs(name, devices)
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)
     if not _takes_turns(devices, communicates):
         return jitted
-    name = getattr(fun, "__name__", "a map")
     return functools.partial(_turn.run, name, jitted)
+
+
+def _check_runs(name: str, devices: Collection[jax.Device]) -> None:
+    """Refuses to run a program on devices that only compile."""
+    device = next(iter(devices))
+    if is_compile_only(device):
+        raise ValueError(
+            f"{name} is called, but its {len(devices):,} devices of kind "
+            f"{device.device_kind!r} compile only: use its lower or explain."
+        )
 
 
 def _takes_turns(devices: Collection[jax.Device], communicates: bool) -> bool:

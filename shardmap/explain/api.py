@@ -13,6 +13,7 @@ from shardmap._jax import api_boundary
 from shardmap._jax.devices import is_compile_only
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
+from shardmap.explain import elsewhere
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect, interconnect_of
 from shardmap.explain.read import abstract, arrays, remarks, sharded
@@ -51,12 +52,18 @@ def explain(
 
 @overload
 def explain(
-    fun: Callable[..., Any], *, interconnect: str | Interconnect | None = None
+    fun: Callable[..., Any],
+    *,
+    interconnect: str | Interconnect | None = None,
+    devices: str | Sequence[jax.Device] | None = None,
 ) -> Callable[..., Explanation]: ...
 
 
 def explain(
-    fun: Any, *args: Any, interconnect: str | Interconnect | None = None
+    fun: Any,
+    *args: Any,
+    interconnect: str | Interconnect | None = None,
+    devices: str | Sequence[jax.Device] | None = None,
 ) -> Callable[..., Explanation] | Explanation:
     """Explains what runs in parallel in a function, where arrays are, and what moves.
 
@@ -78,6 +85,11 @@ def explain(
         of each cut, and its stages.
       interconnect: what joins the devices, to estimate the time of collectives: a name
         in ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect`.
+      devices: the devices to compile for: a machine that need not be here, such as
+        ``"v5e:16x16"`` (see `devices`), or a list of devices. Maps, `make_mesh` and
+        `sharded_jit` use them where the program names no devices, and so does a program
+        on one device. Arguments are global, and only their shapes count. Default: the
+        devices on which the program runs.
 
     Returns:
       A function that takes the arguments of ``fun``, arrays or `jax.ShapeDtypeStruct`,
@@ -86,7 +98,9 @@ def explain(
 
     Raises:
       TypeError: ``fun`` is not callable.
-      ValueError: no interconnect has this name.
+      ValueError: no interconnect or machine has this name; or, when called, the program
+        names other devices than ``devices``.
+      ImportError: the compiler of ``devices`` is not installed.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -112,11 +126,12 @@ def explain(
             f"explain({name})(x), not explain({name}, x)"
         )
     fun, wires = _as_function(fun), interconnect_of(interconnect)
+    there = elsewhere.devices_of(devices)
 
     @functools.wraps(fun)
     @api_boundary
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        return _explain(fun, wires, args, kwargs)
+        return _explain(fun, wires, there, args, kwargs)
 
     return explained
 
@@ -133,19 +148,29 @@ def _as_function(fun: Any) -> Any:
 def _explain(
     fun: Any,
     wires: Interconnect | None,
+    there: Sequence[jax.Device],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Explanation:
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
+    if there:
+        args, kwargs = elsewhere.unplaced(fun, args, kwargs, there)
     # Facts of the jaxpr.
-    traced = _trace(fun, args, kwargs)
+    with elsewhere.traced_for(there):
+        traced = _trace(fun, args, kwargs)
+        facts = _facts(fun, traced, args, kwargs)
+    if there:
+        traced = elsewhere.moved(traced, there)
     meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
-    facts = _facts(fun, traced, args, kwargs)
     # Facts of the compiled program; an abstract mesh has no devices to compile for.
     is_abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     compiled = None
     if not is_abstract:
-        compiled = _lower(fun, traced, args, kwargs).compile()
+        if there:
+            lowered = elsewhere.lowered_for(there, traced)
+        else:
+            lowered = _lower(fun, traced, args, kwargs)
+        compiled = lowered.compile()
     text = None if compiled is None else compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)

@@ -38,6 +38,7 @@ from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import is_no_map, mesh_jaxpr
 from shardmap.sharding.conversions import cut_spec
+from shardmap.sharding.default_devices import local_devices, set_here
 from shardmap.sharding.mesh import (
     auto_mesh,
     group_counts,
@@ -178,13 +179,14 @@ def partition_mesh(
     Raises:
       ValueError: names ``what``, the devices that it needs and those that there are.
     """
-    devices = jax.local_devices()
+    devices = local_devices()
     if total > len(devices):
-        devices = jax.devices()
+        devices = set_here() or jax.devices()
     if total > len(devices):
+        are = "device is" if len(devices) == 1 else "devices are"
         raise ValueError(
             f"{what} computation requires {total} devices, but only {len(devices)} "
-            f"devices are available. Ask for fewer parts.{too_few_devices(total)}"
+            f"{are} available. Ask for fewer parts.{too_few_devices(total)}"
         )
     axes = partition_axes([parts], total)
     if not alone and len(devices) % total == 0:

@@ -19,6 +19,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.devices import is_compile_only
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Primitive, aval_of
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement, processes
@@ -103,6 +104,8 @@ def map_mesh(
         not in the mesh, nor if the number of partitions inside does not divide.
     """
     groups = processes.by_process(devices)
+    if is_compile_only(devices[0]) and axis_size < len(devices):
+        groups = [list(devices)]  # Its elements are all passed here.
     if axis_size % len(groups) == 0:
         # Each process lays its own elements on its own devices.
         axis_size //= len(groups)

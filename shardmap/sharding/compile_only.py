@@ -63,11 +63,6 @@ def devices(name: str) -> list[jax.Device]:
         return list(_devices(name, kind, *map(int, sizes)))
 
 
-def is_compile_only(device: jax.Device) -> bool:
-    """Whether a device only compiles."""
-    return bool(device.client.runtime_type == "compile_only_runtime")
-
-
 @functools.cache
 def _devices(name: str, kind: str, *sizes: int) -> tuple[jax.Device, ...]:
     try:

@@ -28,6 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Value
+from shardmap.sharding.default_devices import local_devices
 from shardmap.sharding.mesh import check_devices, too_few_devices
 from shardmap.units import integer_of, shown
 
@@ -237,7 +238,7 @@ def pmap_sharding(
         size = integer_of(what, shape[sharded_dim], least=1)
         names[sharded_dim] = "axis0"
     if devices is None:
-        devices = jax.local_devices()[:size]
+        devices = local_devices()[:size]
     used = check_devices("pmap_sharding", np.asarray(devices, dtype=object).flat)
     if size is not None and len(used) != size:
         raise ValueError(

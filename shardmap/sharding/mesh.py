@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from shardmap.sharding.default_devices import local_devices
 from shardmap.units import integer_of, shown
 
 _MOST_VIRTUAL_DEVICES = 1024
@@ -160,7 +161,7 @@ def make_mesh(
         integer_of(f"the size of mesh axis {name!r}", size, least=1)
         for name, size in axis_sizes.items()
     ]
-    available = jax.local_devices() if devices is None else devices
+    available = local_devices() if devices is None else devices
     flat = np.asarray(available, dtype=object).reshape(-1)
     needed = math.prod(sizes)
     if flat.size < needed:
