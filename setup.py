@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(
-    r'^__version__ = "(.+)"$', (ROOT / "shardmap/__init__.py").read_text(), re.MULTILINE
+    r'^__version__ = "(.+)"$', (ROOT / "shardmap/_version.py").read_text(), re.MULTILINE
 )[1]
 
 # An index page has no files beside it: there, links to files are their text alone.

@@ -8,8 +8,7 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 """
 
 from shardmap import _lazy
-
-__version__ = "0.1.0"
+from shardmap._version import __version__ as __version__
 
 # The names are listed in __init__.pyi.
 __getattr__, __dir__, __all__ = _lazy.attach(

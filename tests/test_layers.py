@@ -10,6 +10,7 @@ PACKAGE = ROOT / "shardmap"
 # From the bottom up: a module imports from its own room and from those before it. The
 # room of a module is the longest of these names that its own begins with.
 ROOMS = [
+    "_version",
     "_lazy",
     "_jax",
     "units",
@@ -23,8 +24,8 @@ ROOMS = [
     "map.lowering",
     "api",
     "plan.engine",
-    "plan.lax.control",
     "plan.lax.indexed",
+    "plan.lax.control",
     "plan.lax",
     "plan.run",
     "plan.in_slices",

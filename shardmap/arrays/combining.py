@@ -38,6 +38,9 @@ def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:
     (array(0, dtype=int8), array(inf, dtype=float32))
     """
     dtype = np.dtype(dtype)
+    if combiner == "add" and jnp.issubdtype(dtype, np.inexact):
+        # ``-0.0 + 0.0`` is 0.0: the sum with 0.0 would change the sign of a zero.
+        return -np.zeros((), dtype)
     if combiner in ("add", "or", "xor"):
         return np.zeros((), dtype)
     if combiner == "mul":

@@ -19,7 +19,7 @@ from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitiv
 from shardmap._jax.walk import constants_of, opened
 
 
-@dataclass(eq=False, repr=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Value:
     """A value of a graph, like a variable of a jaxpr.
 

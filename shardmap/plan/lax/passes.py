@@ -22,7 +22,7 @@ from shardmap.plan.lax.compared import must_store
 from shardmap.plan.lax.control import unroll
 from shardmap.plan.lax.control.body import ALONG
 from shardmap.plan.lax.control.unroll import Unroller
-from shardmap.plan.lax.indexed.from_floats import from_floats
+from shardmap.plan.lax.indexed.known import fold
 from shardmap.plan.lax.staged import (
     barrier,
     groups,
@@ -70,7 +70,7 @@ def analysed(
             barrier.ask(graph, out_cuts)
         barrier.begin(graph, inside)
         graph.rewrite(_shared(graph))
-        graph.rewrite(from_floats(graph))
+        fold(graph)
         rules = _Rules()
         if partial:
             graph.rewrite(groups.Grouping(graph).written)

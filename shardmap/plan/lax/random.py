@@ -108,7 +108,6 @@ RULES: dict[Any, RuleMaker] = {
     p.random_fold_in_p: pointwise(),
     p.random_gamma_p: gamma,
     p.rng_bit_generator_p: partial(taken_whole, reason=SEQUENCE),
-    p.rng_uniform_p: partial(taken_whole, reason=SEQUENCE),
     RANDOM_CLONE: pointwise(),
     RANDOM_SEED: pointwise(),
     RANDOM_UNWRAP: key_axes,

@@ -51,11 +51,13 @@ def collective(node: Node) -> Factors:
 def stateful(node: Node) -> Factors:
     raise Refused(
         f"{node.name} at {node.source} reads or changes state, and shards run in any "
-        "order"
+        f"order{REMEDIES.get(node.primitive, '')}"
     )
 
 
-STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.swap_p]
+STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.rng_uniform_p, p.swap_p]
+
+REMEDIES = {p.rng_uniform_p: ": draw with jax.random.uniform and a key"}
 
 RULES: dict[Any, RuleMaker] = {
     **dict.fromkeys(STATEFUL, stateful),

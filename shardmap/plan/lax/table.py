@@ -137,3 +137,6 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
 }
 
 TABLE.makers |= {q: rule for rules in KINDS.values() for q, rule in rules.items()}
+
+BUILT_IN = frozenset(TABLE.makers)
+"""The primitives that are known here; `register_rule` adds others."""

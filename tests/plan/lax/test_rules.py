@@ -26,7 +26,7 @@ ELSEWHERE = """
     tridiagonal tridiagonal_solve device_put sharding_constraint stop_gradient name copy
     eq_to le_to lt_to igamma_grad_a threefry2x32 add_any empty2 reduce_xor reduce_window
     reduce_window_min select_and_gather_add select_and_scatter select_and_scatter_add
-    random_gamma rng_bit_generator rng_uniform log2 one_minus_square polynomial empty
+    random_gamma rng_bit_generator log2 one_minus_square polynomial empty
     random_bits eval_jaxpr
 """.split()
 

@@ -48,6 +48,7 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
+from shardmap.plan.lax.indexed.known import fold
 
 Boxes: TypeAlias = Sequence[Box | None]
 NO_INTERVALS: Intervals = {}
@@ -75,6 +76,7 @@ class InnerBody:
         looked: Iterable[int] = (),
     ) -> None:
         self.graph: Graph = flatten(jaxpr, table.calls)
+        fold(self.graph)
         self.rules = {n.number: table.rule(n) for n in self.graph.nodes}
         self.nodes = {n.number: n for n in self.graph.nodes}
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])

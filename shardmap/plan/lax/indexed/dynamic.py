@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, Local, out_size
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
@@ -42,7 +43,9 @@ def dynamic_slice(node: Node) -> Factors:
                 places = begins[k] + jnp.arange(local.sizes[k], dtype=jnp.int32)
                 at = (*[slice(None)] * k, places - local.starts[f"o{k}"])
                 value = value.at[at].get(
-                    mode="fill", fill_value=0, wrap_negative_indices=False
+                    mode="fill",
+                    fill_value=identity("add", value.dtype),
+                    wrap_negative_indices=False,
                 )
                 begins[k] = jnp.int32(0)
         sizes = out_size(local, range(len(shape)))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Graph, Node, Operand
@@ -173,8 +174,8 @@ def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     places = moved(index, coordinates, starts, None if fills else last)
     if not is_part:
         return bind(node, [value, places], params)
-    # Elements of other shards are zero. Clipped places may not be sorted any more.
-    params |= {"mode": FILL, "fill_value": 0}
+    # Elements of other shards add nothing. Clipped places may not be sorted any more.
+    params |= {"mode": FILL, "fill_value": identity("add", value.dtype)[()]}
     params |= {"indices_are_sorted": False, "unique_indices": False}
     [result] = bind(node, [value, places], params)
     if not fills:

@@ -1,22 +1,90 @@
 """Finds the values of indices, or that they count along an axis.
 
-Indices that depend on no argument are evaluated with NumPy: JAX would compile each
-equation, which takes some 40 ms. A column that counts along an axis of the indices is
-recognized at any length: in ``x[jnp.arange(n), y]`` row ``i`` of the indices reads row
-``i`` of ``x``, so both are one loop.
+JAX itself evaluates what depends on no argument, all that a graph needs in one call. A
+column that counts along an axis of the indices is recognized at any length: in
+``x[jnp.arange(n), y]`` row ``i`` of the indices reads row ``i`` of ``x``, so both are
+one loop.
 """
 
-import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Params
-from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value, made_by
+from shardmap._jax.context import configuration
+from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
+from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap.plan.engine.factors import bind
+from shardmap.plan.engine.jaxpr_key import key_of
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Scalar, Value, made_by
+
+MOST_ELEMENTS = 2**20
+"""The most elements of a constant, and of a value that is evaluated."""
+
+MOST_NODES = 128
+"""The most equations that are evaluated for one operand."""
+
+INDICES: Mapping[Any, slice] = {
+    p.gather_p: slice(1, 2),
+    p.scatter_p: slice(1, 2),
+    p.scatter_add_p: slice(1, 2),
+    p.scatter_max_p: slice(1, 2),
+    p.scatter_min_p: slice(1, 2),
+    p.scatter_mul_p: slice(1, 2),
+    SCATTER_SUB: slice(1, 2),
+    p.dynamic_slice_p: slice(1, None),
+    p.dynamic_update_slice_p: slice(2, None),
+}
+"""The operands that are indices."""
+
+NOT_EVALUATED = frozenset({PURE_CALLBACK, OPTIMIZATION_BARRIER})
+"""Code outside of JAX runs with the program only; steps of loops are not followed."""
+
+
+def fold(graph: Graph) -> None:
+    """Evaluates what the indices of a graph are made of, as far as it can be known.
+
+    Indices that are made of floats, such as ``floor(scale * arange(n) + 0.5)``, become
+    constants first: XLA fuses a product with a sum, or does not, so that shards could
+    round to another integer than the whole function does.
+    """
+    rounded: set[Node] = set()
+    seen: set[Operand] = set()
+    stack = _indices(graph)
+    while stack:
+        operand = stack.pop()
+        node = operand.producer
+        if node is None or operand in seen:
+            continue
+        seen.add(operand)
+        if not any(jnp.issubdtype(x.aval.dtype, jnp.inexact) for x in node.ins):
+            stack += node.ins
+        elif len(node.outs) == 1:
+            rounded.add(node)
+    _evaluate(node.outs[0] for node in graph.nodes if node in rounded)
+
+    def replaced(node: Node) -> Sequence[Operand] | None:
+        known = evaluated(node.outs[0]) if node in rounded else None
+        return None if known is None else [graph.constant(known)]
+
+    if rounded:
+        graph.rewrite(replaced)
+    _evaluate(
+        part
+        for indices in _indices(graph)
+        for part, _ in (_columns(indices) if indices.shape else [(indices, 0)])
+    )
+
+
+def _indices(graph: Graph) -> list[Operand]:
+    """The operands of a graph that are indices."""
+    nothing = slice(0)
+    return [x for n in graph.nodes for x in n.ins[INDICES.get(n.primitive, nothing)]]
 
 
 def known_columns(indices: Operand) -> list[np.ndarray | None]:
@@ -118,43 +186,6 @@ def scalar_of(operand: Operand) -> Operand | None:
     return None if node is None else scalar_of(node.ins[0])
 
 
-MOST_ELEMENTS = 2**20
-"""The most elements of a constant, and of a value that is evaluated."""
-
-MOST_NODES = 128
-"""The most equations that are evaluated for one operand."""
-
-
-def evaluated(operand: Operand) -> np.ndarray | None:
-    """The values of integers that depend on no argument; None if they are not known."""
-    if not jnp.issubdtype(operand.aval.dtype, jnp.integer):
-        return None
-    made: dict[Value, np.ndarray | None] = {}
-
-    def value(each: Operand) -> np.ndarray | None:
-        if (known := constant(each)) is not None:
-            return np.asarray(known, each.aval.dtype)
-        if not isinstance(each, Value) or (node := each.producer) is None:
-            return None
-        if jnp.issubdtype(each.aval.dtype, jnp.inexact):
-            return None
-        if each in made or each.size > MOST_ELEMENTS or len(made) == MOST_NODES:
-            return made.get(each)
-        made[each] = None
-        function = OF_ELEMENTS.get(node.primitive)
-        if function is None and node.primitive in EVALUATORS:
-            function = functools.partial(EVALUATORS[node.primitive], node.params)
-        if function is None:
-            return None
-        arrays = [value(x) for x in node.ins]
-        if all(array is not None for array in arrays):
-            found = function(*arrays)
-            made[each] = None if found is None else np.asarray(found, each.aval.dtype)
-        return made[each]
-
-    return value(operand)
-
-
 def constant(operand: Operand) -> Any:
     """A literal, or a small array that the function closed over; None otherwise."""
     found = operand.value if isinstance(operand, Scalar) else operand.constant
@@ -163,94 +194,113 @@ def constant(operand: Operand) -> Any:
     return None if np.size(found) > MOST_ELEMENTS else found
 
 
-def _quotient(a: np.ndarray, b: np.ndarray) -> Any:
-    """Towards zero, as the division of integers is in JAX."""
-    if a.dtype.kind not in "iu" or (b == 0).any():
+def evaluated(operand: Operand) -> np.ndarray | None:
+    """The values of integers that depend on no argument; None if they are not known."""
+    if not jnp.issubdtype(operand.aval.dtype, jnp.integer):
         return None
-    return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
-
-
-def _remainder(a: np.ndarray, b: np.ndarray) -> Any:
-    return None if a.dtype.kind not in "iu" or (b == 0).any() else np.fmod(a, b)
-
-
-def _spread(params: Params, array: np.ndarray) -> Any:
-    shape, dims = params["shape"], params["broadcast_dimensions"]
-    own = [1] * len(shape)
-    for axis, size in zip(dims, array.shape, strict=True):
-        own[axis] = size
-    return np.broadcast_to(array.reshape(own), shape)
-
-
-def _counts(params: Params) -> Any:
-    shape, axis = params["shape"], params["dimension"]
-    dims = {"shape": shape, "broadcast_dimensions": (axis,)}
-    return _spread(dims, np.arange(shape[axis]))
-
-
-def _part(params: Params, array: np.ndarray) -> Any:
-    strides = params["strides"] or [1] * array.ndim
-    limits = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
-    return array[tuple(slice(*each) for each in limits)]
-
-
-def _sums(params: Params, array: np.ndarray) -> Any:
-    axis, dtype = params["axis"], array.dtype
-    if params["reverse"]:
-        return np.flip(np.cumsum(np.flip(array, axis), axis, dtype), axis)
-    return np.cumsum(array, axis, dtype)
-
-
-def _added(
-    params: Params, array: np.ndarray, indices: np.ndarray, updates: np.ndarray
-) -> Any:
-    """Numbers added to a vector, as `jnp.nonzero` does."""
-    places = indices[..., 0]
-    if array.ndim != 1 or updates.size != places.size:
+    scalar = scalar_of(operand)
+    known = None if scalar is None else constant(scalar)
+    if known is not None and operand.aval.size <= MOST_ELEMENTS:
+        return np.full(operand.shape, known, operand.aval.dtype)
+    if (known := constant(operand)) is not None:
+        return np.asarray(known, operand.aval.dtype)
+    if not isinstance(operand, Value):
         return None
-    inside = (places >= 0) & (places < len(array))
-    found = array.copy()
-    np.add.at(found, places[inside], updates.reshape(places.shape)[inside])
+    if operand not in _VALUES:
+        _evaluate([operand])
+    return _VALUES[operand]
+
+
+_VALUES: "weakref.WeakKeyDictionary[Value, np.ndarray | None]"
+_VALUES = weakref.WeakKeyDictionary()
+"""What was evaluated, None where that cannot be."""
+
+_COMPILED: dict[Hashable, Any] = {}
+"""The programs that evaluate, by what they compute."""
+
+MOST_PROGRAMS = 256
+
+
+def _evaluate(operands: Iterable[Operand]) -> None:
+    """Evaluates operands in one call of JAX, and keeps their values."""
+    nodes: dict[Node, None] = {}
+    wanted: list[Value] = []
+    for operand in operands:
+        if isinstance(operand, Value) and operand not in _VALUES:
+            _VALUES[operand] = None
+            made = _nodes_of(operand)
+            if made and jnp.issubdtype(operand.aval.dtype, jnp.integer):
+                nodes |= made
+                wanted.append(operand)
+    if not wanted:
+        return
+    leaves = dict.fromkeys(
+        x
+        for node in nodes
+        for x in node.ins
+        if isinstance(x, Value) and x.producer is None
+    )
+    numbers: dict[Operand, int] = {x: k for k, x in enumerate(leaves)}
+    for node in nodes:
+        numbers |= {out: len(numbers) + k for k, out in enumerate(node.outs)}
+
+    def told(x: Operand) -> Hashable:
+        return numbers[x] if x in numbers else (key_of(constant(x)), x.aval)
+
+    key = (
+        tuple(x.aval for x in leaves),
+        tuple(map(told, wanted)),
+        tuple(
+            (node.primitive, key_of(node.params), tuple(map(told, node.ins)))
+            for node in nodes
+        ),
+        configuration(),
+    )
+
+    def values(*arrays: jax.Array) -> list[Any]:
+        made: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
+        for node in nodes:
+            ins = [made[x] if x in made else constant(x) for x in node.ins]
+            made.update(zip(node.outs, bind(node, ins, node.params), strict=True))
+        return [made[x] for x in wanted]
+
+    with jax.ensure_compile_time_eval():
+        arrays = [jax.device_put(constant(x)) for x in leaves]
+    if key not in _COMPILED:
+        if len(_COMPILED) == MOST_PROGRAMS:
+            _COMPILED.clear()
+        # Compiled ahead, it runs now, even if an outer function is being traced.
+        _COMPILED[key] = jax.jit(values).lower(*arrays).compile()
+    for value, known in zip(wanted, _COMPILED[key](*arrays), strict=True):
+        _VALUES[value] = np.asarray(jax.device_get(known))
+
+
+def _nodes_of(value: Value) -> dict[Node, None] | None:
+    """The nodes that make a value, first to last.
+
+    Returns:
+      None if it depends on an argument, is large, or takes long.
+    """
+    found: dict[Node, None] = {}
+    stack = [value.producer]
+    while stack:
+        node = stack[-1]
+        if node is None or node in found:
+            stack.pop()
+            continue
+        if (
+            len(stack) + len(found) > MOST_NODES
+            or node.primitive in NOT_EVALUATED
+            or not isinstance(node.primitive, jex_core.Primitive)
+            or max(out.size for out in node.outs) > MOST_ELEMENTS
+            or any(x.producer is None and constant(x) is None for x in node.ins)
+        ):
+            return None
+        ahead = [x.producer for x in node.ins if x.producer not in found]
+        ahead = [each for each in ahead if each is not None]
+        if ahead:
+            stack += ahead
+        else:
+            found[node] = None
+            stack.pop()
     return found
-
-
-OF_ELEMENTS: dict[Any, Callable[..., Any]] = {
-    p.add_p: np.add,
-    p.and_p: np.bitwise_and,
-    p.clamp_p: lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    p.convert_element_type_p: np.asarray,
-    p.copy_p: np.asarray,
-    p.div_p: _quotient,
-    p.eq_p: np.equal,
-    p.ge_p: np.greater_equal,
-    p.gt_p: np.greater,
-    p.le_p: np.less_equal,
-    p.lt_p: np.less,
-    p.max_p: np.maximum,
-    p.min_p: np.minimum,
-    p.mul_p: np.multiply,
-    p.ne_p: np.not_equal,
-    p.neg_p: np.negative,
-    p.not_p: np.invert,
-    p.or_p: np.bitwise_or,
-    p.rem_p: _remainder,
-    p.select_n_p: lambda which, *cases: np.choose(which.astype(np.int64), cases),
-    p.sign_p: np.sign,
-    p.sub_p: np.subtract,
-}
-"""The elementwise primitives that indices are usually made with."""
-
-EVALUATORS: dict[Any, Callable[..., Any]] = {
-    p.broadcast_in_dim_p: _spread,
-    p.concatenate_p: lambda params, *x: np.concatenate(x, params["dimension"]),
-    p.cumsum_p: _sums,
-    p.iota_p: _counts,
-    p.reduce_sum_p: lambda params, x: np.sum(x, params["axes"], x.dtype),
-    p.reshape_p: lambda params, x: x.reshape(params["new_sizes"]),
-    p.rev_p: lambda params, x: np.flip(x, params["dimensions"]),
-    p.scatter_add_p: _added,
-    p.slice_p: _part,
-    p.squeeze_p: lambda params, x: np.squeeze(x, params["dimensions"]),
-    p.transpose_p: lambda params, x: np.transpose(x, params["permutation"]),
-}
-"""The others, as functions of their parameters and operands."""

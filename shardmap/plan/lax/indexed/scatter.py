@@ -98,9 +98,11 @@ def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
     """
     numbers = node.params["dimension_numbers"]
     operand, indices, updates = node.ins
+    if len(indices.shape) != 1:
+        return None
     inserted = numbers.inserted_window_dims
     known = [axis for axis in inserted if _window(node, axis, 1)]
-    if len(indices.shape) != 1 or not known:
+    if not known:
         return None
     left = tuple(axis for axis in inserted if axis not in known)
     every = [axis for axis in range(len(operand.shape)) if axis not in left]

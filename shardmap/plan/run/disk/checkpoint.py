@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints
+from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints, software
 from shardmap.plan.run.disk.folder import Folder
 from shardmap.plan.run.tasks import Task
 
@@ -31,7 +31,8 @@ class Checkpoint:
     Args:
       folder: where it is, or will be.
       cut_program: the plan's program.
-      leaves: its arguments; those up to 1 MiB must be the same each time.
+      leaves: its arguments, which must be the same each time; of those above 1 MiB,
+        samples are compared.
 
     Raises:
       ValueError: it belongs to another plan or other arguments, or is no checkpoint.
@@ -57,7 +58,11 @@ class Checkpoint:
                     f"the folder {self.folder.path} is not empty and no checkpoint of "
                     "a plan: give an empty folder"
                 )
-            theirs = {"plan": self._plan, "arguments": self._arguments}
+            theirs = {
+                "software": software(),
+                "plan": self._plan,
+                "arguments": self._arguments,
+            }
             content = json.dumps({**theirs, "sha256": _sum(theirs)}).encode()
             self.folder.write(MANIFEST, content)
         self._refuse_other(theirs)
@@ -65,16 +70,25 @@ class Checkpoint:
 
     def _refuse_other(self, theirs: Mapping[str, Any]) -> None:
         """Raises an error if a manifest is that of another plan or other arguments."""
+        made_with: Any = theirs.get("software")
+        told = software().items() if isinstance(made_with, dict) else ()
+        for name, version in told:
+            if (other := made_with.get(name)) != version:
+                raise ValueError(
+                    f"the checkpoint folder {self.folder.path} was made with {name} "
+                    f"{other}, and this is {name} {version}, which may compute other "
+                    "bytes: give an empty folder"
+                )
         before: Any = theirs.get("arguments")
         is_listed = isinstance(before, list) and len(before) == len(self._arguments)
-        if theirs.get("plan") != self._plan or not is_listed:
+        if theirs.get("plan") != self._plan or not told or not is_listed:
             raise ValueError(
                 f"the checkpoint folder {self.folder.path} belongs to another plan: "
                 "give an empty folder, or the function, shapes and cuts that it was "
                 "made with"
             )
         for name, now, then in zip(self._names, self._arguments, before, strict=True):
-            if now and then and now != then:
+            if any(a and b and a != b for a, b in zip(now, then, strict=True)):
                 raise ValueError(
                     f"the checkpoint folder {self.folder.path} was made with other "
                     f"values of {name}: give the same, or an empty folder"

@@ -1,43 +1,55 @@
 """Digests by which a checkpoint recognises a plan and its arguments.
 
 A digest is the same in every process: it has no addresses and no order of a set in it.
-Functions that shards call back count by their code, what they close over, and the
-functions, numbers, arrays and containers of their module that they or functions inside
-them use. Objects count by what they hold and by the methods of their class.
+An equation counts by its name, its parameters and its rule; one of a primitive that is
+not JAX's also by what it is lowered to.
 """
 
-import contextlib
-import dataclasses
-import functools
 import hashlib
-import inspect
 import math
+import os
 import re
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import jaxlib
 import numpy as np
 
+from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.types import Aval
+from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._version import __version__
 from shardmap.plan.engine.jaxpr_key import description
 from shardmap.plan.engine.keys import is_key
-from shardmap.plan.engine.nodes import Scalar
+from shardmap.plan.engine.nodes import Node, Scalar
+from shardmap.plan.lax.table import BUILT_IN
 from shardmap.plan.run.cut_program import CutProgram
 
 COMPARED = 2**20
-"""The most bytes of an argument whose values are compared."""
+"""The most bytes of an argument whose values are all compared."""
 
-CALLED = "callback"
-"""The parameter of an equation that is a function which shards call."""
+SAMPLES, SAMPLE = 16, 2**10
+"""The number of parts of a larger one that are compared, and their elements."""
 
-VALUES = np.ndarray, np.generic, jax.Array, int, float, complex, str, tuple, list, dict
-"""The types of variables of a module that count where a function uses them."""
+
+def software() -> dict[str, str]:
+    """What a plan is compiled with; others may compute other bytes."""
+    return {
+        "shardmap": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "backend": jax.default_backend(),
+    }
 
 
 def fingerprint(cut_program: CutProgram) -> str:
-    """A digest of the shards of a plan."""
+    """A digest of the shards of a plan.
+
+    Raises:
+      ValueError: it calls the host, whose code no digest tells.
+    """
     graph = cut_program.graph
     digest = Digest()
     for stage in cut_program.stages:
@@ -51,29 +63,91 @@ def fingerprint(cut_program: CutProgram) -> str:
         digest.add((value.number, constant))
     for node in graph.nodes:
         operands = [v.value if isinstance(v, Scalar) else v.number for v in node.ins]
-        digest.add((node.name, operands))
+        digest.add((node.name, operands, str(cut_program.analysis.rules[node.number])))
         digest.add(node.params)
+        for primitive, params, avals in _bound(node):
+            if primitive is PURE_CALLBACK:
+                raise ValueError(
+                    f"checkpoint: {primitive} at {node.source} calls the host, and "
+                    "nothing tells whether that code is the same when the run goes "
+                    "on: compute what it returns before, and pass it as an argument"
+                )
+            if primitive not in BUILT_IN:
+                digest.add(_lowered(primitive, params, avals))
     return digest.text()
 
 
-def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
-    """The digests of arguments, None for those that are not compared."""
-    found = []
-    for leaf in leaves:
-        array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        # An array-like may name its dtype; keys have one that NumPy does not know.
-        is_jax = isinstance(array, jax.Array)
-        dtype = array.dtype if is_jax else np.dtype(array.dtype)
-        is_small = math.prod(array.shape) * dtype.itemsize <= COMPARED
-        found.append(_digest(_read(array)) if is_small else None)
-    return found
+def _bound(node: Node) -> Iterator[tuple[Any, Mapping[str, Any], list[Aval]]]:
+    """The primitives that a node binds, with their parameters and operands' avals."""
+    yield node.primitive, node.params, [x.aval for x in node.ins]
+    for jaxpr in jaxprs_in(node.params):
+        for equation in equations(jaxpr):
+            avals: Any = [atom.aval for atom in equation.invars]
+            yield equation.primitive, equation.params, avals
 
 
-def _read(array: Any) -> Any:
-    """All of an array, of a dataset or of another array-like."""
-    if isinstance(array, np.ndarray | np.generic | jax.Array):
+def _lowered(primitive: Any, params: Mapping[str, Any], avals: Sequence[Aval]) -> str:
+    """What one equation is lowered to, as text."""
+
+    def function(*values: jax.Array) -> Any:
+        return primitive.bind(*values, **primitive.get_bind_params(dict(params)))
+
+    return jax.jit(function).lower(*avals).as_text()
+
+
+def fingerprints(leaves: Sequence[Any]) -> list[list[str | None]]:
+    """The digest of each argument, and of the file that it is mapped from.
+
+    Of large arguments, evenly spaced samples count; of a file its size and when it was
+    written.
+    """
+    return [[_digest([*_samples(leaf)]), _file(leaf)] for leaf in leaves]
+
+
+def _samples(leaf: Any) -> Iterator[Any]:
+    array: Any = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    # An array-like may name its dtype; keys have one that NumPy does not know.
+    is_jax = isinstance(array, jax.Array)
+    dtype = array.dtype if is_jax else np.dtype(array.dtype)
+    shape = tuple(map(int, array.shape))
+    size = math.prod(shape)
+    if size * dtype.itemsize <= COMPARED:
+        yield _read(array, [slice(0, n) for n in shape])
+        return
+    yield shape, str(dtype)
+    if is_jax:
+        array = np.asarray(jax.random.key_data(array) if is_key(array.aval) else array)
+    lengths = [1] * len(shape)
+    left = SAMPLE
+    for axis in reversed(range(len(shape))):
+        lengths[axis] = min(shape[axis], left)
+        left //= lengths[axis]
+    for place in np.linspace(0, size - 1, SAMPLES).astype(np.int64):
+        index = np.unravel_index(int(place), shape)
+        starts = [
+            min(int(k), n - m) for k, n, m in zip(index, shape, lengths, strict=True)
+        ]
+        yield _read(
+            array, [slice(k, k + m) for k, m in zip(starts, lengths, strict=True)]
+        )
+
+
+def _read(array: Any, index: Sequence[slice]) -> Any:
+    """A part of an array, of a dataset or of another array-like."""
+    if isinstance(array, np.generic):
         return array
-    return np.asarray(array[tuple(slice(0, size) for size in array.shape)])
+    part = array[tuple(index)]
+    return part if isinstance(part, jax.Array) else np.asarray(part)
+
+
+def _file(leaf: Any) -> str | None:
+    """The size and the time of the file that an array is mapped from, if it is."""
+    while leaf is not None and not isinstance(leaf, np.memmap):
+        leaf = leaf.base if isinstance(leaf, np.ndarray) else None
+    if leaf is None or leaf.filename is None:
+        return None
+    found = os.stat(leaf.filename)
+    return f"{found.st_size} bytes of {found.st_mtime_ns}"
 
 
 class Digest:
@@ -105,8 +179,6 @@ class Digest:
             for key in sorted(thing, key=repr):
                 self.add(key)
                 self.add(thing[key])
-                if key == CALLED:
-                    self._add_called(thing[key], {})
         elif isinstance(thing, set | frozenset):
             self._say(kind, sorted(map(repr, thing)))
         else:
@@ -116,71 +188,6 @@ class Digest:
         # Functions print their addresses, which differ.
         text = re.sub(r"0x[0-9a-fA-F]+", "", repr(words))
         self._hash.update(text.encode())
-
-    def _add_called(self, thing: Any, seen: dict[int, Any]) -> None:
-        """Adds a function that shards call: its code, and the values that it uses.
-
-        Args:
-          thing: the function, or a part of it.
-          seen: the functions and objects that were added, by their ids.
-        """
-        parts: tuple[Any, ...] = ()
-        if isinstance(thing, types.FunctionType):
-            defaults = thing.__defaults__, thing.__kwdefaults__
-            parts = thing.__code__, *defaults, *_variables(thing)
-        elif isinstance(thing, types.CodeType):
-            self._say(thing.co_code, thing.co_names)
-            parts = thing.co_consts
-        elif isinstance(thing, types.MethodType):
-            parts = thing.__func__, thing.__self__
-        elif isinstance(thing, functools.partial):
-            parts = thing.func, *thing.args, *thing.keywords.values()
-        elif isinstance(thing, tuple | list):
-            parts = tuple(thing)
-        elif isinstance(thing, Mapping):
-            parts = *thing.keys(), *thing.values()
-        elif isinstance(thing, type | types.ModuleType | np.ndarray | jax.Array):
-            self.add(thing)
-        elif dataclasses.is_dataclass(thing):
-            values = (getattr(thing, f.name) for f in dataclasses.fields(thing))
-            parts = *_methods(thing), *values
-        elif hasattr(thing, "__dict__") or hasattr(thing, "__slots__"):
-            parts = *_methods(thing), object.__getstate__(thing)
-        else:
-            self.add(thing)
-        if parts and id(thing) in seen:
-            self._say("again")
-            return
-        seen[id(thing)] = thing  # It stays alive, so that its id is its own.
-        for part in parts:
-            self._add_called(part, seen)
-
-
-def _methods(thing: object) -> tuple[Any, ...]:
-    """The type of an object, its methods, and its ``__call__``, perhaps a base's."""
-    kind = type(thing)
-    own = [f for f in vars(kind).values() if isinstance(f, types.FunctionType)]
-    return kind, *own, inspect.getattr_static(thing, "__call__", None)
-
-
-def _variables(function: types.FunctionType) -> Iterator[Any]:
-    """The values of outer variables of a function, and those of its module."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # Not set yet.
-            yield cell.cell_contents
-    for name in _names(function.__code__):
-        held = function.__globals__.get(name)
-        own = getattr(held, "__module__", None) == function.__module__
-        if own or isinstance(held, VALUES):
-            yield held
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names that a function uses, also in functions inside it."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names(inner)
 
 
 def _digest(thing: Any) -> str:

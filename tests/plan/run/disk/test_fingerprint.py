@@ -1,15 +1,17 @@
 """Digests of plans and arguments: all that counts is in them, and nothing else."""
 
-import functools
-import sys
-import types
+import os
 
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
+from shardmap.extend import register_rule
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.plan import plan
+from shardmap.plan.run.disk import checkpoint
 from shardmap.plan.run.disk import fingerprint as digests
 from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints
 from tests.plan.run.checks import Recorded, X, assert_bytes
@@ -25,54 +27,6 @@ def _inside_a_loop(seed):
     return lambda x: jax.lax.scan(lambda s, _: (inner(s), None), x, None, length=2)[0]
 
 
-def _callback(seed):
-    def host(x):
-        return host and x + np.float32(2 * seed) - np.float32(1)
-
-    def fun(x):
-        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    return fun
-
-
-class Table:
-    """Equal ones print their addresses, which differ."""
-
-    def __init__(self, number):
-        self.held = [{"a": number}], self
-
-    def __call__(self, x):
-        return x + np.float32(self.held[0][0]["a"])
-
-
-def _called(host):
-    return lambda x: jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
-def _callable(seed):
-    return _called(Table(seed))
-
-
-def _method(seed):
-    return _called(Table(seed).__call__)
-
-
-def _partial(seed):
-    return _called(functools.partial(np.add, np.float32(seed)))
-
-
-def _slotted(seed):
-    class Scale:
-        __slots__ = ("by",)
-
-        def __call__(self, x):
-            return x * self.by
-
-    scale = Scale()
-    scale.by = np.float32(seed)
-    return _called(scale)
-
-
 def _results(seed):
     """The same nodes, in another order of results."""
 
@@ -83,103 +37,35 @@ def _results(seed):
     return fun
 
 
-def _generator(seed):
-    """A generator of NumPy prints its address in capital letters."""
-    held = seed, np.random.default_rng(0)
-    return _called(lambda x: held and x)
+def _primitive(number):
+    """Primitives of one name and one rule that multiply by a number."""
+    myop_p = Primitive("myop")
+    myop_p.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype))
+    times = mlir.lower_fun(lambda x: number * x, multiple_results=False)
+    mlir.register_lowering(myop_p, times)
+    register_rule(myop_p, "i j -> i j")
+    return myop_p.bind
 
 
-IN_A_MODULE = {
-    "a number and a helper": "host = lambda x: helper(x) * SCALE",
-    "a lambda inside": "host = lambda x: (lambda: x * SCALE)()",
-    "a function in one inside": """
-def host(x):
-    def outer():
-        def inner():
-            return x * SCALE
-        return inner()
-    return outer()
-""",
-    "an inner function of a helper": """
-def scaled(x):
-    return [(lambda: x * SCALE)() for _ in range(1)][0]
-
-def host(x):
-    return scaled(x)
-""",
-    "a number of NumPy": "host = lambda x: x * TYPED",
-    "a complex number": "host = lambda x: x * COMPLEX.real.astype(x.dtype)",
-    "an entry of a dict": "host = lambda x: x * SETTINGS['by'][0]",
-    "a method that a method calls": """
-class Model:
-    def predict(self, x):
-        return self.scaled(x)
-
-    def scaled(self, x):
-        return x * SCALE
-
-host = Model().predict
-""",
-    "a method of a dataclass": """
-@dataclass(frozen=True)
-class Model:
-    def __call__(self, x):
-        return self.scaled(x)
-
-    def scaled(self, x):
-        return x * SCALE
-
-host = Model()
-""",
-    "a call of an instance": """
-class Host:
-    def __call__(self, x):
-        return x * SCALE
-
-host = Host()
-""",
-    "a call of a dataclass": """
-@dataclass(frozen=True)
-class Host:
-    by: float = 1.0
-    def __call__(self, x):
-        return x * SCALE
-
-host = Host()
-""",
-}
-MODULE = """
-from dataclasses import dataclass
-import numpy as np
-
-SCALE = {number}
-TYPED = np.float32(SCALE)
-COMPLEX = np.complex64(SCALE)
-SETTINGS = {{"by": [SCALE]}}
-
-def helper(x):
-    return x + {number}
-"""
+def _inner_primitive(number):
+    bind = _primitive(number)
+    return lambda x: jax.lax.fori_loop(0, 2, lambda _, y: bind(y), x)
 
 
-def _of_module(program, seed):
-    module = types.ModuleType("helpers")
-    with pytest.MonkeyPatch.context() as patch:  # A dataclass looks for its module.
-        patch.setitem(sys.modules, "helpers", module)
-        exec(MODULE.format(number=float(seed)) + program, vars(module))
-    return _called(module.host)
+def _rule(number):
+    """Primitives of one name and lowering, with another rule."""
+    bind = _primitive(1)
+
+    def fun(x):
+        return bind(x).sum(0)
+
+    register_rule(bind.__self__, ("i j -> i j", "i * -> i *")[number - 1])
+    return fun
 
 
 @pytest.mark.parametrize(
     "make",
-    [
-        *(_typed_key, _inside_a_loop, _callback, _callable, _method, _partial),
-        *(_generator, _slotted, _results),
-        *(
-            pytest.param(functools.partial(_of_module, program), id=name)
-            for name, program in IN_A_MODULE.items()
-        ),
-    ],
+    [_typed_key, _inside_a_loop, _results, _primitive, _inner_primitive, _rule],
 )
 def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
     first, same, other = (plan(make(k), X, in_slices=({0: 8},)) for k in (1, 1, 2))
@@ -189,13 +75,28 @@ def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
         other.run(X, checkpoint=tmp_path)
 
 
-def test_a_variable_that_is_not_set_yet_has_a_digest(tmp_path):
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: jax.checkpoint(f)])
+def test_a_function_that_calls_the_host_has_no_checkpoint(wrap, tmp_path):
     def host(x):
-        return x if x.size else later
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-    made = plan(_called(host), X, in_slices=({0: 8},))
-    assert made.run(X, checkpoint=tmp_path).tobytes() == X.tobytes()
-    later = None
+    def fun(x):
+        return jax.lax.fori_loop(0, 2, lambda _, y: wrap(host)(y), x)
+
+    made = plan(fun, X)
+    with pytest.raises(ValueError, match=r"pure_callback at .* calls the host"):
+        made.run(X, checkpoint=tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize("name", ["shardmap", "jax", "jaxlib", "backend"])
+def test_the_folder_of_other_software_is_refused(name, tmp_path, monkeypatch):
+    made = plan(lambda x: x + 1, X, in_slices=({0: 8},))
+    made.run(X, checkpoint=tmp_path)
+    now = {**digests.software(), name: "0.0.1"}
+    monkeypatch.setattr(checkpoint, "software", lambda: now)
+    with pytest.raises(ValueError, match=rf"with {name} .*, and this is {name} 0.0.1"):
+        made.run(X, checkpoint=tmp_path)
 
 
 def test_plans_of_other_cuts_and_constants_differ():
@@ -219,9 +120,35 @@ def test_small_arguments_that_are_read_are_compared(tmp_path):
         made.run(Recorded(X + 1), checkpoint=tmp_path)
 
 
-def test_large_arguments_are_not_compared(monkeypatch):
-    small, same, other = fingerprints([1.0, np.float64(1.0), 2.0])
-    assert small == same != other
-    monkeypatch.setattr(digests, "COMPARED", 8)
-    assert fingerprints([np.zeros(9, np.int8), np.zeros(8, np.int8)])[0] is None
-    assert fingerprints([np.zeros(8, np.int8)])[0] is not None
+def test_samples_of_large_arguments_are_compared(tmp_path):
+    big = np.arange(2**19, dtype=np.float32).reshape(2**10, -1)
+    made = plan(lambda x: x.sum(0), big, in_slices=({0: 4},))
+    want = made.run(big, checkpoint=tmp_path)
+    assert_bytes([made.run(Recorded(big), checkpoint=tmp_path)], [want])
+    with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
+        made.run(big * 5, checkpoint=tmp_path)
+
+
+def test_files_that_were_written_since_are_other_arguments(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2**10, 2**9), np.float32))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    made = plan(lambda x: x.sum(0), x, in_slices=({0: 4},))
+    made.run(x, checkpoint=tmp_path / "folder")
+    made.run(x[:], checkpoint=tmp_path / "folder")
+    x[1, 100] = 1  # No sample has it.
+    x.flush()
+    os.utime(tmp_path / "x.npy", ns=(1, 1))
+    with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
+        made.run(x, checkpoint=tmp_path / "folder")
+
+
+@pytest.mark.parametrize("shape", [(2**19,), (3, 2**18), (2**18, 3), (1, 2**19, 1)])
+def test_samples_are_from_everywhere(shape):
+    one = np.zeros(shape, np.float32)
+    for place in (0, -1):
+        other = one.copy()
+        other.flat[place] = 1
+        assert fingerprints([one]) == fingerprints([one.copy()])
+        assert fingerprints([one]) != fingerprints([other])
+    keys = jax.random.split(jax.random.key(0), 2**17 + 1)
+    assert fingerprints([keys]) != fingerprints([keys[::-1]])
