@@ -6,6 +6,7 @@ not JAX's also by what it is lowered to.
 """
 
 import hashlib
+import importlib.metadata
 import math
 import os
 import re
@@ -14,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-import jaxlib
 import numpy as np
 
 from shardmap._jax.primitives import PURE_CALLBACK
@@ -38,8 +38,8 @@ def software() -> dict[str, str]:
     """What a plan is compiled with; others may compute other bytes."""
     return {
         "shardmap": __version__,
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jax": importlib.metadata.version("jax"),
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "backend": jax.default_backend(),
     }
 
