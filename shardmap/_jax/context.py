@@ -202,8 +202,8 @@ LoweringContext = mlir.LoweringRuleContext
 
 
 def module_of(ctx: LoweringContext) -> object:
-    """An object that identifies the program that is being lowered."""
-    return ctx.module_context.host_callbacks
+    """An object that lives as long as this program is lowered, and hashes."""
+    return ctx.module_context.shape_poly_state
 
 
 def argument_meshes(ctx: LoweringContext) -> set[tuple[int, ...]]:

@@ -4,7 +4,7 @@ A map and the maps inside it run on one mesh, and share no mesh axis. XLA has to
 the meshes of all maps and arguments of a program.
 """
 
-import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -141,14 +141,10 @@ def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
 # that is manual along some axes and an argument on the other mesh.
 
 
-class _Lowered(threading.local):
-    """The program that this thread lowers, and the names of maps by mesh."""
-
-    program: Any = None
-    meshes: dict[Mesh, str]
-
-
-_lowered = _Lowered()
+_meshes: weakref.WeakKeyDictionary[object, dict[Mesh, str]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The meshes of the maps in each program that is being lowered, and their names."""
 
 
 def check_meshes(
@@ -157,7 +153,7 @@ def check_meshes(
     """Refuses a map whose mesh XLA cannot combine with those of its program.
 
     Args:
-      program: an object that identifies the program.
+      program: an object that lives as long as the program is lowered.
       name: of the map, for errors.
       mesh: of the map.
       arguments: the axis sizes of the meshes of the program's arguments, if the map is
@@ -166,11 +162,10 @@ def check_meshes(
     Raises:
       NotImplementedError: names both, their meshes and a mesh for both.
     """
-    if _lowered.program is not program:
-        _lowered.program, _lowered.meshes = program, {}
+    meshes = _meshes.setdefault(program, {})
     ours = tuple(mesh.shape.values())
     others: list[tuple[str, Sequence[int]]] = [
-        (other, m.devices.shape) for m, other in _lowered.meshes.items()
+        (other, m.devices.shape) for m, other in meshes.items()
     ]
     others += [("an argument", sizes) for sizes in arguments]
     for other, theirs in others:
@@ -187,7 +182,7 @@ def check_meshes(
             f"{_text(theirs)}: XLA cannot cut one program both ways. {advice}, or call "
             "the map outside of your own jax.jit and jax.set_mesh."
         )
-    _lowered.meshes.setdefault(mesh, name)
+    meshes.setdefault(mesh, name)
 
 
 def _can_combine(a: Sequence[int], b: Sequence[int]) -> bool:

@@ -126,6 +126,23 @@ def explained_axis_names(*bound: Hashable) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def element_trace(
+    axis_name: Hashable,
+    axis_size: int,
+    markers: Sequence[DevicesMarker | MeshAxisMarker] = (),
+    mesh: AbstractMesh | None = None,
+) -> Iterator[None]:
+    """The context in which the function of one element is traced; see `trace_body`."""
+    # The mesh is chosen when the map is lowered: values must not be typed with the mesh
+    # that is set while they are traced.
+    with (
+        jax.sharding.use_abstract_mesh(mesh or NO_MESH),
+        bound_axes({axis_name: axis_size} | dict.fromkeys([_INSIDE, *markers], 1)),
+    ):
+        yield
+
+
 def trace_body(
     fun: Callable[..., Any],
     avals: Sequence[Any],
@@ -147,12 +164,7 @@ def trace_body(
       mesh: the mesh of `jax.set_mesh` inside ``fun``; None: none.
     """
     check_types_unchecked()
-    # The mesh is chosen when the map is lowered: values must not be typed with the mesh
-    # that is set while they are traced.
-    with (
-        jax.sharding.use_abstract_mesh(mesh or NO_MESH),
-        bound_axes({axis_name: axis_size} | dict.fromkeys([_INSIDE, *markers], 1)),
-    ):
+    with element_trace(axis_name, axis_size, markers, mesh):
         with explained_axis_names(axis_name):
             closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
                 *map(without_sharding, avals)

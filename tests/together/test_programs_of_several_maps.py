@@ -1,6 +1,8 @@
 """Maps of different sizes in one program: they share all of its devices."""
 
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -260,3 +262,19 @@ def test_maps_along_all_axes_take_arguments_that_cut_otherwise():
     for mapped in (sm.spmap(jnp.sin), by_partitioner, blocks):
         total = jax.jit(lambda x, mapped=mapped: mapped(x).sum())
         assert_same(total(given), np.sin(x).sum())
+
+
+def test_no_program_keeps_what_its_host_functions_hold():
+    class Recorder:
+        def __call__(self, value):
+            pass
+
+    def run():
+        record = Recorder()
+        sm.spmap(lambda x: sm.tap(record, x))(X)
+        sm.taps_barrier()
+        return weakref.ref(record)
+
+    recorder = run()
+    gc.collect()
+    assert recorder() is None

@@ -295,14 +295,11 @@ def block_function(
     return run
 
 
-def _register(primitive: MapPrimitive) -> None:
-    """Lowers a map of one's own to what it does where it runs."""
+def register(primitive: MapPrimitive) -> None:
+    """Registers the lowering; a map primitive of one's own does what it does alone."""
 
     def run(*args: Value, **params: Param) -> Any:
         return primitive.impl(*args, **params)
 
-    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
-
-
-MapPrimitive.def_rules(_register)
-mlir.register_lowering(spmap_p, _lowering)
+    rule = mlir.lower_fun(run, multiple_results=True)
+    mlir.register_lowering(primitive, _lowering if primitive is spmap_p else rule)

@@ -91,7 +91,7 @@ class MapPrimitive(jex_core.Primitive):
     multiple_results = True
     map_primitive = True
     _function_bind: ClassVar[Callable[..., list[Any]]]
-    _rules: ClassVar[list[Callable[["MapPrimitive"], None]]] = []
+    _rules: ClassVar[Sequence[Callable[["MapPrimitive"], None]]] = ()
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -101,19 +101,22 @@ class MapPrimitive(jex_core.Primitive):
             register(self)
 
     @classmethod
-    def def_rules(cls, register: Callable[["MapPrimitive"], None]) -> None:
-        """Has ``register`` called with each map primitive that is made from now on."""
-        cls._rules.append(register)
-
-    @classmethod
-    def def_function_bind(cls, rule: Callable[..., list[Any]]) -> None:
-        """Sets how maps are bound with a function instead of a jaxpr.
+    def def_rules(
+        cls,
+        rules: Sequence[Callable[["MapPrimitive"], None]],
+        function_bind: Callable[..., list[Any]],
+    ) -> None:
+        """Sets the rules of all map primitives, once.
 
         Args:
-          rule: takes the primitive, the function of one element, the operands and the
-            parameters; returns the results.
+          rules: each registers one with a primitive: with `spmap_p` now, and with each
+            other one when it is made.
+          function_bind: how maps are bound with a function instead of a jaxpr; takes
+            the primitive, the function of one element, the operands and the parameters.
         """
-        cls._function_bind = staticmethod(rule)
+        cls._rules, cls._function_bind = rules, staticmethod(function_bind)
+        for register in rules:
+            register(spmap_p)
 
     def _typecheck(self, *operands: Value, **params: Param) -> tuple[Any, Any]:
         call_jaxpr: Any = params["call_jaxpr"]

@@ -61,6 +61,3 @@ def _first_error(leaves: list[Any]) -> list[Any]:
         return leaves
     element = jnp.argmax(jnp.stack(predicates).any(0))
     return [leaf[element] for leaf in leaves]
-
-
-MapPrimitive.def_function_bind(bind_function)

@@ -24,7 +24,7 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import uses_axis
-from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.map.primitives.tap import without_taps_in_loops
 from shardmap.map.tracing import (
     Batch,
@@ -89,11 +89,8 @@ def _linearize(
 ) -> _Linearized:
     avals = list(map(aval_of, jaxpr.invars))
     inexact = [_is_inexact(aval_of(var)) for var in jaxpr.outvars]
-    residual_tree = None
 
     def forward(*primals: Value) -> Any:
-        nonlocal residual_tree
-
         def differentiated(*active: Value) -> Any:
             rest = iter(active)
             merged = [
@@ -104,10 +101,10 @@ def _linearize(
 
         active = compress(primals, nonzero)
         _, linear, results = jax.linearize(differentiated, *active, has_aux=True)
-        residuals, residual_tree = jax.tree.flatten(linear)
-        return results, residuals
+        return results, linear
 
     traced = trace_body(forward, avals, axis_name, axis_size)
+    _, residual_tree = traced.out_tree.children()
     variables = traced.jaxpr.outvars[len(inexact) :]
     operands = traced.jaxpr.invars[len(traced.constants) :]
     results = traced.jaxpr.outvars[: len(inexact)]
@@ -333,10 +330,7 @@ def _transpose_rule(
     return [next(given) if lin else None for lin in linear]
 
 
-def _register(primitive: MapPrimitive) -> None:
+def register(primitive: MapPrimitive) -> None:
+    """Registers the rules of `jax.jvp` and of transposition."""
     ad.primitive_jvps[primitive] = functools.partial(_jvp_rule, primitive)
     ad.primitive_transposes[primitive] = functools.partial(_transpose_rule, primitive)
-
-
-_register(spmap_p)
-MapPrimitive.def_rules(_register)

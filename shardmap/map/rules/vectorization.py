@@ -7,14 +7,15 @@ from typing import Any
 import jax
 
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import Jaxpr, Param, Value
+from shardmap._jax.types import Jaxpr, Param
 from shardmap.map.primitives import explicit_sharding
-from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
 from shardmap.map.tracing import (
     Batch,
     Body,
     batched_results,
     bind_map,
+    element_trace,
     per_jaxpr,
     trace_body,
 )
@@ -33,15 +34,10 @@ def _batch(
 
     ``dims`` and ``avals`` are those of an element's batched operands.
     """
-    batched: tuple[bool, ...] = ()
-
-    def vectorized(*args: Value) -> Any:
-        # Here the map's own axis is bound.
-        nonlocal batched
+    with element_trace(axis_name, axis_size):
         batched = batched_results(jaxpr, batch, dims)
-        out_dims = [0 if is_batched else None for is_batched in batched]
-        return batch.vectorize(jaxpr, dims, out_dims)(*args)
-
+    out_dims = [0 if is_batched else None for is_batched in batched]
+    vectorized = batch.vectorize(jaxpr, dims, out_dims)
     return trace_body(vectorized, avals, axis_name, axis_size), batched
 
 
@@ -97,9 +93,6 @@ def _batching_rule(
     return results, out_dims
 
 
-def _register(primitive: MapPrimitive) -> None:
+def register(primitive: MapPrimitive) -> None:
+    """Registers the rule of `jax.vmap`."""
     def_batching(primitive, functools.partial(_batching_rule, primitive))
-
-
-_register(spmap_p)
-MapPrimitive.def_rules(_register)
