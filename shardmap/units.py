@@ -35,7 +35,7 @@ def bytes_of(what: str, value: int | str) -> int:
         if match is None or match[2].lower() not in units:
             raise ValueError(
                 f"{what} must be a number of bytes, or a text such as '2 GB', "
-                f"'1.5 GiB' or '900MB', got {value!r}"
+                f"'1.5 GiB' or '900MB', got {shown(value)}"
             )
         count = float(match[1]) * units[match[2].lower()]
     else:
@@ -44,10 +44,10 @@ def bytes_of(what: str, value: int | str) -> int:
         except TypeError:
             raise TypeError(
                 f"{what} must be a number of bytes or a text such as '2 GB', got "
-                f"{value!r} of type {type(value).__name__}"
+                f"{shown(value)} of type {type(value).__name__}"
             ) from None
     if count < 1:
-        raise ValueError(f"{what} must be at least one byte, got {value!r}")
+        raise ValueError(f"{what} must be at least one byte, got {shown(value)}")
     return int(count)
 
 
@@ -188,7 +188,7 @@ class WithOptions(functools.partial[Any]):
     def __repr__(self) -> str:
         parameters = inspect.signature(self.func).parameters
         given = [
-            f"{name}={value!r}"
+            f"{name}={shown(value)}"
             for name, value in self.keywords.items()
             if value is not parameters[name].default
         ]

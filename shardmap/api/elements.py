@@ -140,7 +140,9 @@ class ElementPrograms(Programs):
                 f"argument, but {self.name} was called with {count}. Arguments passed "
                 "by keyword have none: they are always mapped along axis 0."
             )
-        return self.broadcast_in("in_axes", prefix, arguments, 0)
+        in_axes = self.broadcast_in("in_axes", prefix, arguments, 0)
+        _refuse_sparse("in_axes", in_axes, arguments.in_tree)
+        return in_axes
 
     def _body(
         self,
@@ -231,6 +233,7 @@ class ElementPrograms(Programs):
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
         avals = [var.aval for var in body.jaxpr.outvars]
         given = self.broadcast_out("out_axes", self.options.out_axes, body.out_tree)
+        _refuse_sparse("out_axes", given, body.out_tree)
         out_axes = _out_axes_from_front(given, avals)
         if None in out_axes:
             batch = tracing.Batch(self.options.axis_name, axis_size)
@@ -321,6 +324,20 @@ def _with_process_local(
 
 
 # Checks of mapped axes: errors name each bad leaf by its key path, with its shape
+
+
+def _refuse_sparse(
+    option: str, axes: Sequence[int | None], tree: jax.tree_util.PyTreeDef
+) -> None:
+    """Refuses mapped sparse arrays, whose parts have an axis that they do not know."""
+    for k, kind in trees.sparse_leaves(tree).items():
+        if axes[k] is not None:
+            raise ValueError(
+                f"spmap {option} maps a sparse array, a {kind}, as the pytree of its "
+                "parts, and each element would have the shape of the whole. Map its "
+                f"parts, such as data and indices, and make a {kind} of them in the "
+                "function, or use jax.vmap."
+            )
 
 
 def _from_front(

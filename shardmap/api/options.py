@@ -56,14 +56,14 @@ def check_callable(caller: str, fun: object) -> None:
         return
     text = f"{caller} expects a callable, but got {shown(fun)}."
     if isinstance(fun, str) and caller == "spmap":
-        text += f" For a decorator, write @spmap(axis_name={fun!r})."
+        text += f" For a decorator, write @spmap(axis_name={shown(fun)})."
     raise TypeError(text)
 
 
 def check_mesh(mesh: AnyMesh | None, caller: str = "spmap") -> None:
     """Checks that ``mesh`` is a mesh of different devices."""
     if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
-        made = f"make_mesh({mesh})" if isinstance(mesh, Mapping) else "make_mesh"
+        made = f"make_mesh({shown(mesh)})" if isinstance(mesh, Mapping) else "make_mesh"
         raise TypeError(
             f"{caller} mesh must be a jax.sharding.Mesh, but got {shown(mesh)}. "
             f"shardmap.{made} makes one."
@@ -185,7 +185,7 @@ def batch_size(
     if isinstance(size, Auto) != (memory is not None):
         raise ValueError(
             "spmap batch_size=AUTO and memory= go together, but got "
-            f"batch_size={size!r} and memory={memory!r}."
+            f"batch_size={shown(size)} and memory={shown(memory)}."
         )
     if isinstance(size, Auto):
         assert memory is not None
@@ -215,7 +215,7 @@ def mesh_axes(
     if mesh is None or names is None:
         raise ValueError(
             "spmap takes mesh and mesh_axes together, but got "
-            f"mesh={mesh} and mesh_axes={names!r}. Without mesh it takes that of "
+            f"mesh={mesh} and mesh_axes={shown(names)}. Without mesh it takes that of "
             "jax.set_mesh or `with mesh:` around it, and there is none."
         )
     if devices is not None or backend is not None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from shardmap._jax.context import config_value, configuration, without_mesh
@@ -556,12 +555,7 @@ def _no_array(leaf: Value, aval: Aval | None, static_parameter: str) -> str:
             f"is a reference, {aval}, which a map does not take: its elements run on "
             "several devices. Pass its value, x[...], and return what to write to it."
         )
-    if isinstance(leaf, np.ndarray | np.generic):
-        return (
-            f"is a NumPy array of dtype {leaf.dtype}, which JAX cannot compute with. "
-            "Give numbers, such as x.astype('float32')."
-        )
-    return (
+    return array_likes.refusal(leaf) or (
         f"of type {type(leaf)} is not a valid JAX type. Give its position in "
         f"{static_parameter} if it is to be a compile-time constant."
     )

@@ -30,7 +30,7 @@ from shardmap.map.constraint import (
     total_partitions,
 )
 from shardmap.map.layout import MapShardings
-from shardmap.units import decorator_with_options, is_integer
+from shardmap.units import decorator_with_options, is_integer, shown
 
 Counts = tuple[int, ...] | None
 """Partitions along each dimension; None: every device has the whole value."""
@@ -57,7 +57,7 @@ def _checked(name: str, parts: PyTree) -> PyTree:
         ):
             raise TypeError(
                 f"{name} must be a tuple of ints, None, or a (nested) container with "
-                f"these as leaves, but got {parts}."
+                f"these as leaves, but got {shown(parts)}."
             )
         if any(count is not None and count < 1 for count in counts):
             raise ValueError(f"{name} must be counts of at least 1, but got {parts}.")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from shardmap._jax.effects import CALLBACK_JAXPR
+from shardmap.arrays.array_likes import typeof
 from shardmap.map.primitives.tap import TapCall, failures, tap_p
 from shardmap.units import shown
 
@@ -128,7 +129,7 @@ def _check_arrays(caller: str, x: Any) -> None:
     """Refuses what a program cannot hold."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         try:
-            jax.typeof(leaf)
+            typeof(leaf)
         except TypeError:
             raise TypeError(
                 f"{caller} takes arrays, but x{jax.tree_util.keystr(path)} is "
@@ -143,7 +144,7 @@ def _promised(leaf: Any) -> jax.ShapeDtypeStruct:
     if shape is None or dtype is None:
         raise TypeError(
             "tap expects a result_shape whose leaves have a shape and a dtype, such as "
-            f"jax.ShapeDtypeStruct, but one is {leaf!r}."
+            f"jax.ShapeDtypeStruct, but one is {shown(leaf)}."
         )
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from shardmap._jax.types import Value, is_typed, without_sharding
+from shardmap.arrays.sources.labelled import is_labelled
 from shardmap.arrays.sources.registry import (
     Describe,
     Grain,
@@ -25,6 +26,7 @@ from shardmap.arrays.sources.registry import (
     type_name,
 )
 from shardmap.sharding.mesh import auto_mesh
+from shardmap.units import shown
 
 Handler: TypeAlias = Callable[[Any, Sharding], jax.Array]
 Box: TypeAlias = tuple[tuple[int, int], ...]
@@ -79,14 +81,14 @@ def register_shard_handler(
       Array([0, 1, 4, 9], dtype=int32)
     """
     if not inspect.isclass(cls):
-        raise TypeError(f"register_shard_handler takes a type, got {cls!r}.")
+        raise TypeError(f"register_shard_handler takes a type, got {shown(cls)}.")
     travels = describe is not None and reopen is not None
     functions = {"describe": describe, "reopen": reopen, "grain": grain}
     for name, function in functions.items():
         if not (function is None or callable(function)):
             raise TypeError(
-                f"register_shard_handler takes a function as {name}, got {function!r} "
-                f"for {cls.__name__}."
+                f"register_shard_handler takes a function as {name}, got "
+                f"{shown(function)} for {cls.__name__}."
             )
     if not travels and any(functions.values()):
         missing = "reopen" if reopen is None else "describe"
@@ -97,7 +99,7 @@ def register_shard_handler(
     if not (callable(handler) or (handler is None and travels)):
         raise TypeError(
             "register_shard_handler takes a function of a value and a sharding, got "
-            f"{handler!r} for {cls.__name__}."
+            f"{shown(handler)} for {cls.__name__}."
         )
     if handler is not None and not takes(2, handler):
         raise TypeError(
@@ -150,10 +152,20 @@ def is_array_like(value: object) -> bool:
     ):
         return False
     try:
-        jax.typeof(value)
+        typeof(value)
     except TypeError:
         return True
     return False
+
+
+def typeof(value: object) -> Any:
+    """`jax.typeof`. An error is a TypeError also if it comes from ``repr(value)``."""
+    try:
+        return jax.typeof(value)
+    except TypeError:
+        raise
+    except Exception as error:
+        raise TypeError(f"{shown(value)} is not a valid JAX type") from error
 
 
 def abstract_value(value: Value) -> Any:
@@ -170,8 +182,32 @@ def abstract_value(value: Value) -> Any:
     if isinstance(value, jax.ShapeDtypeStruct):
         return without_sharding(jax.typeof(value))
     if is_array_like(value):
+        if refusal(value):
+            raise TypeError(refusal(value))
         return jax.core.ShapedArray(tuple(value.shape), device_dtype(value.dtype))
-    return jax.typeof(value)
+    return typeof(value)
+
+
+def refusal(value: object) -> str | None:
+    """Why an array or array-like is not one for devices; None for other values."""
+    if is_labelled(value) and _handler(type(value)) is None:
+        return (
+            f"is an xarray.{type(value).__name__}, whose labels the result would not "
+            "have. Give the array, x.data, or use shardmap.plan, which keeps them."
+        )
+    dtype = getattr(value, "dtype", None)
+    if not (isinstance(dtype, np.dtype) and hasattr(value, "shape")):
+        return None
+    in_memory = isinstance(value, np.ndarray | np.generic)
+    try:
+        jax.typeof(np.empty(0, dtype if in_memory else dtype.newbyteorder("=")))
+    except TypeError:
+        what = "is a NumPy array of" if in_memory else "has the"
+        return (
+            f"{what} dtype {dtype}, which JAX cannot compute with. Give numbers, such "
+            "as x.astype('float32')."
+        )
+    return None
 
 
 def device_dtype(dtype: DTypeLike) -> np.dtype:
@@ -195,7 +231,7 @@ def lay_out(value: Value, sharding: Sharding) -> jax.Array:
     if not isinstance(array, jax.Array) or (array.shape, array.dtype) != (shape, dtype):
         raise ValueError(
             f"the handler that is registered for {type(value).__name__} must give a "
-            f"jax.Array of shape {shape} and dtype {dtype}, but gave {array!r}."
+            f"jax.Array of shape {shape} and dtype {dtype}, but gave {shown(array)}."
         )
     if not array.sharding.is_equivalent_to(sharding, len(shape)):
         raise ValueError(

@@ -24,7 +24,7 @@ from shardmap.sharding.spec import (
     ShardedAxis,
     ShardingSpec,
 )
-from shardmap.units import integer_of
+from shardmap.units import integer_of, shown
 
 Devices = tuple[jax.Device, ...]
 
@@ -338,9 +338,7 @@ def _elements(
 
 def _new_axes(caller: str, name: str, tree: PyTree, axis: int) -> list[int]:
     """Where the new axis is in each leaf's result, counted from the front."""
-    ranks = [
-        len(array_likes.abstract_value(leaf).shape) for leaf in jax.tree.leaves(tree)
-    ]
+    ranks = [len(aval.shape) for aval in _avals(caller, name, tree)]
     for k, rank in enumerate(ranks):
         if not -rank - 1 <= axis <= rank:
             raise ValueError(
@@ -351,11 +349,29 @@ def _new_axes(caller: str, name: str, tree: PyTree, axis: int) -> list[int]:
     return [axis % (rank + 1) for rank in ranks]
 
 
+def _avals(caller: str, name: str, tree: PyTree) -> list[Any]:
+    """The avals of the leaves.
+
+    Raises:
+      TypeError: names a leaf that is no array.
+    """
+    avals = []
+    for k, leaf in enumerate(jax.tree.leaves(tree)):
+        try:
+            avals.append(array_likes.abstract_value(leaf))
+        except TypeError:
+            path = trees.leaf_paths(name, tree)[k]
+            why = array_likes.refusal(leaf) or f"is {shown(leaf)}, which is no array."
+            raise TypeError(f"{caller} takes pytrees of arrays: {path} {why}") from None
+    return avals
+
+
 def _check_devices(caller: str, devices: Sequence[jax.Device]) -> Devices:
     given = check_devices(caller, devices)
     if not given:
         raise ValueError(
-            f"{caller} needs at least one device, got {devices!r}.{too_few_devices(2)}"
+            f"{caller} needs at least one device, got {shown(devices)}."
+            f"{too_few_devices(2)}"
         )
     return given
 
@@ -371,7 +387,7 @@ def _equal_rows(shards: Sequence[Any]) -> tuple[list[list[Any]], TreeDef]:
     trees_of_shards: list[Any] = [tree for _, tree in flat]
     if any(tree != trees_of_shards[0] for tree in trees_of_shards):
         raise ValueError(_unequal_structures(shards))
-    kinds = list(map(array_likes.abstract_value, rows[0]))
+    kinds = _avals("device_put_sharded", "shards[0]", shards[0])
     bad = [
         f"shards[{k}]{trees.leaf_paths('', shards[0])[c]} is {_kind(leaf)}, but in "
         f"shards[0] it is {_kind(rows[0][c])}"
@@ -391,7 +407,10 @@ def _is_of_kind(leaf: Value, first: Value, kind: Aval) -> bool:
     """Whether a leaf has the aval ``kind`` of the first, but for weak types."""
     if type(leaf) is type(first) and hasattr(leaf, "dtype"):
         return leaf.dtype == first.dtype and leaf.shape == first.shape
-    aval = array_likes.abstract_value(leaf)
+    try:
+        aval = array_likes.abstract_value(leaf)
+    except TypeError:
+        return False
     return bool(aval.dtype == kind.dtype and aval.shape == kind.shape)
 
 
@@ -409,5 +428,8 @@ def _unequal_structures(shards: Sequence[Any]) -> str:
 
 
 def _kind(leaf: Value) -> str:
-    aval = array_likes.abstract_value(leaf)
+    try:
+        aval = array_likes.abstract_value(leaf)
+    except TypeError:
+        return f"{shown(leaf)}, which is no array"
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -72,6 +73,26 @@ def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:
             return None
         counts += inner
     return counts
+
+
+def sparse_leaves(tree: TreeDef) -> dict[int, str]:
+    """Which leaves are parts of a sparse array of JAX, and the name of its type."""
+    sparse: Any = sys.modules.get("jax.experimental.sparse")
+    found: dict[int, str] = {}
+
+    def visit(tree: TreeDef, first: int) -> None:
+        kind = (tree.node_data() or (None,))[0]
+        if isinstance(kind, type) and issubclass(kind, sparse.JAXSparse):
+            leaves = range(first, first + tree.num_leaves)
+            found.update(dict.fromkeys(leaves, kind.__name__))
+            return
+        for child in tree.children():
+            visit(child, first)
+            first += child.num_leaves
+
+    if sparse is not None:
+        visit(tree, 0)
+    return found
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from shardmap.api import sharded_jit as partitions
 from shardmap.api.elements import UnmappedResultsDiffer
 from shardmap.api.spmap import MappedFunction, spmap
 from shardmap.compat.edits import caller
+from shardmap.units import shown
 
 __all__ = ["pmap", "sharded_jit"]
 
@@ -56,7 +57,7 @@ def pmap(
     """
     if global_arg_shapes is not None:
         raise ValueError(
-            f"pmap global_arg_shapes is {global_arg_shapes!r}, but must be None: "
+            f"pmap global_arg_shapes is {shown(global_arg_shapes)}, but must be None: "
             "arrays know their global shapes. Leave it out, and give arguments that "
             "are cut across processes as jax.make_array_from_process_local_data does."
         )

@@ -6,6 +6,8 @@ import types
 from collections.abc import Mapping
 from typing import ClassVar
 
+from shardmap.units import shown
+
 
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
@@ -45,7 +47,8 @@ class Interconnect:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(
-                    f"the {name} of an Interconnect must be a number, got {value!r} of "
+                    f"the {name} of an Interconnect must be a number, got "
+                    f"{shown(value)} of "
                     f"type {type(value).__name__}: bytes per second and seconds, such "
                     "as Interconnect(25e9, 2e-6)"
                 )
@@ -150,11 +153,11 @@ def interconnect_of(given: str | Interconnect | None) -> Interconnect | None:
     if not isinstance(given, str):
         raise TypeError(
             "interconnect must be a name or an Interconnect(bandwidth, latency), got "
-            f"{given!r} of type {type(given).__name__}"
+            f"{shown(given)} of type {type(given).__name__}"
         )
     if given not in Interconnect.KNOWN:
         raise ValueError(
-            f"no interconnect is called {given!r}. Known are "
+            f"no interconnect is called {shown(given)}. Known are "
             f"{', '.join(Interconnect.KNOWN)}; for another, give "
             "Interconnect(bandwidth=bytes_per_second, latency=seconds)"
         )

@@ -9,8 +9,9 @@ import jax
 import jax.extend.core
 
 from shardmap._jax import api_boundary
-from shardmap._jax.stages import trace_as
+from shardmap._jax.stages import argument_names, trace_as
 from shardmap._jax.types import ClosedJaxpr
+from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.trees import leaf_paths
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
@@ -67,7 +68,11 @@ class ChunkedFunction(Generic[P, R]):
         self._jitted = jax.jit(self._bind)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._jitted(*args, **kwargs)
+        try:
+            return self._jitted(*args, **kwargs)
+        except Exception:
+            self._check_arrays(args, kwargs)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -113,8 +118,28 @@ class ChunkedFunction(Generic[P, R]):
             made.analysis, made.in_tree, read.out_tree, made.cuts, read.names
         )
 
+    def _check_arrays(self, args: Any, kwargs: Any) -> None:
+        """Raises a TypeError that names an argument which is no array of JAX's."""
+        for k, leaf in enumerate(jax.tree.leaves((args, kwargs))):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                continue
+            try:
+                jax.typeof(leaf)
+            except Exception:
+                name = argument_names(self._fun, args, kwargs)[k]
+                why = refusal(leaf)
+                if why is None and is_array_like(leaf):
+                    why = "is not in memory. Give np.asarray(x), or use shardmap.plan."
+                if why is None:
+                    why = (
+                        f"of type {type(leaf)} is not a valid JAX type. Give it to the "
+                        "function by functools.partial."
+                    )
+                raise TypeError(f"chunked argument {name} {why}") from None
+
     def _read(self, args: Any, kwargs: Any) -> _Read:
         leaves, tree = jax.tree.flatten((args, kwargs))
+        self._check_arrays(args, kwargs)
         asked = asked_points("chunked", self._in_slices, args)
         keywords = leaves[len(asked) :]
         asked += tuple(((),) * len(jax.numpy.shape(leaf)) for leaf in keywords)
@@ -259,7 +284,7 @@ def chunked(
     if not (isinstance(remat, bool) or callable(remat)):
         raise TypeError(
             "remat must be True, False or one of jax.checkpoint_policies, got "
-            f"{remat!r}"
+            f"{shown(remat)}"
         )
     room = None if memory is None else bytes_of("memory", memory)
     options = Options(partial, room, finds=in_slices is None)

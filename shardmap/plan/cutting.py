@@ -25,6 +25,7 @@ from shardmap.plan.memory.fit import Fit
 from shardmap.plan.memory.plan_peak import sample
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.units import shown
 
 
 def cut_function(
@@ -117,6 +118,12 @@ def _refuse_far_starts(cut_program: CutProgram) -> None:
             start_dtype(stage.recipe(number)[1].starts)
 
 
+def _like(dtype: np.dtype) -> str:
+    if dtype.names:
+        return f"array[{dtype.names[0]!r}]"
+    return f"array.astype('{'float64' if dtype.kind in 'fc' else 'int64'}')"
+
+
 def _aval_of(leaf: Any, name: str) -> Any:
     """The argument for `jax.make_jaxpr`: a JAX array, a number, or a shape and dtype.
 
@@ -128,17 +135,20 @@ def _aval_of(leaf: Any, name: str) -> Any:
         return leaf
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         raise TypeError(
-            f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
-            f"{type(leaf).__name__} in {name}; what is no array is static: name it in "
-            "static_argnums or static_argnames"
+            f"plan takes arrays or what has a shape and a dtype, got {shown(leaf)} of "
+            f"type {type(leaf).__name__} in {name}; what is no array is static: name "
+            "it in static_argnums or static_argnames"
         )
     dtype = leaf.dtype
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        if not any(jax.dtypes.issubdtype(dtype, k) for k in (np.number, np.bool_)):
+        native = np.dtype(dtype).newbyteorder("=")
+        try:
+            jax.typeof(np.empty(0, native))
+        except TypeError:
             raise TypeError(
                 f"plan takes numbers and booleans, got {dtype} in {name}: give what "
-                "it stands for as numbers, such as array.astype('int64')"
-            )
+                f"it stands for as numbers of JAX, such as {_like(native)}"
+            ) from None
         refuse_masked(leaf, name)
         if is_array_like(leaf):
             dtype = abstract_value(leaf).dtype

@@ -13,7 +13,10 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.files import page_shape
 from shardmap.arrays.sources.stores import borders
 from shardmap.plan.engine.rules import UNCUT, Cut
-from shardmap.units import Auto, integer_of
+from shardmap.units import Auto, integer_of, shown
+
+MOST = 10_000_000
+"""The most pieces of an axis, which are listed."""
 
 
 class _Each:
@@ -182,8 +185,8 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
     if children is None or spec is None or isinstance(spec, _Each):
         if children is None and not (spec is None or isinstance(spec, dict | _Each)):
             raise TypeError(
-                f"{where} is {spec!r}, but stands for one array: give None, EACH or a "
-                "dict {axis: cut}"
+                f"{where} is {shown(spec)}, but stands for one array: give None, EACH "
+                "or a dict {axis: cut}"
             )
         return [spec] * count
     if isinstance(spec, dict):
@@ -200,7 +203,8 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
     if not isinstance(spec, tuple | list) or len(spec) != len(children):
         raise ValueError(
             f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
-            f"{len(children)} of them, one for each part of the arguments, got {spec!r}"
+            f"{len(children)} of them, one for each part of the arguments, got "
+            f"{shown(spec)}"
         )
     return [
         found
@@ -309,10 +313,10 @@ def cut_points(
     """
     if cut is None:
         return ()
-    if isinstance(cut, _Each):
-        return tuple(range(1, size))
-    if isinstance(cut, Pieces):
-        return tuple(range(cut.length, size, cut.length))
+    if isinstance(cut, _Each | Pieces):
+        length = 1 if isinstance(cut, _Each) else cut.length
+        _check_count(cut, -(-size // length))
+        return tuple(range(length, size, length))
     if isinstance(cut, _AsChunked):
         if chunks is None:
             raise ValueError(
@@ -326,15 +330,25 @@ def cut_points(
         return _from_pairs(cut, size)
     if isinstance(cut, range | slice):
         raise TypeError(
-            f"{cut!r} is no cut: give the lengths of the pieces, such as "
+            f"{shown(cut)} is no cut: give the lengths of the pieces, such as "
             f"{size // 2, size - size // 2}, or [(0, {size // 2}), ({size // 2}, "
             f"{size})]"
         )
     count = integer_of("a cut (a number, a tuple, a list, Pieces, EACH or AUTO)", cut)
     count = min(integer_of("a number of pieces", count, least=1), max(size, 1))
+    _check_count(cut, count)
     quotient, larger = divmod(size, count)
     points = tuple(k * quotient + min(k, larger) for k in range(1, count))
     return points if chunks is None else _at_borders(points, chunks)
+
+
+def _check_count(cut: AxisCut, count: int) -> None:
+    """Raises a ValueError for more pieces of an axis than memory has room for."""
+    if count > MOST:
+        raise ValueError(
+            f"{shown(cut)} makes {count:,} pieces, and an axis may have {MOST:,}: give "
+            "fewer of them, as with Pieces(length)"
+        )
 
 
 def _at_borders(points: Points, chunks: Points) -> Points:
@@ -372,7 +386,9 @@ def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
         if isinstance(pair, slice) and pair.step in (None, 1):
             pair = pair.indices(size)[:2]
         if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise TypeError(f"a list of cuts holds (start, stop) pairs, got {pair!r}")
+            raise TypeError(
+                f"a list of cuts holds (start, stop) pairs, got {shown(pair)}"
+            )
         pairs.append(tuple(integer_of("a start or stop", n) for n in pair))
     position = 0
     for start, stop in sorted(pairs):

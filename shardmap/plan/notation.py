@@ -12,6 +12,7 @@ from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node, flatten
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, Rule, RuleMaker
 from shardmap.plan.lax.table import CALLS, TABLE
+from shardmap.units import shown
 
 WHOLE = Reason("its rule says that this axis is needed whole")
 
@@ -52,7 +53,7 @@ def register_rule(
     if not isinstance(primitive, Primitive):
         raise TypeError(
             "a rule is for a jax.extend.core.Primitive, such as "
-            f"jax.extend.core.primitives.add_p, got {primitive!r}"
+            f"jax.extend.core.primitives.add_p, got {shown(primitive)}"
         )
     if isinstance(rule, str):
         _parse(rule)
@@ -60,7 +61,9 @@ def register_rule(
     elif callable(rule):
         TABLE.makers[primitive] = _maker(rule)
     else:
-        raise TypeError(f"a rule is text or a function of an equation, got {rule!r}")
+        raise TypeError(
+            f"a rule is text or a function of an equation, got {shown(rule)}"
+        )
 
 
 def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
@@ -96,7 +99,7 @@ def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:
         if not isinstance(made, str):
             raise TypeError(
                 f"the function that is the rule of {node.name} must return text such "
-                f"as 'i j -> i; j add', got {made!r}"
+                f"as 'i j -> i; j add', got {shown(made)}"
             )
         return factors(node, made)
 

@@ -176,7 +176,9 @@ def _statics(
         if name in kwargs:
             found[name] = kwargs[name]
         elif name not in parameters:
-            raise ValueError(f"static_argnames names {name!r}, no argument of {fun}")
+            raise ValueError(
+                f"static_argnames names {shown(name)}, no argument of {fun}"
+            )
         elif (place := parameters.index(name)) < len(args):
             found[place] = args[place]
     for key, value in found.items():
@@ -185,7 +187,7 @@ def _statics(
         except TypeError:
             where = f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
             raise TypeError(
-                f"static arguments must be hashable, got {value!r} of type "
+                f"static arguments must be hashable, got {shown(value)} of type "
                 f"{type(value).__name__} in {where}"
             ) from None
     return set(found)

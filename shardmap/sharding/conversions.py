@@ -125,7 +125,7 @@ def _axis_names(
 def from_named_sharding(sharding: NamedSharding, ndim: int) -> Layout:
     """See `ShardingSpec.from_named_sharding`."""
     if not isinstance(sharding, NamedSharding):
-        raise TypeError(f"expected a NamedSharding, got {sharding!r}")
+        raise TypeError(f"expected a NamedSharding, got {shown(sharding)}")
     mesh, pspec = sharding.mesh, sharding.spec
     partitions = pspec.partitions
     if len(partitions) > ndim:
@@ -178,7 +178,7 @@ def from_sharding(sharding: Sharding, shape: Sequence[int]) -> Layout:
     if isinstance(sharding, NamedSharding):
         return from_named_sharding(sharding, len(shape))
     if not isinstance(sharding, Sharding):
-        raise TypeError(f"expected a jax.sharding.Sharding, got {sharding!r}")
+        raise TypeError(f"expected a jax.sharding.Sharding, got {shown(sharding)}")
     held = list(sharding.devices_indices_map(tuple(shape)).values())
     tile_counts = []
     tiles = np.zeros(len(held), dtype=int)
@@ -222,8 +222,8 @@ def pmap_sharding(
     """
     if not isinstance(shape, Iterable):
         raise TypeError(
-            f"pmap_sharding shape must be a tuple of ints, such as ({shape!r},), but "
-            f"got {shape!r}"
+            f"pmap_sharding shape must be a tuple of ints, such as (8,), but got "
+            f"{shown(shape)}"
         )
     shape = tuple(shape)
     names: list[str | None] = [None] * len(shape)
@@ -234,7 +234,7 @@ def pmap_sharding(
                 f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
                 f"{len(shape)} dimensions"
             )
-        what = f"dimension {sharded_dim} of shape {shape}"
+        what = f"dimension {sharded_dim} of shape {shown(shape)}"
         size = integer_of(what, shape[sharded_dim], least=1)
         names[sharded_dim] = "axis0"
     if devices is None:
@@ -277,7 +277,7 @@ def from_proto(
         proto = proto.to_proto()
     if not isinstance(proto, OpSharding):
         raise TypeError(
-            f"expected an OpSharding proto or an HloSharding, got {proto!r}"
+            f"expected an OpSharding proto or an HloSharding, got {shown(proto)}"
         )
     if proto.type == OpSharding.Type.REPLICATED:
         if ndim is None or num_devices is None:

@@ -154,7 +154,7 @@ def make_mesh(
     numbers = [name for name in axis_sizes if isinstance(name, int)]
     if numbers:
         raise TypeError(
-            f"the name of a mesh axis must be a string, got {numbers[0]!r} in "
+            f"the name of a mesh axis must be a string, got {shown(numbers[0])} in "
             f"{dict(axis_sizes)}"
         )
     sizes = [
@@ -230,7 +230,7 @@ def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
     names = names_of("submesh axis_names", axis_names)
     if len(set(names)) != len(names) or not set(names) <= set(mesh.axis_names):
         raise ValueError(
-            f"submesh takes different axes of {mesh.axis_names}, got {names}"
+            f"submesh takes different axes of {mesh.axis_names}, got {shown(names)}"
         )
     kept = [name for name in mesh.axis_names if name in names]
     devices = mesh.devices[
@@ -257,7 +257,7 @@ def names_of(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
     ):
         raise TypeError(
             f"{what} must be the name of a mesh axis or a sequence of them, but got "
-            f"{names!r}."
+            f"{shown(names)}."
         )
     return tuple(names)
 

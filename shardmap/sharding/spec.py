@@ -51,7 +51,7 @@ from jax.sharding import NamedSharding, Sharding
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Aval, Value
 from shardmap.sharding import conversions
-from shardmap.units import integer_of
+from shardmap.units import integer_of, shown
 
 Index: TypeAlias = tuple[int | slice, ...]
 
@@ -202,7 +202,7 @@ def _stored(entry: Any) -> Chunked | Unstacked | None:
         return entry
     raise TypeError(
         "an entry of sharding must be Chunked, Unstacked, NoSharding or None, got "
-        f"{entry!r}"
+        f"{shown(entry)}"
     )
 
 
@@ -250,7 +250,7 @@ class ShardingSpec:
             if not isinstance(entries, Iterable):
                 raise TypeError(
                     f"ShardingSpec {what} must be a sequence of one entry per {of}, "
-                    f"got {entries!r}"
+                    f"got {shown(entries)}"
                 )
         _set(self, "sharding", tuple(_stored(entry) for entry in sharding))
         _set(self, "mesh_mapping", tuple(mesh_mapping))
@@ -258,7 +258,7 @@ class ShardingSpec:
             if not isinstance(assignment, ShardedAxis | Replicated):
                 raise TypeError(
                     "an entry of mesh_mapping must be ShardedAxis or Replicated, got "
-                    f"{assignment!r}"
+                    f"{shown(assignment)}"
                 )
         self._check_each_axis_is_used_once()
 
@@ -679,7 +679,7 @@ def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ..
     if not isinstance(spec, ShardingSpec) or not isinstance(shape, Iterable):
         raise TypeError(
             "spec_to_indices takes a shape and a ShardingSpec, in this order, but got "
-            f"{shape!r} and {spec!r}"
+            f"{shown(shape)} and {shown(spec)}"
         )
     return tuple(spec.indices(shape).flat)
 
@@ -732,8 +732,8 @@ def mesh_sharding_spec(
     """
     if missing := [name for name in axis_names if name not in axis_sizes]:
         raise ValueError(
-            f"mesh_sharding_spec got axis_names {tuple(axis_names)}, but axis_sizes "
-            f"{dict(axis_sizes)} has no size of {missing}."
+            f"mesh_sharding_spec got axis_names {shown(tuple(axis_names))}, but "
+            f"axis_sizes {shown(dict(axis_sizes))} has no size of {shown(missing)}."
         )
     order = {name: dimension for dimension, name in enumerate(axis_names)}
 

@@ -1,14 +1,20 @@
 """What is told of wrong calls: the text of each error."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 
 import shardmap as sm
+from shardmap.arrays.sources.labelled import Lazy
 
-FOUR = np.ones(4, np.float32)
+xr = pytest.importorskip("xarray", reason="arrays with labels")
+
+FOUR, SIXTEEN = np.ones(4, np.float32), np.ones(16, np.float32)
 MESH = sm.make_mesh({"data": 4, "model": 2})
 DEVICES = jax.devices()
 HALVES = sm.ShardingSpec((sm.Chunked(2),), (sm.ShardedAxis(0),))
@@ -29,6 +35,36 @@ def depends_on_part(x, params):
 
 def plan_with(cut):
     return sm.plan(double, np.ones(16, np.float32), in_slices={0: cut})
+
+
+BCOO = sparse.BCOO.fromdense(jnp.eye(4), n_batch=1)
+LABELLED = xr.DataArray(FOUR, dims="time")
+OF_NO_NUMBERS = {
+    "swapped bytes": FOUR.astype(FOUR.dtype.newbyteorder()),
+    "structured": np.zeros(4, [("a", "f4")]),
+    "datetime": np.zeros(4, "M8[s]"),
+    "timedelta": np.zeros(4, "m8[s]"),
+    "object": np.array([None] * 4),
+    "long double": FOUR.astype(np.longdouble),
+    "text": np.array(["a"] * 4),
+}
+
+
+class Unread:
+    """An array-like, as a dataset in a file."""
+
+    shape, dtype = (4,), np.dtype("m8[s]")
+
+    def __getitem__(self, index):
+        raise AssertionError("nothing is read")
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("not now")
+
+
+U = Unprintable()
 
 
 def add(x, params):
@@ -405,7 +441,132 @@ CASES = {
             ),
         )
     },
+    # What holds no numbers, or knows more than they
+    **{
+        f"{name} in {caller}": (
+            functools.partial(lambda f, x: f(double)(x), f, x),
+            TypeError,
+            rf"{caller} argument x is a NumPy array of dtype .*, which JAX cannot "
+            r"compute with. Give numbers",
+        )
+        for name, x in OF_NO_NUMBERS.items()
+        for caller, f in (
+            ("spmap", sm.spmap),
+            ("chunked", lambda fun: sm.chunked(fun, {0: 2})),
+            ("chunked", lambda fun: sm.chunked(fun, {0: 2}).explain),
+        )
+    },
+    **{
+        f"{name} in plan": (
+            functools.partial(sm.plan, double, x, in_slices={0: 2}),
+            TypeError,
+            r"plan takes numbers and booleans, got .* in args\[0\]: give what it "
+            r"stands for as numbers of JAX, such as array",
+        )
+        for name, x in OF_NO_NUMBERS.items()
+        if name != "swapped bytes"  # A shard is given the bytes in order.
+    },
+    "an array-like of no numbers": (
+        lambda: sm.spmap(double)(Unread()),
+        TypeError,
+        r"spmap argument x has the dtype timedelta64\[s\], which JAX cannot compute",
+    ),
+    "an array-like in chunked": (
+        lambda: sm.chunked(double, {0: 2})(Lazy(LABELLED.variable)),
+        TypeError,
+        r"chunked argument x is not in memory. Give np.asarray\(x\), or use shardmap.p",
+    ),
+    "no array in chunked": (
+        lambda: sm.chunked(double, {0: 2})("four"),
+        TypeError,
+        r"chunked argument x of type <class 'str'> is not .* by functools.partial",
+    ),
+    **{
+        f"labels in {caller}": (
+            functools.partial(lambda f: f(double)(LABELLED), f),
+            TypeError,
+            rf"{caller} argument x is an xarray.DataArray, whose labels the result "
+            r"would not have. Give the array, x.data, or use shardmap.plan",
+        )
+        for caller, f in (
+            ("spmap", sm.spmap),
+            ("mesh_map", lambda f: sm.mesh_map(f, MESH, ({"data": 0},), {"data": 0})),
+            ("chunked", lambda fun: sm.chunked(fun, {0: 2})),
+        )
+    },
+    "labels in device_put_sharded": (
+        lambda: sm.device_put_sharded([{"a": LABELLED}] * 8, DEVICES),
+        TypeError,
+        r"device_put_sharded takes pytrees of arrays: shards\[0\]\['a'\] is an xarray",
+    ),
+    "a text in device_put_replicated": (
+        lambda: sm.device_put_replicated({"w": FOUR, "norm": "batch"}, DEVICES),
+        TypeError,
+        r"device_put_replicated takes pytrees of arrays: x\['norm'\] is 'batch', which",
+    ),
+    "a text in one shard": (
+        lambda: sm.device_put_sharded([{"a": FOUR}, {"a": "b"}], DEVICES[:2]),
+        ValueError,
+        r"shards\[1\]\['a'\] is 'b', which is no array, but in shards\[0\] it is ",
+    ),
+    "a sparse array": (
+        lambda: sm.spmap(lambda m: m.todense())(BCOO),
+        ValueError,
+        r"spmap in_axes maps a sparse array, a BCOO, as the pytree of its parts",
+    ),
+    "a sparse array in a container": (
+        lambda: sm.spmap(lambda x, a: x, in_axes=(0, {"b": 0}))(FOUR, {"b": BCOO}),
+        ValueError,
+        r"spmap in_axes maps a sparse array, a BCOO, as the pytree of its parts",
+    ),
+    "a sparse result": (
+        lambda: sm.spmap(lambda x: sparse.BCOO.fromdense(x, nse=1))(np.eye(4)),
+        ValueError,
+        r"spmap out_axes maps a sparse array, a BCOO, as the pytree of its parts",
+    ),
+    # What cannot be shown
+    **{
+        f"an object without a repr for {name}": (
+            call,
+            error,
+            r"<Unprintable whose repr raises RuntimeError>",
+        )
+        for name, error, call in (
+            ("devices", TypeError, lambda: sm.spmap(double, devices=[U])),
+            ("mesh", TypeError, lambda: sm.spmap(double, mesh=U)),
+            ("mesh_axes", ValueError, lambda: sm.spmap(double, mesh_axes=U, mesh=None)),
+            ("in_parts", TypeError, lambda: sm.sharded_jit(double, in_parts=U)),
+            ("memory", TypeError, lambda: sm.chunked(double, memory=U)),
+            ("in_slices", ValueError, lambda: sm.chunked(double, U)(FOUR)),
+            ("checkpoint", TypeError, lambda: plan_with(2).run(SIXTEEN, checkpoint=U)),
+            ("task", TypeError, lambda: plan_with(2).run(FOUR, task=U)),
+            ("executor", TypeError, lambda: plan_with(2).run(FOUR, executor=U)),
+            ("plan", TypeError, lambda: sm.plan(double, U)),
+            ("tap", TypeError, lambda: sm.tap(double, U)),
+            ("interconnect", TypeError, lambda: sm.explain(double, interconnect=U)(1)),
+            ("entries", TypeError, lambda: sm.ShardingSpec((U,), ())),
+            ("make_mesh", TypeError, lambda: sm.make_mesh(U)),
+        )
+    },
+    "an object without a repr for an argument": (
+        lambda: sm.spmap(double)(U),
+        TypeError,
+        r"spmap argument x of type <class '.*Unprintable'> is not a valid JAX type",
+    ),
     # Plans
+    **{
+        f"more pieces than memory has room for, by {cut}": (
+            functools.partial(
+                sm.plan,
+                double,
+                jax.ShapeDtypeStruct((2**31,), np.int8),
+                in_slices={0: cut},
+            ),
+            ValueError,
+            r"axis 0: .* makes 2,147,483,648 pieces, and an axis may have 10,000,000: ",
+        )
+        for cut in (sm.EACH, sm.Pieces(1), 2**31)
+    },
     "a name for an executor": (
         lambda: plan_with(2).run(np.ones(16, np.float32), executor="threads"),
         TypeError,

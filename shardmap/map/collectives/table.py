@@ -12,6 +12,7 @@ from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
 from shardmap.map.collectives import rules
 from shardmap.map.collectives.rules import REDUCTIONS, Reduction, Rule
+from shardmap.units import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ def register_collective(primitive: Primitive, combiner: str | None = None) -> No
     if not isinstance(primitive, Primitive):
         raise TypeError(
             "register_collective takes a jax.extend.core.Primitive, got "
-            f"{primitive!r}. Give the primitive that the function binds."
+            f"{shown(primitive)}. Give the primitive that the function binds."
         )
     if primitive in COLLECTIVES:
         raise ValueError(f"register_collective: {primitive} is a collective already.")

@@ -35,6 +35,7 @@ from shardmap._jax.walk import rewrite_jaxpr
 from shardmap._lazy import logging
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
+from shardmap.units import shown
 
 
 class _Failures:
@@ -103,7 +104,7 @@ class TapCall:
 
     @property
     def name(self) -> str:
-        return getattr(self.func, "__name__", repr(self.func))
+        return getattr(self.func, "__name__", None) or shown(self.func)
 
     def __call__(self, device: jax.Device, leaves: Sequence[Any]) -> list[np.ndarray]:
         # Copies, as the memory is the program's.

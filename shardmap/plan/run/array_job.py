@@ -23,7 +23,7 @@ from shardmap.plan.run.cut_program import CutProgram, spec
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.shards import Accumulator, Shard
 from shardmap.plan.run.tasks import Need, Target, Task, all_tasks, run_fold
-from shardmap.units import integer_of
+from shardmap.units import integer_of, shown
 
 LONGEST = 1.0
 """The most seconds between two looks for a file that another process makes."""
@@ -38,7 +38,7 @@ def place_in_job(task: Any) -> tuple[int, int]:
     if not isinstance(task, Sequence) or isinstance(task, str) or len(task) != 2:
         raise TypeError(
             "task must be a pair (index, count): which task of an array job this "
-            f"is, from 0, and how many there are; got {task!r}"
+            f"is, from 0, and how many there are; got {shown(task)}"
         )
     index = integer_of("the index of task", task[0], least=0)
     count = integer_of("the count of task", task[1], least=1)

@@ -12,6 +12,8 @@ import socket
 import stat
 from typing import Any
 
+from shardmap.units import shown
+
 DRAFT = ".part"
 # Without O_NONBLOCK, opening a pipe waits for a process that writes to it.
 FLAGS = (
@@ -31,11 +33,11 @@ def path_of(what: str, value: Any) -> pathlib.Path:
     """
     if not isinstance(value, str | os.PathLike):
         raise TypeError(
-            f"{what} must be the path of a folder, got {value!r} of type "
+            f"{what} must be the path of a folder, got {shown(value)} of type "
             f"{type(value).__name__}"
         )
     if not os.fspath(value):
-        raise ValueError(f"{what} must be the path of a folder, got {value!r}")
+        raise ValueError(f"{what} must be the path of a folder, got {shown(value)}")
     return pathlib.Path(value)
 
 
