@@ -10,9 +10,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite, made_by
 from shardmap.plan.engine.rules import Cut, Factor, Reason, RuleMaker, Stages
+from shardmap.plan.lax.on_cpu import reduction_of
 from shardmap.plan.lax.pointwise import product
 
 OPAQUE = Reason(
@@ -51,7 +52,14 @@ def reduction(combiner: str) -> RuleMaker:
     def rule(node: Node) -> Factors:
         gone = node.params["axes"]
         contracted = dict.fromkeys(gone, combiner)
-        return reduced(node, gone, contracted=contracted, passes=passes)
+
+        def emitter(local: Local) -> Sequence[Any]:
+            [value] = local.values
+            return bind(node, [reduction_of(node, value)], node.params)
+
+        return reduced(
+            node, gone, contracted=contracted, passes=passes, emitter=emitter
+        )
 
     return rule
 

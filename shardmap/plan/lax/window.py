@@ -2,11 +2,9 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -20,7 +18,7 @@ from shardmap.plan.engine.factors import (
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
-from shardmap.plan.lax.cpu_reductions import not_fused
+from shardmap.plan.lax.on_cpu import convolved
 from shardmap.plan.lax.pointwise import product
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
@@ -35,9 +33,6 @@ POOLED = Reason(
     "cut the batch or the features instead",
 )
 SELECTED = Reason("what windows select is put together by a function of its own")
-
-MOST_SHIFTS = 256
-"""The most elements of a kernel whose products are added one by one."""
 
 
 def windowed(
@@ -95,7 +90,7 @@ def conv(node: Node) -> Factors:
         own: dict[str, Any] = {"padding": padding}
         if is_one_each:
             own["feature_group_count"] = local.sizes["o"]
-        return [_convolve({**params, **own}, *local.values)]
+        return [convolved({**params, **own}, *local.values)]
 
     return Factors(
         node,
@@ -131,76 +126,6 @@ def _window_of(node: Node, k: int, is_summed: bool) -> Window:
         stride, dilation = dilation, stride
     size, before = lhs_shape[numbers.lhs_spec[k + 2]], params["padding"][k][0]
     return windowed(size, extent, stride, before, params["lhs_dilation"][k], dilation)
-
-
-def _convolve(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
-    """A convolution, on CPU with its features on the last axes.
-
-    XLA for CPU has a fast kernel for that layout only. It converts other layouts, but
-    not inside of a loop, where they take five to ten times as long.
-    """
-    if jax.default_backend() != "cpu":
-        return p.conv_general_dilated_p.bind(lhs, rhs, **params)
-    if (made := _shifted_sum(params, lhs, rhs)) is not None:
-        return made
-    numbers = params["dimension_numbers"]
-    count = len(numbers.lhs_spec) - 2
-    images = (0, count + 1, *range(1, count + 1))
-    last = lax.ConvDimensionNumbers(images, (count + 1, count, *range(count)), images)
-    out = p.conv_general_dilated_p.bind(
-        _moved(lhs, numbers.lhs_spec, last.lhs_spec),
-        _moved(rhs, numbers.rhs_spec, last.rhs_spec),
-        **{**params, "dimension_numbers": last},
-    )
-    return _moved(out, last.out_spec, numbers.out_spec)
-
-
-def _shifted_sum(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
-    """A convolution of each feature by itself, as a sum of shifted images.
-
-    XLA for CPU is 4 to 20 times as slow at it.
-
-    Returns:
-      The result; None if features are mixed, numbers are short or the kernel is large.
-    """
-    numbers = params["dimension_numbers"]
-    features, inner, *extents = (rhs.shape[axis] for axis in numbers.rhs_spec)
-    _, along, *spatial = numbers.lhs_spec
-    dtypes = {lhs.dtype, rhs.dtype, params["preferred_element_type"] or lhs.dtype}
-    if (
-        not inner == 1 <= features == params["feature_group_count"] == lhs.shape[along]
-        or params["batch_group_count"] > 1
-        or math.prod(extents) > MOST_SHIFTS
-        or len(dtypes) > 1
-        or lhs.dtype.itemsize < 4
-    ):
-        return None
-    around, strides = [(0, 0, 0)] * lhs.ndim, [1] * lhs.ndim
-    for k, axis in enumerate(spatial):
-        around[axis] = (*params["padding"][k], params["lhs_dilation"][k] - 1)
-        strides[axis] = params["window_strides"][k]
-    image = lax.pad(lhs, np.zeros((), lhs.dtype), around)
-    kernels = _moved(rhs, numbers.rhs_spec, range(rhs.ndim))
-    kernels = lax.reshape(kernels, (features, math.prod(extents)))
-    products = []
-    for number, place in enumerate(np.ndindex(*extents)):
-        starts, limits = [0] * lhs.ndim, list(image.shape)
-        for k, axis in enumerate(spatial):
-            behind = extents[k] - 1 - place[k]
-            starts[axis] = place[k] * params["rhs_dilation"][k]
-            limits[axis] -= behind * params["rhs_dilation"][k]
-        shifted = lax.slice(image, starts, limits, strides)
-        kernel = lax.index_in_dim(kernels, number, 1, keepdims=False)
-        kernel = lax.broadcast_in_dim(kernel, shifted.shape, (along,))
-        products.append(shifted * kernel)
-    total = not_fused(functools.reduce(lax.add, products))
-    return _moved(total, numbers.lhs_spec, numbers.out_spec)
-
-
-def _moved(value: Any, source: Sequence[int], target: Sequence[int]) -> Any:
-    """An array with its axes ``source`` moved to ``target``."""
-    moves = dict(zip(target, source, strict=True))
-    return lax.transpose(value, [moves[axis] for axis in range(len(moves))])
 
 
 def reduce_window(node: Node) -> Factors:

@@ -25,7 +25,7 @@ from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.plan.engine.keys import itemsize, nbytes
 from shardmap.plan.lax import pointwise
-from shardmap.plan.lax.cpu_reductions import SLICES
+from shardmap.plan.lax.on_cpu import SLICES
 
 IN_PLACE = frozenset(
     {
@@ -128,7 +128,7 @@ def _kernels(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> list[_Kernel]:
             [user] = own
             kernel = kernel_of[user]
             is_pointwise = kernel != user or _is_pointwise(equations[user])
-            # Of what is reduced, XLA stores the slices; see `cpu_reductions`.
+            # Of what is reduced, XLA stores the slices; see `on_cpu`.
             is_stored = equation.primitive in SLICES and kernel in reduced
             if is_pointwise and not is_stored:
                 kernel_of[number] = kernel

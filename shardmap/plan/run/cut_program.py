@@ -22,7 +22,6 @@ from shardmap.plan.engine.recipe import Recipe, StaticRecipe, emit
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.engine.stages import Stage, stages_of
-from shardmap.plan.lax.cpu_reductions import for_cpu
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
 from shardmap.units import shown
 
@@ -238,9 +237,7 @@ class CutProgram:
             None if ref is None else result.value
             for result, ref in zip(stage.results, static.outs, strict=True)
         ]
-        function = emit(static, self._nodes, self.analysis.rules, values)
-        primitives = [self._nodes[step.node].primitive for step in static.steps]
-        return for_cpu(function, primitives)
+        return emit(static, self._nodes, self.analysis.rules, values)
 
     def function(self, stage: Stage, static: StaticRecipe) -> Callable[..., Any]:
         """The function of `compiled` before `jax.jit`, of stored boxes and starts."""

@@ -1,0 +1,95 @@
+"""What shards compute in another way on CPU: as accurate, and without copies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+from shardmap.plan.lax import on_cpu
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same
+
+FIELD = np.random.default_rng(0).standard_normal((19, 8, 64), np.float32)
+MEAN = FIELD.mean(0)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """As if the compiler were slow at any rows, whatever it is."""
+    monkeypatch.setattr(on_cpu, "SLOW_LEADING_SUMS", True)
+    monkeypatch.setattr(on_cpu, "LONG_ROW", 1)
+
+
+def anomaly(u):
+    weights = jnp.arange(u.shape[0], dtype=u.dtype) + 1
+    return (weights[:, None, None] * (u - MEAN[None]) ** 2).sum(0)
+
+
+PROGRAMS = {
+    "maximum": lambda u: jnp.maximum(u, 0.5 * u).max(0),
+    "minimum": lambda u: u.min(0),
+    "with weights and a mean": anomaly,
+    "of integers": lambda u: u.astype(jnp.int32).sum(0),
+    "values and their sum": lambda u: (u * 2, (u * 2).sum(0)),
+    "over two axes": lambda u: u.mean((0, 1)),
+    "over other axes": lambda u: u.sum((0, 2)) + u.sum(1).sum(1)[:8],
+    "of no rows": lambda u: u[:0].sum(0),
+    "products": lambda u: jnp.einsum("tij,tij->ij", u, u - 1),
+    "short floats": lambda u: u.astype(jnp.bfloat16).sum(0).astype(jnp.float32),
+}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sums_over_rows_are_what_they_were(name, slow):
+    fun = PROGRAMS[name]
+    tolerance = 2e-2 if name == "short floats" else 1e-4
+    want = jax.jit(fun)(FIELD)
+    assert_same(plan(fun, FIELD, in_slices=({0: 3},)).run(FIELD), want, tolerance)
+    assert_same(jax.jit(sm.chunked(fun, {2: 2}))(FIELD), want, tolerance)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("length", [2, 7, 9, 64, 300])
+def test_any_number_of_rows_is_summed_as_accurately(length, slow):
+    rows = np.random.default_rng(1).random((length, 256), np.float32)
+    exact = rows.astype(np.float64).sum(0)
+    found = plan(lambda x: x.sum(0), rows, in_slices={1: 2}).run(rows)
+    error = np.abs(np.asarray(found) - exact).max()
+    naive = np.abs(np.add.accumulate(rows, 0)[-1] - exact).max()
+    assert error <= max(naive, 2e-7 * exact.max())
+
+
+def test_parts_of_rows_are_added_only_where_the_compiler_is_slow(monkeypatch):
+    rows = jax.ShapeDtypeStruct((16, 2, 2**15), np.float32)
+    for is_slow in (False, True):
+        monkeypatch.setattr(on_cpu, "SLOW_LEADING_SUMS", is_slow)
+        text = jax.jit(sm.chunked(lambda u: (u * u).sum(0), {1: 2})).lower(rows)
+        assert ("stablehlo.slice" in text.as_text()) == is_slow
+
+
+STENCILS = {
+    "difference": (lambda x: jnp.abs(x[1:] - x[:-1]).max(0), True),
+    "moved": (lambda x: (x[1:] - x[:-1])[:, None].sum((0, 1)), True),
+    "half precision": (lambda x: (x[1:] + x[:-1]).astype(jnp.bfloat16).sum(0), True),
+    "filtered": (
+        lambda x: jax.vmap(lambda row: jnp.convolve(row, jnp.ones(3)))(x).min(1),
+        True,
+    ),
+    "one slice": (lambda x: (x[1:] * x[1:]).sum(0), False),
+    "integers": (lambda x: (x.astype(int)[1:] - x.astype(int)[:-1]).sum(0), False),
+    "of each": (lambda x: x[1:].sum(0) + x[:-1].sum(0), False),
+}
+
+
+@pytest.mark.parametrize("name", STENCILS)
+def test_several_slices_are_not_fused_with_their_reduction(name):
+    """XLA for CPU would store each of them."""
+    fun, is_apart = STENCILS[name]
+    x = np.random.default_rng(0).standard_normal((24, 8), np.float32)
+    cut = jax.jit(sm.chunked(fun, {1: 2}))
+    want = jax.jit(fun)(x)
+    assert_same(cut(x), want, tolerance=1e-2 if name == "half precision" else 1e-5)
+    assert_same(plan(fun, x, in_slices={1: 2}).run(x), cut(x))
+    assert ("stablehlo.reduce_precision" in cut.lower(x).as_text()) == is_apart
