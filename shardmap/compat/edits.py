@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from shardmap.compat.names import ATTRIBUTES, ELEMENTS, MODULES, new_name
+from shardmap.compat.names import ATTRIBUTES, EDITS, IDLE, MODULES, new_name
 
 PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _STANDARD = sysconfig.get_path("stdlib")
@@ -44,9 +44,10 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
     >>> edit("jax.linear_util", "import", "lu")
     'import jax.linear_util as lu -> import jax.extend.linear_util as lu'
     """
+    if old in EDITS and form == "name":
+        return EDITS[old]
     if old.startswith("jax.Array."):
-        name = old.removeprefix("jax.Array.")
-        return ELEMENTS[name] if name in ELEMENTS else ATTRIBUTES[name][0]
+        return ATTRIBUTES[old.removeprefix("jax.Array.")][0]
     new = new_name(old)
     old_module, _, old_name = old.rpartition(".")
     renamed = f" as {asname}" if asname else ""
@@ -55,6 +56,11 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
         "import": f"import {old}{renamed}",
         "from": f"from {old_module} import {old_name}{renamed}",
     }[form]
+    if old in IDLE or new in IDLE.values():
+        rules = (
+            "; jax.interpreters.mlir.register_lowering takes the rules of primitives"
+        )
+        return f"{statement} -> leave it out{rules * ('translation' in old)}"
     if new is None:
         return f"{statement} -> leave it out, with the new names in their places"
     if form == "name":

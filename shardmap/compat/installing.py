@@ -11,7 +11,7 @@ import linecache
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -23,6 +23,7 @@ from shardmap.compat.edits import Use, caller, without_repetitions
 from shardmap.compat.names import (
     ATTRIBUTES,
     GONE,
+    KEYWORDS,
     MODULES,
     NAMES,
     REPLACED,
@@ -68,6 +69,11 @@ def install() -> None:
         for name, (_, value) in ATTRIBUTES.items():
             _give_arrays(name, value)
         _index_rows()
+        for name, positions in KEYWORDS.items():
+            _take_keywords(name, positions)
+        _set(jax.Device, "__call__", _of_array)
+        for name in ("enable_omnistaging", "omnistaging_enabled"):
+            _give_config(name)
     except BaseException:
         uninstall()
         raise
@@ -222,6 +228,40 @@ def _index_rows() -> None:
 
     _set(ArrayType, "__getitem__", getitem)
     _set(ArrayType, "__iter__", iterate)
+
+
+def _take_keywords(name: str, positions: Mapping[str, int]) -> None:
+    """Has a function take its old keyword arguments."""
+    module, _, function = name.rpartition(".")
+    of_jax = value_of(name)
+
+    @functools.wraps(of_jax)
+    def taking(*args: Any, **kwargs: Any) -> Any:
+        for old in sorted(positions.keys() & kwargs.keys(), key=positions.__getitem__):
+            missing = positions[old] - len(args)
+            if missing < 0:
+                break  # It is given twice, which JAX refuses.
+            _note(name)
+            args = (*args, *[None] * missing, kwargs.pop(old))
+        return of_jax(*args, **kwargs)
+
+    _set(sys.modules[module], function, taking)
+
+
+def _of_array(device: jax.Device) -> jax.Device:
+    """What ``x.device()`` gives."""
+    _note("jax.Array.device")
+    return device
+
+
+def _give_config(name: str) -> None:
+    """Gives `jax.config` a removed attribute."""
+
+    def attribute(_: object) -> Any:
+        _note(f"jax.config.{name}")
+        return value_of(NAMES[f"jax.config.{name}"])
+
+    _set(type(jax.config), name, property(attribute))
 
 
 def _set(owner: Any, name: str, value: object) -> None:

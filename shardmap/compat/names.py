@@ -23,7 +23,9 @@ MODULES = {
     "jax.experimental.sharding": "jax.sharding",
     "jax.experimental.stax": "jax.example_libraries.stax",
     "jax.linear_util": "jax.extend.linear_util",
+    "jax.pxla": "jax.interpreters.pxla",
     "jax.util": "shardmap.compat.util",
+    "jax.xla": "jax.interpreters.xla",
 }
 
 # All removed modules. For those not in MODULES, only the names below are known.
@@ -33,6 +35,8 @@ GONE = {
     "jax.config",
     "jax.interpreters.sharded_jit",
     "jax.lib.xla_bridge",
+    "jax.lib.xla_client",
+    "jax.lib.xla_extension",
 }
 
 # Names that still exist in JAX with another behavior.
@@ -52,6 +56,10 @@ NAMES = {
     **_moved("jax.ad_checkpoint.", "jax.", "checkpoint", "remat"),
     "jax.soft_pmap": "shardmap.spmap",
     **_moved("jax.", "shardmap.", "device_put_replicated", "device_put_sharded"),
+    **_moved("jax.", "jax.interpreters.", "batching", "mlir", "partial_eval"),
+    "jax.ShapedArray": "jax.core.ShapedArray",
+    "jax.clear_backends": "jax.extend.backend.clear_backends",
+    "jax.flatten_fun_nokwargs": "jax.api_util.flatten_fun_nokwargs",
     "jax.partial": "functools.partial",
     "jax.xla_computation": "shardmap.compat.ops.xla_computation",
     # Trees
@@ -86,17 +94,51 @@ NAMES = {
         *("partitioned_sharding_spec", "replicate", "shard_arg_handlers"),
         *("soft_pmap", "xla_pmap"),
     ),
+    **_moved(
+        "jax.interpreters.pxla.",
+        "shardmap.compat.core.",
+        *("ArrayMapping", "Index", "MeshAxisName", "array_mapping_to_axis_resources"),
+    ),
+    "jax.interpreters.pxla.device_put": "shardmap.compat.pxla.device_put",
     "jax.interpreters.pxla.mesh_sharding_specs": "shardmap.mesh_sharding_spec",
+    "jax.interpreters.pxla.sharding_spec_sharding_proto": (
+        "shardmap.ShardingSpec.sharding_proto"
+    ),
     "jax.interpreters.pxla.soft_pmap_p": "shardmap.spmap_p",
     "jax.interpreters.pxla.xla_pmap_p": "shardmap.spmap_p",
-    "jax.interpreters.xla.DeviceArray": "jax.Array",
-    "jax.interpreters.xla._DeviceArray": "jax.Array",
+    **{
+        f"{module}.{name}": "jax.Array"
+        for module, names in (
+            (
+                "jax.interpreters.xla",
+                ("Buffer", "DeviceArray", "_CppDeviceArray", "_DeviceArray"),
+            ),
+            ("jax.lib.xla_extension", ("ArrayImpl", "Buffer", "DeviceArray")),
+        )
+        for name in names
+    },
+    "jax.interpreters.xla.Device": "jax.Device",
+    "jax.interpreters.xla.ShapedArray": "jax.core.ShapedArray",
+    "jax.interpreters.xla.ConcreteArray": "shardmap.compat.core.ConcreteArray",
+    "jax.interpreters.xla.abstractify": "jax.typeof",
+    "jax.interpreters.xla.pytype_aval_mappings": "jax.core.pytype_aval_mappings",
+    "jax.interpreters.xla.xla_call_p": "jax.extend.core.primitives.jit_p",
+    **{
+        f"jax.lib.{module}.{name}": new
+        for module in ("xla_client", "xla_extension")
+        for name, new in (
+            ("Device", "jax.Device"),
+            ("XlaRuntimeError", "jax.errors.JaxRuntimeError"),
+        )
+    },
     # Partitions
     "jax.experimental.PartitionSpec": "jax.sharding.PartitionSpec",
     "jax.experimental.sharded_jit": "shardmap.compat.sharded_jit",
     "jax.experimental.with_sharding_constraint": "shardmap.with_sharding_constraint",
     "jax.experimental.maps.Mesh": "jax.sharding.Mesh",
+    "jax.experimental.maps.soft_pmap": "shardmap.spmap",
     "jax.experimental.pjit.PartitionSpec": "jax.sharding.PartitionSpec",
+    "jax.experimental.pjit.pjit_p": "jax.extend.core.primitives.jit_p",
     **_moved("jax.experimental.pjit.", "jax.lax.", "with_sharding_constraint"),
     "jax.interpreters.sharded_jit.PartitionSpec": "jax.sharding.PartitionSpec",
     "jax.interpreters.sharded_jit.sharded_jit": "shardmap.compat.sharded_jit",
@@ -111,27 +153,63 @@ NAMES = {
         "jax.extend.core.",
         *("ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"),
         *("jaxpr_as_fun", "mapped_aval", "subjaxprs", "unmapped_aval"),
+        *("DebugInfo", "DropVar", "Effect", "Effects", "Token", "check_jaxpr"),
+        *("concrete_or_error", "find_top_trace", "gensym", "get_opaque_trace_state"),
+        *("new_jaxpr_eqn", "no_effects", "valid_jaxtype"),
+        *("nonempty_axis_env_DO_NOT_USE", "primal_dtype_to_tangent_dtype"),
+        "unsafe_am_i_under_a_jit_DO_NOT_USE",
+        "unsafe_am_i_under_a_vmap_DO_NOT_USE",
         "unsafe_get_axis_names_DO_NOT_USE",
     ),
+    **_moved(
+        "jax.core.",
+        "jax.errors.",
+        *("ConcretizationTypeError", "InconclusiveDimensionOperation"),
+        *("JaxprTypeError", "TracerArrayConversionError"),
+        *("TracerIntegerConversionError", "UnexpectedTracerError"),
+    ),
+    **_moved("jax.core.", "jax.extend.core.primitives.", "call_p", "closed_call_p"),
+    **_moved(
+        "jax.core.",
+        "shardmap.compat.core.",
+        *("CallPrimitive", "ConcreteArray", "UnshapedArray", "axis_frame"),
+        *("full_lower", "raise_to_shaped", "trace_state_clean"),
+    ),
+    "jax.abstract_arrays.ConcreteArray": "shardmap.compat.core.ConcreteArray",
+    "jax.abstract_arrays.raise_to_shaped": "shardmap.compat.core.raise_to_shaped",
     # Devices and settings
     "jax.config.config": "jax.config",
+    "jax.experimental.disable_x64": "shardmap.compat.ops.disable_x64",
     "jax.experimental.enable_x64": "jax.enable_x64",
     **_moved(
         "jax.lib.xla_bridge.",
         "jax.",
-        *("device_count", "devices", "local_device_count", "local_devices"),
-        *("process_count", "process_index"),
+        *("default_backend", "device_count", "devices", "local_device_count"),
+        *("local_devices", "process_count", "process_index"),
     ),
     "jax.lib.xla_bridge.get_backend": "jax.extend.backend.get_backend",
     "jax.lib.xla_bridge.host_count": "jax.process_count",
     "jax.lib.xla_bridge.host_id": "jax.process_index",
+    "jax.lib.xla_bridge.host_ids": "jax.process_indices",
+    "jax.profiler.StepTraceContext": "jax.profiler.StepTraceAnnotation",
+    "jax.profiler.TraceContext": "jax.profiler.TraceAnnotation",
+    "jax.profiler.trace_function": "jax.profiler.annotate_function",
     # Numbers
+    "jax.dlpack.to_dlpack": "shardmap.compat.ops.to_dlpack",
     **_moved("jax.lax.", "shardmap.compat.ops.", "pdot", "tie_in", "xeinsum"),
+    "jax.lax.zeros_like_array": "jax.numpy.zeros_like",
     "jax.nn.normalize": "jax.nn.standardize",
     "jax.numpy.DeviceArray": "jax.Array",
+    **_moved("jax.numpy.", "shardmap.compat.ops.", "NINF", "NZERO", "PZERO"),
+    "jax.numpy.alltrue": "jax.numpy.all",
+    "jax.numpy.cumproduct": "jax.numpy.cumprod",
+    "jax.numpy.fix": "jax.numpy.trunc",
     "jax.numpy.in1d": "jax.numpy.isin",
     "jax.numpy.msort": "jax.numpy.sort",
+    "jax.numpy.product": "jax.numpy.prod",
+    "jax.numpy.round_": "jax.numpy.round",
     "jax.numpy.row_stack": "jax.numpy.vstack",
+    "jax.numpy.sometrue": "jax.numpy.any",
     "jax.numpy.trapz": "jax.numpy.trapezoid",
     "jax.ops.index": "jax.numpy.index_exp",
     **_moved(
@@ -142,6 +220,34 @@ NAMES = {
     "jax.random.KeyArray": "jax.Array",
     "jax.random.PRNGKeyArray": "jax.Array",
     "jax.random.shuffle": "jax.random.permutation",
+    **_moved("jax.random.", "jax.extend.random.", "threefry2x32_p", "threefry_2x32"),
+}
+
+# Names that have no effect any more.
+IDLE = {
+    **_moved(
+        "jax.config.",
+        "shardmap.compat.core.",
+        *("enable_omnistaging", "omnistaging_enabled"),
+    ),
+    **_moved(
+        "jax.interpreters.pxla.",
+        "shardmap.compat.core.",
+        *("multi_host_supported_collectives", "spmd_primitive_batchers"),
+    ),
+    **_moved(
+        "jax.interpreters.xla.",
+        "shardmap.compat.core.",
+        *("backend_specific_translations", "call_translations"),
+        *("register_translation", "translations"),
+    ),
+}
+NAMES |= IDLE
+
+# Functions whose old keyword arguments have become positions.
+KEYWORDS = {
+    "jax.numpy.clip": {"a": 0, "a_min": 1, "a_max": 2},
+    "jax.numpy.where": {"condition": 0, "x": 1, "y": 2},
 }
 
 # Removed attributes of arrays: the edit for an array x, and the value.
@@ -174,10 +280,20 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[jax.Array], Any]]] = {
     ),
 }
 
-# How elements of mapped results are taken: the edit for an array x.
-ELEMENTS = {
-    "__getitem__": "x[0] -> shardmap.shard_of(x, 0)",
-    "__iter__": "for y in x -> for y in shardmap.unstack(x)",
+# Edits of what is no name, and edits that are plainer than another name.
+EDITS = {
+    "jax.Array.__getitem__": "x[0] -> shardmap.shard_of(x, 0)",
+    "jax.Array.__iter__": "for y in x -> for y in shardmap.unstack(x)",
+    "jax.Array.device": "x.device() -> x.device",
+    "jax.dlpack.to_dlpack": "jax.dlpack.to_dlpack(x) -> x.__dlpack__()",
+    "jax.experimental.disable_x64": (
+        "jax.experimental.disable_x64() -> jax.enable_x64(False)"
+    ),
+    "jax.numpy.NINF": "jax.numpy.NINF -> -jax.numpy.inf",
+    "jax.numpy.NZERO": "jax.numpy.NZERO -> -0.0",
+    "jax.numpy.PZERO": "jax.numpy.PZERO -> 0.0",
+    "jax.numpy.clip": "jax.numpy.clip(x, a_min=a, a_max=b) -> jax.numpy.clip(x, a, b)",
+    "jax.numpy.where": "jax.numpy.where(c, x=a, y=b) -> jax.numpy.where(c, a, b)",
 }
 
 
@@ -189,6 +305,8 @@ def new_name(old: str) -> str | None:
     >>> new_name("jax.api.tree_map")
     'jax.tree.map'
     """
+    if old.startswith("jax.config.config."):  # The object was in a module.
+        old = old.replace(".config", "", 1)
     if old in NAMES or old in MODULES:
         return NAMES.get(old) or MODULES[old]
     module, _, name = old.rpartition(".")

@@ -1,5 +1,6 @@
 """Functions that ``jax.ops`` and ``jax.lax`` had in their first years."""
 
+import functools
 import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
@@ -13,6 +14,10 @@ from shardmap._jax.types import PyTree
 T = TypeVar("T")
 
 __all__ = [
+    "NINF",
+    "NZERO",
+    "PZERO",
+    "disable_x64",
     "index_add",
     "index_max",
     "index_min",
@@ -20,9 +25,20 @@ __all__ = [
     "index_update",
     "pdot",
     "tie_in",
+    "to_dlpack",
     "xeinsum",
     "xla_computation",
 ]
+
+
+NINF, NZERO, PZERO = -jnp.inf, -0.0, 0.0
+
+disable_x64 = functools.partial(jax.enable_x64, False)
+
+
+def to_dlpack(x: jax.Array, **_: object) -> Any:
+    """The array as a capsule of DLPack."""
+    return x.__dlpack__()
 
 
 def _update(name: str, method: str) -> Callable[..., jax.Array]:

@@ -30,6 +30,7 @@ __all__ = [
     "PmapSharding",
     "ShardedDeviceArray",
     "_pmap_sharding_spec",
+    "device_put",
     "make_sharded_device_array",
     "partitioned_sharding_spec",
     "replicate",
@@ -117,6 +118,29 @@ def make_sharded_device_array(
     return jax.make_array_from_single_device_arrays(
         shape, sharding, [buffer.reshape(part) for buffer in device_buffers]
     )
+
+
+def device_put(
+    x: Any, devices: Sequence[jax.Device], replicate: bool = False
+) -> list[Any]:
+    """Puts an array on each device: the buffers of `make_sharded_device_array`.
+
+    Args:
+      x: an array for each device; with ``replicate``, one for all.
+      devices: the devices.
+      replicate: whether all devices get the same array.
+
+    >>> [buffer.shape for buffer in device_put([np.ones(3)], jax.devices()[:1])]
+    [(3,)]
+    """
+    values = [x] * len(devices) if replicate else list(x)
+    if len(values) != len(devices):
+        raise ValueError(
+            f"device_put got {len(values)} arrays for {len(devices)} devices: give "
+            "one for each, or replicate=True."
+        )
+    put: list[Any] = jax.device_put(values, list(devices))
+    return put
 
 
 class _IsArray(type):

@@ -5,7 +5,15 @@ import types
 import warnings
 
 from shardmap.compat.edits import Form, Use, without_repetitions
-from shardmap.compat.names import ATTRIBUTES, GONE, exists, new_name, value_of
+from shardmap.compat.names import (
+    ATTRIBUTES,
+    EDITS,
+    GONE,
+    KEYWORDS,
+    exists,
+    new_name,
+    value_of,
+)
 from shardmap.compat.rows import elements_in
 
 
@@ -93,6 +101,27 @@ class _Finder(ast.NodeVisitor):
             name = f"{module}.{alias.name}"
             self.meanings[alias.asname or alias.name] = name
             self.look(alias, name, "from")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = self.resolve(node.func) or ""
+        old = KEYWORDS.get(function, {}).keys() & {each.arg for each in node.keywords}
+        if old:
+            self.uses.append(
+                Use(self.file, node.lineno, function, "name", edit=EDITS[function])
+            )
+        is_device = isinstance(node.func, ast.Attribute) and node.func.attr == "device"
+        if is_device and self.meanings and not (node.args or node.keywords):
+            of = ast.unparse(node.func)
+            self.uses.append(
+                Use(
+                    self.file,
+                    node.lineno,
+                    "jax.Array.device",
+                    "name",
+                    edit=f"{of}() -> {of}",
+                )
+            )
+        self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         first, *rest = ast.unparse(node).split(".")

@@ -67,6 +67,8 @@ def test_forms(source):
         "mine.jax.tree_map()",
         "from jax.sharding import Mesh; Mesh.nothing",
         "'jax.tree_map'  # jax.tree_map",
+        "x.device()",
+        "import jax; jax.numpy.where(c, a, b), x.device, torch.device(0)",
     ],
 )
 def test_what_is_no_old_name(source):
@@ -108,6 +110,25 @@ EDITS = {
     "from jax.interpreters import pxla\npxla.mesh_sharding_specs": (
         "jax.interpreters.pxla.mesh_sharding_specs -> shardmap.mesh_sharding_spec"
     ),
+    "from jax.config import config\nconfig.enable_omnistaging()": (
+        "from jax.config import config -> from jax import config\n"
+        "{file}:2: jax.config.config.enable_omnistaging -> leave it out"
+    ),
+    "import jax\njax.config.enable_omnistaging()": (
+        "jax.config.enable_omnistaging -> leave it out"
+    ),
+    "import jax.numpy as jnp\njnp.where(c, x=1, y=2)": (
+        "jax.numpy.where(c, x=a, y=b) -> jax.numpy.where(c, a, b)"
+    ),
+    "import jax\nx = f(y).device()": "f(y).device() -> f(y).device",
+    "from jax.experimental import disable_x64\ndisable_x64()": (
+        "from jax.experimental import disable_x64 -> "
+        "from shardmap.compat.ops import disable_x64"
+    ),
+    "from jax.interpreters import xla\nxla.translations[p] = rule": (
+        "jax.interpreters.xla.translations -> leave it out; "
+        "jax.interpreters.mlir.register_lowering takes the rules of primitives"
+    ),
     "x.copy_to_device(d)": "x.copy_to_device(device) -> jax.device_put(x, device)",
 } | {
     f"from jax.interpreters.pxla import {name}": (
@@ -129,7 +150,7 @@ def test_the_line_and_its_edit(tmp_path, source):
     file.write_text(source)
     code, out, _ = call(old.main, "--check", str(file))
     assert code == 1
-    assert out.partition(": ")[2] == EDITS[source] + "\n"
+    assert out.partition(": ")[2] == EDITS[source].format(file=file) + "\n"
 
 
 def test_a_folder_is_listed_and_not_run(folder):

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import primitives as jax_primitives
 
 import shardmap as sm
 from shardmap import compat
 from shardmap._jax.context import ArrayType
-from shardmap.compat import ops
+from shardmap.compat import core, ops
 from shardmap.compat.edits import Use
 from tests.command_line import python
 
@@ -54,6 +55,18 @@ FORMS = {
     "from jax.random import KeyArray as found": jax.Array,
     "from jax.tree_util import tree_multimap as found": jax.tree_util.tree_map,
     "from jax.util import prod as found": math.prod,
+    "from jax.experimental.maps import soft_pmap as found": sm.spmap,
+    "import jax; found = jax.xla.Device": jax.Device,
+    "from jax import pxla; found = pxla.Chunked": sm.Chunked,
+    "from jax.interpreters import xla; found = xla._CppDeviceArray": jax.Array,
+    "from jax.lib import xla_extension as x; found = x.DeviceArray": jax.Array,
+    "from jax.experimental.pjit import pjit_p as found": jax_primitives.jit_p,
+    "import jax; found = jax.numpy.product": jnp.prod,
+    "from jax.numpy import alltrue as found": jnp.all,
+    "import jax.numpy; found = jax.numpy.sometrue": jnp.any,
+    "from jax.config import config; found = config.enable_omnistaging": (
+        core.enable_omnistaging
+    ),
 }
 
 
@@ -81,7 +94,8 @@ def state():
         for name, module in sys.modules.items()
         if name.partition(".")[0] == "jax" and module is not None
     }
-    return modules, dict(vars(ArrayType))
+    types = ArrayType, jax.Device, type(jax.config)
+    return modules, *(dict(vars(each)) for each in types)
 
 
 def test_every_form_of_an_import_finds_the_new_thing():
@@ -219,6 +233,62 @@ def test_arrays_have_what_they_had(installed):
     assert not hasattr(x, "sharding_spec")
     with pytest.raises(AttributeError, match="has been deprecated"):
         _ = x.device_buffers
+
+
+@pytest.mark.filterwarnings("ignore:jax.core.pytype_aval_mappings is deprecated")
+def test_a_library_that_fills_the_tables_of_jax_is_imported(installed):
+    """As rlax 0.0.4 does for its collectives."""
+    program = """
+        import numpy as np
+        from jax.extend.core import Primitive
+        from jax.interpreters import pxla, xla
+        mine_p = Primitive("mine")
+        pxla.multi_host_supported_collectives.add(mine_p)
+        xla.translations[mine_p] = xla.backend_specific_translations["cpu"][mine_p] = 1
+        xla.register_translation(mine_p, 1, platform="cpu")
+        aval = xla.pytype_aval_mappings[np.ndarray](np.ones(3))
+    """
+    assert run(textwrap.dedent(program))["aval"].shape == (3,)
+    names = {use.name for use in compat.uses()}
+    assert "jax.interpreters.pxla.multi_host_supported_collectives" in names
+
+
+def test_axis_frame_tells_whether_a_name_is_bound(installed):
+    with pytest.raises(NameError, match="i"):
+        jax.core.axis_frame("i")
+    seen = []
+    outer = jax.vmap(lambda x: seen.append(jax.core.axis_frame("i").size) or x)
+    jax.pmap(outer, axis_name="i")(np.ones((2, 3)))
+    jax.jit(jax.pmap(jax.grad(lambda x: outer(x).sum()), "i"))(np.ones((4, 3)))
+    assert seen == [2, 4]
+
+
+def test_keyword_arguments_of_old_functions(installed):
+    x = jnp.arange(4)
+    np.testing.assert_array_equal(jnp.where(x > 1, x=x, y=-1), [-1, -1, 2, 3])
+    np.testing.assert_array_equal(jnp.where(condition=x > 1, x=x, y=0), [0, 0, 2, 3])
+    np.testing.assert_array_equal(jnp.clip(x, a_min=1, a_max=2), [1, 1, 2, 2])
+    np.testing.assert_array_equal(jnp.clip(a=x, a_max=2), [0, 1, 2, 2])
+    assert {use.name for use in compat.uses()} == {"jax.numpy.clip", "jax.numpy.where"}
+    np.testing.assert_array_equal(jnp.where(x > 2)[0], [3])
+    with pytest.raises(TypeError, match="keyword"):
+        jnp.where(x > 1, x, x=x, y=0)
+    compat.uninstall()
+    with pytest.raises(TypeError, match="keyword"):
+        jnp.clip(x, a_min=1)
+
+
+def test_the_device_of_an_array_may_be_called(installed):
+    x = jax.device_put(1, jax.devices()[3])
+    assert x.device() == x.device == jax.devices()[3]
+    compat.uninstall()
+    with pytest.raises(TypeError, match="not callable"):
+        x.device()
+
+
+def test_wide_types_are_turned_off(installed):
+    with jax.experimental.enable_x64(), jax.experimental.disable_x64():
+        assert jnp.arange(2.0).dtype == np.float32
 
 
 def test_installing_starts_no_backend_and_importing_touches_nothing():

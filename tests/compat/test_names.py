@@ -4,7 +4,9 @@ import importlib
 import warnings
 
 import jax
+import pytest
 
+from shardmap import compat
 from shardmap.compat import names
 
 
@@ -18,6 +20,7 @@ def is_in_jax(name):
             return False
 
 
+@pytest.mark.filterwarnings("ignore:jax.core.pytype_aval_mappings is deprecated")
 def test_each_old_name_has_a_new_one():
     for old in {*names.NAMES, *names.MODULES}:
         new = names.new_name(old)
@@ -27,7 +30,24 @@ def test_each_old_name_has_a_new_one():
 
 
 # There on JAX 0.10.2, gone on 0.12.
-GOING = {"jax.core.unsafe_get_axis_names_DO_NOT_USE"}
+GOING = {
+    f"jax.core.{name}"
+    for name in (
+        *("CallPrimitive", "DebugInfo", "DropVar", "Effect", "Effects"),
+        *("InconclusiveDimensionOperation", "JaxprTypeError", "check_jaxpr"),
+        *("concrete_or_error", "find_top_trace", "gensym", "get_opaque_trace_state"),
+        *("new_jaxpr_eqn", "no_effects", "valid_jaxtype"),
+        *("nonempty_axis_env_DO_NOT_USE", "primal_dtype_to_tangent_dtype"),
+        "unsafe_am_i_under_a_jit_DO_NOT_USE",
+        "unsafe_am_i_under_a_vmap_DO_NOT_USE",
+        "unsafe_get_axis_names_DO_NOT_USE",
+    )
+} | {
+    f"jax.interpreters.pxla.{name}"
+    for name in (
+        *("ArrayMapping", "Index", "MeshAxisName", "array_mapping_to_axis_resources"),
+    )
+}
 
 
 def test_the_old_names_are_gone():
@@ -35,6 +55,18 @@ def test_the_old_names_are_gone():
     # No module, which it was.
     assert type(jax.config).__name__ == "Config"
     assert {old for old in old_names if is_in_jax(old)} == {"jax.config"}
+
+
+def test_names_that_only_one_end_of_jax_has_are_on_both():
+    compat.install()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for old in GOING:
+                module, _, name = old.rpartition(".")
+                assert getattr(importlib.import_module(module), name) is not None, old
+    finally:
+        compat.uninstall()
 
 
 def test_replaced_names_are_there_and_are_other_things():

@@ -220,3 +220,19 @@ def test_replicate_wants_so_many_devices():
         compat.replicate(1.0, 9, 9)
     with pytest.raises(ValueError, match="across 4 replicas because 2 devices are giv"):
         compat.replicate(1.0, 4, 4, jax.devices()[:2])
+
+
+def test_device_put_makes_the_buffers_of_a_sharded_array():
+    devices = jax.devices()[:4]
+    rows = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    buffers = compat.pxla.device_put(list(rows), devices)
+    assert [next(iter(buffer.devices())) for buffer in buffers] == devices
+    aval = jax.ShapeDtypeStruct((4, 3), np.float32)
+    array = compat.ShardedDeviceArray(aval, buffers)
+    np.testing.assert_array_equal(array, rows)
+    copies = compat.pxla.device_put(rows[1], devices, replicate=True)
+    np.testing.assert_array_equal(
+        compat.ShardedDeviceArray(aval, copies), rows[[1] * 4]
+    )
+    with pytest.raises(ValueError, match="3 arrays for 4 devices"):
+        compat.pxla.device_put(list(rows[:3]), devices)
