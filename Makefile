@@ -4,15 +4,17 @@ PYTHON ?= $(shell bash .ci/find_python 3.11 3)
 VENV ?= .venv
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
+COMPILERS_STAMP := $(VENV)/.installed-compilers
 RUN := $(VENV)/bin/python -m
 SHELL := bash
 
-.PHONY: help demo test test-deep explained docs site lint types format bench dist clean
+.PHONY: help demo test test-deep compilers explained docs site lint types format bench dist clean
 
 help:
 	@echo "make demo    train a digit classifier over 8 virtual devices"
 	@echo "make test    run the tests (ARGS='-k name' to choose, ARGS='-n 0' for one process)"
 	@echo "make test-deep  run what 'make test' leaves out, with many more random programs"
+	@echo "make compilers  compile every feature for TPUs and GPUs that need not be here"
 	@echo "make explained  hold explain against the compiled text of the tests' own programs"
 	@echo "make docs    run the examples of README.md, of docs/ and of the docstrings"
 	@echo "make site    build the pages of docs/ into build/site"
@@ -47,6 +49,15 @@ test: $(STAMP)
 
 test-deep: $(STAMP)
 	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-deep} $(PYTEST) -m "deep or hypothesis" $(ARGS)
+
+$(COMPILERS_STAMP): $(STAMP)
+	@echo "Installing the compilers of TPUs and GPUs, about 350 MB; this happens once."
+	@$(RUN) pip install -q --disable-pip-version-check -e '.[tpu-compiler,gpu-compiler]'
+	@touch $@
+
+# One process: two would each load libtpu.
+compilers: $(COMPILERS_STAMP)
+	@$(RUN) pytest -n 0 tests/compilers $(ARGS)
 
 explained: $(STAMP)
 	@$(RUN) pytest -q -n 0 -p tests.explain.caught $(or $(ARGS),tests)

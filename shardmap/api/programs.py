@@ -480,7 +480,6 @@ class Programs(abc.ABC):
     def _jit(
         self, run: Callable[..., Any], call: Call, out_tree: TreeDef, **options: Any
     ) -> jax.stages.Wrapped:
-        run.__name__ = run.__qualname__ = self.name
         # Over an abstract mesh a call is only traced.
         if call.shardings is not None and call.devices:
             noted = config_value("jax_log_compiles")
@@ -492,9 +491,30 @@ class Programs(abc.ABC):
                 [device.id for device in call.devices],
                 ", ".join([aval.str_short() for aval in call.in_avals]),
             )
-            options["out_shardings"] = trees.prefix_of(out_tree, call.shardings.results)
+            shardings = call.shardings.results
+            options["out_shardings"] = trees.prefix_of(out_tree, shardings)
+            if call.mesh is not None and len(call.mesh.axis_names) > 1:
+                run = _with_constraints(run, shardings)
             options["compiler_options"] = running.compiler_options(call.devices)
+        run.__name__ = run.__qualname__ = self.name
         return jax.jit(run, **options)
+
+
+def _with_constraints(
+    run: Callable[..., PyTree], shardings: Sequence[jax.sharding.Sharding]
+) -> Callable[..., PyTree]:
+    """``run``, whose results have these shardings inside the program too.
+
+    XLA cuts what is manual along some mesh axes only along others as it likes, which
+    JAX refuses if it overrides ``out_shardings``.
+    """
+
+    def with_constraints(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(run(*args, **kwargs))
+        constrained = map(jax.lax.with_sharding_constraint, leaves, shardings)
+        return jax.tree.unflatten(tree, constrained)
+
+    return with_constraints
 
 
 def _by_leaves(

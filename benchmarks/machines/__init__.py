@@ -1,0 +1,1 @@
+"""Programs of pods, compiled for real machines and not run."""

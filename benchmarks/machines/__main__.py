@@ -1,0 +1,116 @@
+"""Compile programs of pods for real machines, and compare what they send and keep.
+
+Nothing runs. Each program is written as `spmap`, by hand with `jax.shard_map` and,
+where it can be, as `jax.pmap`. Needs the compilers: pip install
+'.[bench,tpu-compiler,gpu-compiler]'.
+"""
+
+import argparse
+import importlib.metadata
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+
+import shardmap as sm
+from benchmarks.harness import OURS
+from benchmarks.machines.programs import BY_HAND, PROGRAMS
+
+MACHINES = ("v5e:2x4", "h100:8")
+TEMPORARIES = 1.02
+PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- machines -->\n", "<!-- end of machines -->\n"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one program."""
+
+    collectives: int
+    sent: int
+    """The bytes that a device sends in one call."""
+    temporaries: int
+    """The bytes of temporary arrays on a device."""
+
+    def verdict(self, other: "Compiled") -> str:
+        """Whether this is within the limits, compared with the one by hand."""
+        no_more = self.collectives <= other.collectives and self.sent <= other.sent
+        within = self.temporaries <= TEMPORARIES * other.temporaries
+        return "ok" if no_more and within else "MISS"
+
+
+def compiled(function: object, avals: Sequence[object]) -> Compiled:
+    report = sm.explain(function)(*avals)
+    assert report.cost is not None
+    counts = [each.count for each in report.collectives]
+    assert None not in counts, report
+    return Compiled(
+        collectives=sum(counts),
+        sent=sum(each.link_bytes for each in report.collectives),
+        temporaries=report.cost.temporary_bytes,
+    )
+
+
+Results = Mapping[tuple[str, str], Mapping[str, Compiled]]
+
+
+def measure(names: Sequence[str], machines: Sequence[str]) -> Results:
+    results = {}
+    for name in names:
+        for machine in machines:
+            forms = PROGRAMS[name](sm.devices(machine))
+            results[name, machine] = {k: compiled(*form) for k, form in forms.items()}
+            print(".", end="", flush=True)
+    print()
+    return results
+
+
+def table(results: Results) -> str:
+    """The results as Markdown, a row for each way of writing a program."""
+    rows = [
+        "| program | for | written as | collectives | bytes sent | temporary bytes | |",
+        "|---|---|---|---:|---:|---:|---|",
+    ]
+    for (name, machine), forms in results.items():
+        head = f"{name} | {machine}"
+        for form, it in forms.items():
+            verdict = it.verdict(forms[BY_HAND]) if form == OURS else ""
+            rows.append(
+                f"| {head} | {form} | {it.collectives:,} | {it.sent:,} | "
+                f"{it.temporaries:,} | {verdict} |"
+            )
+            head = " | "
+    return "\n".join(rows) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.machines", description=__doc__
+    )
+    parser.add_argument("--only", metavar="NAME", default="", help="programs with NAME")
+    parser.add_argument("--for", metavar="MACHINE", nargs="+", default=MACHINES)
+    parser.add_argument("--docs", action="store_true", help=f"write into {PAGE.name}")
+    options = vars(parser.parse_args(arguments))
+    jax.config.update("jax_platforms", "cpu")
+    names = [name for name in PROGRAMS if options["only"] in name]
+    if not names:
+        parser.error(f"no program has {options['only']!r}: {'; '.join(PROGRAMS)}")
+    results = measure(names, options["for"])
+    versions = [
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("jax", "libtpu", "jax-cuda12-pjrt")
+    ]
+    text = f"{table(results)}\nCompiled with {', '.join(versions)}.\n"
+    print(text)
+    if options["docs"]:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    missed = [k for k, v in results.items() if v[OURS].verdict(v[BY_HAND]) != "ok"]
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
