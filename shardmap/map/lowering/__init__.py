@@ -9,7 +9,12 @@ from shardmap.map.rules import checkify, dce, differentiation, remat, vectorizat
 
 __all__ = ["MapPrimitive", "dce", "evaluation", "remat", "spmap_p"]
 
-RULES = (differentiation.register, vectorization.register, lower_map.register)
+RULES = (
+    differentiation.register,
+    vectorization.register,
+    checkify.register,
+    lower_map.register,
+)
 """The rules of each map primitive. `dce`, `remat` and `evaluation` have `spmap_p`'s."""
 
 MapPrimitive.def_rules(RULES, checkify.bind_function)

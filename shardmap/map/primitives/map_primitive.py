@@ -48,6 +48,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import jaxprs_in, opened
 from shardmap.map.primitives.explicit_sharding import drop_sharding
 from shardmap.map.primitives.params import MapParams
+from shardmap.units import shown
 
 __all__ = ["MapPrimitive", "spmap_p"]
 
@@ -144,19 +145,34 @@ class MapPrimitive(jex_core.Primitive):
           The results, flat, as a list.
 
         Raises:
-          TypeError: a parameter that every map has is missing.
+          TypeError: a parameter that every map has is missing, or does not fit.
         """
         args = (*params.pop("subfuns", ()), *args)
-        if args and (callable(args[0]) or isinstance(args[0], WrappedFun)):
-            return self._function_bind(self, args[0], args[1:], params)
-        if missing := [name for name in _OF_EVERY_MAP if name not in params]:
+        first = args[0] if args else None
+        is_called = callable(first) or isinstance(first, WrappedFun)
+        given = {*params, "call_jaxpr"} if is_called else {*params}
+        if is_called and "out_axes_thunk" in given:
+            given.add("out_axes")
+        if missing := [name for name in _OF_EVERY_MAP if name not in given]:
             raise TypeError(
                 f"{self.name}.bind needs the parameters that every map has: "
                 f"{', '.join(missing)} missing"
             )
+        if is_called:
+            return self._function_bind(self, first, args[1:], params)
         return self._bind(*args, **params)
 
+    def check_count(self, what: str, count: int, option: str, axes: Any) -> None:
+        """Raises a TypeError unless ``axes`` is a tuple of one for each of ``what``."""
+        if not isinstance(axes, tuple) or len(axes) != count:
+            raise TypeError(
+                f"{self.name}: {option} must be a tuple of one axis for each of the "
+                f"{count} {what}, got {shown(axes)}"
+            )
+
     def _bind(self, *args: Value, **params: Param) -> list[Any]:
+        # Where nothing is traced, JAX does not look at the types of operands.
+        self.abstract_eval(*map(jax.typeof, args), **params)
         return super().bind(*args, **params)
 
 
@@ -189,7 +205,7 @@ class _SpmapPrimitive(MapPrimitive):
             layout=given.axis_in_words(),
             mesh_jaxpr=mesh_jaxpr(given.mesh, not explicit),
         )
-        return super()._bind(*args, **given.as_dict())
+        return super(MapPrimitive, self).bind(*args, **given.as_dict())
 
 
 def _without_elements(
@@ -276,7 +292,7 @@ def _abstract_eval(
         ("operands", in_axes, call_jaxpr.invars),
         ("results", out_axes, call_jaxpr.outvars),
     ):
-        if len(axes) != len(variables):
+        if not isinstance(axes, Sequence) or len(axes) != len(variables):
             raise TypeError(
                 f"{primitive}: call_jaxpr has {len(variables)} {what}, but there are "
                 f"{len(axes)} axes for them: {axes}"

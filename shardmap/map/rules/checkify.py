@@ -1,19 +1,12 @@
-"""Maps bound with a function instead of a jaxpr.
+"""Maps bound with a function instead of a jaxpr, as by `jax.experimental.checkify`."""
 
-`jax.experimental.checkify` binds a map so: with the leaves of the error so far as the
-first operands, and a function of these and of one element's operands that returns the
-leaves of the error and the results. The error of a map is that of its first element
-that has one.
-"""
-
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.linear_util import WrappedFun
 
+from shardmap._jax.checkify import def_checkify
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
 from shardmap.map.tracing import bind_map, trace_body
 
@@ -23,21 +16,23 @@ def bind_function(
     function: WrappedFun | Callable[..., Any],
     operands: Sequence[Any],
     params: dict[str, Any],
+    checks: bool = False,
 ) -> list[Any]:
     """Binds a map of ``function``.
 
     Args:
       primitive: to bind.
       function: of one element, over flat operands.
-      operands: the leaves of checkify's error, if any, which every element gets, then
-        the map's operands.
+      operands: the map's.
       params: the map's parameters, without ``call_jaxpr``.
+      checks: whether the function may return other values before the results. All
+        elements' are returned, along a new first axis.
 
-    Returns:
-      The leaves of the error of the first element that has one, then the results.
+    Raises:
+      TypeError: there are not as many axes as operands or results.
     """
-    mapped = params.pop("in_axes")
-    in_axes = (None,) * (len(operands) - len(mapped)) + mapped
+    in_axes = params.pop("in_axes")
+    primitive.check_count("operands", len(operands), "in_axes", in_axes)
     avals = list(map(remove_axis, map(jax.typeof, operands), in_axes))
     call = function.call_wrapped if isinstance(function, WrappedFun) else function
     body = trace_body(
@@ -45,19 +40,15 @@ def bind_function(
     )
     thunk = params.pop("out_axes_thunk", None)
     out_axes = params.pop("out_axes") if thunk is None else tuple(thunk())
-    count = len(body.jaxpr.outvars) - len(out_axes)
-    axes = in_axes, (0,) * count + out_axes
-    results = bind_map(body, operands, *axes, params, primitive)
-    return _first_error(results[:count]) + results[count:]
+    results = len(body.jaxpr.outvars)
+    if not checks:
+        primitive.check_count("results", results, "out_axes", out_axes)
+    count = results - len(out_axes)
+    return bind_map(body, operands, in_axes, (0,) * count + out_axes, params, primitive)
 
 
-def _first_error(leaves: list[Any]) -> list[Any]:
-    """The error of the first element that has one.
+def register(primitive: MapPrimitive) -> None:
+    def bind(*operands: Any, subfuns: tuple[Any], **params: Any) -> list[Any]:
+        return bind_function(primitive, *subfuns, operands, params, checks=True)
 
-    The leaves of an error begin with its predicates, one for each kind of error.
-    """
-    predicates = list(itertools.takewhile(lambda leaf: leaf.dtype == bool, leaves))
-    if not predicates:
-        return leaves
-    element = jnp.argmax(jnp.stack(predicates).any(0))
-    return [leaf[element] for leaf in leaves]
+    def_checkify(primitive, bind)

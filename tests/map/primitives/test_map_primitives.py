@@ -252,6 +252,25 @@ def test_a_parameter_that_is_missing():
         soft_map_p.bind(X, **params)
 
 
+def test_a_parameter_that_is_missing_beside_a_function():
+    params = {"axis_name": "i", "axis_size": 8, "in_axes": (0,), "out_axes": (0,)}
+    total = functools.partial(soft_map_p.bind, lambda x: [x.sum()])
+    for name in params:
+        others = {key: value for key, value in params.items() if key != name}
+        with pytest.raises(TypeError, match=rf"every map has: {name} missing"):
+            total(X, **others)
+    for change, text in (
+        ({"in_axes": (0, 0)}, r"in_axes must be a tuple .* of the 1 operands, got \(0"),
+        ({"in_axes": 0}, r"in_axes must be a tuple .* of the 1 operands, got 0"),
+        ({"out_axes": (0, 0)}, r"out_axes must be a tuple .* of the 1 results, got "),
+        ({"axis_size": 3}, r"mapped at 0 does not have 3 elements"),
+    ):
+        for bind in (total, jax.jit(functools.partial(total, **params | change))):
+            given = params | change if bind is total else {}
+            with pytest.raises(TypeError, match=text):
+                bind(X, **given)
+
+
 def test_an_operand_that_does_not_fit():
     params = one_equation(soft_map(plain, "i"), X).params
     message = (

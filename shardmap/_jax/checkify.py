@@ -1,0 +1,91 @@
+"""Errors of `jax.experimental.checkify` that say which element of a map has failed.
+
+By JAX's rule for `jax.shard_map` the error of a map has an axis. It names the element,
+but then JAX cannot check what comes after the map. JAX has no public way to register
+another rule, and no public base class of errors.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import checkify
+
+from shardmap._jax.types import Param, Primitive
+
+
+class ElementError(checkify.JaxException):
+    """The error of one element of a map."""
+
+    def __init__(self, index: Any, error: Any) -> None:
+        super().__init__(getattr(error, "traceback_info", None))
+        self.index, self.error = index, error
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.index, self.error), None
+
+    @classmethod
+    def tree_unflatten(cls, metadata: Any, payload: Any, /) -> "ElementError":
+        return cls(*payload)
+
+    def __str__(self) -> str:
+        indices, error = [], self
+        while isinstance(error, ElementError):
+            indices.append(str(error.index))
+            error = error.error
+        return f"at mapped index {', '.join(indices)}: {error}"
+
+
+def def_checkify(primitive: Primitive, bind: Callable[..., list[Any]]) -> None:
+    """Registers how checks inside a map are functionalised.
+
+    Args:
+      primitive: of maps.
+      bind: takes the operands, the function of one element as ``subfuns`` and the other
+        parameters. The function returns leaves of an error, then the results; of the
+        former, ``bind`` returns those of all elements, along a new first axis.
+    """
+
+    def rule(*args: Any, **params: Param) -> tuple[Any, Any]:
+        # From JAX 0.12 on, a context comes before the error.
+        place = [isinstance(arg, checkify.Error) for arg in args].index(True)
+        context, error, rest = args[:place], args[place], args[place + 1 :]
+        binder: Any = types.SimpleNamespace(bind=bind)
+        each, results = checkify.default_checkify_rule(
+            binder, *context, checkify.init_error, *rest, **params
+        )
+        return _with_first(error, each), results
+
+    checkify.error_checks[primitive] = rule
+
+
+def _with_first(error: Any, each: Any) -> Any:
+    """An error with that of the first element that has one.
+
+    Args:
+      error: what was found before.
+      each: the error of each element.
+    """
+    if not each._pred or 0 in np.shape(next(iter(each._pred.values()))):
+        return error
+    failed = jnp.stack(list(each._pred.values())).any(0)
+    element = jnp.argmax(failed).astype(np.int32)
+    metadata = {
+        code: jax.tree.structure(
+            ElementError(0, jax.tree.unflatten(tree, range(tree.num_leaves)))
+        )
+        for code, tree in each._metadata.items()
+    }
+    for kind, failed in each._pred.items():
+        shapes = (jax.ShapeDtypeStruct((), np.int32), *kind.shape_dtypes)
+        inner = [leaf[element] for leaf in jax.tree.leaves(each._payload[kind])]
+        found = failed[element], each._code[kind][element], metadata, [element, *inner]
+        effect = checkify.ErrorEffect(ElementError, shapes)
+        if effect in error._pred:
+            error = checkify.update_error(error, *found, effect)
+        else:
+            error = error._update(effect, *found)
+    return error
