@@ -117,7 +117,7 @@ def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:
 @contextlib.contextmanager
 def bound_axes(sizes: Mapping[Any, int]) -> Iterator[None]:
     """A context as in the function of a map: with these axes bound, innermost last."""
-    with types_unchecked(), core.extend_axis_env_nd(list(sizes.items())):
+    with check_vma_off(), core.extend_axis_env_nd(list(sizes.items())):
         yield
 
 
@@ -141,7 +141,7 @@ def check_types_unchecked() -> None:
         )
 
 
-def types_unchecked() -> AbstractContextManager[Any]:
+def check_vma_off() -> AbstractContextManager[Any]:
     """A context as in a `jax.shard_map` with ``check_vma=False``."""
     return config._check_vma(False)
 

@@ -89,7 +89,7 @@ def without_references(effects: Collection[Effect]) -> set[Effect]:
     return set(effects) - _references().effects
 
 
-def happens_outside(effect: Effect) -> bool:
+def has_external_effect(effect: Effect) -> bool:
     """Whether an effect is other than the use of an axis name or a reference."""
     inside = {type(e) for eqn in _references().eqns for e in eqn.effects}
     return axis_of(effect) is NO_AXIS and type(effect) not in inside

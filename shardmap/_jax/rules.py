@@ -103,7 +103,7 @@ SplitRule = Callable[[Policy, Sequence[bool], Sequence[bool], Equation], Split]
 and the equation."""
 
 
-def def_split(primitive: Primitive, rule: SplitRule) -> None:
+def def_partial_eval_custom(primitive: Primitive, rule: SplitRule) -> None:
     """Registers the rule by which `jax.checkpoint` splits ``primitive``."""
     partial_eval.partial_eval_jaxpr_custom_rules[primitive] = rule
 

@@ -42,7 +42,7 @@ def with_shape(aval: Aval, shape: Iterable[int]) -> Aval:
     )
 
 
-def is_typed(aval: object) -> bool:
+def has_explicit_sharding(aval: object) -> bool:
     """Whether an aval has a sharding along Explicit mesh axes."""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types

@@ -15,7 +15,7 @@ import jax.extend.core.primitives as p
 from shardmap._jax.types import AnyJaxpr, Atom, Effect, Equation, Jaxpr
 
 
-def opened(jaxpr: AnyJaxpr) -> Jaxpr:
+def as_open_jaxpr(jaxpr: AnyJaxpr) -> Jaxpr:
     """A jaxpr, closed or not, as one whose constants are variables."""
     # From JAX 0.12 on there is one class, and each is its own.
     inner: Any = jaxpr
@@ -51,7 +51,7 @@ def equations(
       jaxpr: where to begin.
       into: tells whether to look into the jaxprs of an equation.
     """
-    return _read(opened(jaxpr).eqns, into, set())
+    return _read(as_open_jaxpr(jaxpr).eqns, into, set())
 
 
 def equations_of(
@@ -226,7 +226,7 @@ def inline_calls(
             invars = list(map(read, equation.invars))
             if equation.primitive in CALLS and is_wanted(equation):
                 called = equation.params[CALLS[equation.primitive]]
-                inner = opened(called)
+                inner = as_open_jaxpr(called)
                 constants = [
                     jex_core.Literal(constant, var.aval)
                     for constant, var in zip(

@@ -203,7 +203,7 @@ class ElementPrograms(Programs):
             axis_size,
             call_jaxpr,
             self.devices(),
-            shared=not alone,
+            use_all_devices=not alone,
         )
         contexts.check_mesh(self.full_name, mesh)
         return mesh, placement

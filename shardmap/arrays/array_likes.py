@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
-from shardmap._jax.types import Value, is_typed, without_sharding
+from shardmap._jax.types import Value, has_explicit_sharding, without_sharding
 from shardmap.arrays.sources.labelled import is_labelled
 from shardmap.arrays.sources.registry import (
     Describe,
@@ -248,8 +248,8 @@ def sliceable(value: Value) -> Any:
     layout that JAX knows. On Auto axes they have.
     """
     if isinstance(value, jax.Array):
-        explicit = value.sharding
-        if not isinstance(explicit, NamedSharding) or not is_typed(jax.typeof(value)):
+        explicit, is_typed = value.sharding, has_explicit_sharding(jax.typeof(value))
+        if not isinstance(explicit, NamedSharding) or not is_typed:
             return value
         mesh, kind = auto_mesh(explicit.mesh), explicit.memory_kind
         auto = NamedSharding(mesh, explicit.spec, memory_kind=kind)

@@ -4,9 +4,8 @@ A program over devices of several processes runs when all of them have called it
 before the first run they tell each other what it is, and one that runs another program
 is an error, not a hang.
 
-A map that is called is compared when it is traced, all else when it is lowered: what
-JAX runs has been lowered by all processes in one order, while any of them may trace a
-function for its shapes alone.
+Top-level calls are compared when traced, all else when lowered: only lowering order is
+the same everywhere.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations, rewrite_jaxpr
 from shardmap.arrays import placement
 from shardmap.map import contexts, tracing
-from shardmap.map.layout import PARTITIONED, Partitioned
+from shardmap.map.layout import PARTITION_RULES, PartitionRule
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import is_no_map, mesh_jaxpr
@@ -88,7 +88,7 @@ def _prime_factors(number: int) -> tuple[int, ...]:
     return tuple(factors)
 
 
-def partition_cuts(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
+def partition_dims(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
     """The mesh axes of each dimension that is cut.
 
     Raises:
@@ -124,7 +124,7 @@ def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
         dimension: (PartitionSpec.UNCONSTRAINED,) if count is None else ()
         for dimension, count in enumerate(parts)
     }
-    return NamedSharding(mesh, cut_spec(cuts | partition_cuts(parts, mesh)))
+    return NamedSharding(mesh, cut_spec(cuts | partition_dims(parts, mesh)))
 
 
 def _axes_in_map(
@@ -315,6 +315,6 @@ constrain_p.def_impl(_implementation)
 ad.deflinear2(constrain_p, _transpose)
 batching.primitive_batchers[constrain_p] = _batch
 mlir.register_lowering(constrain_p, _lowering)
-PARTITIONED[constrain_p] = Partitioned(
-    _axes_in_map, lambda e, mesh: partition_cuts(e.params["parts"], mesh)
+PARTITION_RULES[constrain_p] = PartitionRule(
+    _axes_in_map, lambda e, mesh: partition_dims(e.params["parts"], mesh)
 )

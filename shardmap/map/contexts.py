@@ -84,7 +84,7 @@ def placed(tree: PyTree) -> Any:
 
 
 def check_mesh(name: str, mesh: Mesh) -> None:
-    """Refuses a mesh that is not made of whole axes of one with Explicit axes.
+    """Refuses a mesh that splits an Explicit axis.
 
     Raises:
       ValueError: names the map and both meshes.

@@ -2,7 +2,7 @@
 
 An outermost map makes a mesh, or is given one. In a mesh that it makes, the first axis
 is its own, and there is one axis for each level of maps inside it. Behind them are the
-axes of primitives in `PARTITIONED`, such as the constraint of `sharded_jit`.
+axes of primitives in `PARTITION_RULES`, such as the constraint of `sharded_jit`.
 
 A map that is called outside of any program takes as many devices as it needs. In a
 program with other operations its mesh has all devices. The devices that it does not
@@ -46,7 +46,7 @@ def _all_devices_for(axis_size: int, available: int) -> int:
 
 
 def _divisor_for(axis_size: int, available: int) -> int:
-    """The largest divisor of ``available`` with elements for each device."""
+    """The most devices that divide ``available`` and all get elements."""
     return max(
         n
         for n in range(1, available + 1)
@@ -59,20 +59,24 @@ def _even_devices_for(axis_size: int, available: int) -> int:
     return max(n for n in range(1, available + 1) if axis_size % n == 0)
 
 
-class Partitioned(NamedTuple):
+DimToMeshAxes = dict[int, tuple[str, ...]]
+"""The mesh axes of each dimension that is cut, major to minor."""
+
+
+class PartitionRule(NamedTuple):
     """How a primitive in a map's function cuts a value along mesh axes of its own.
 
     Attributes:
       mesh_axes: takes the equations of the primitive, the map's axis name and size, and
         the number of devices; returns the sizes of the mesh axes that they need.
-      cuts: takes an equation and the mesh; returns the mesh axes of each dimension.
+      dim_to_mesh_axes: takes an equation and the mesh.
     """
 
     mesh_axes: Callable[[Sequence[Equation], Hashable, int, int], dict[str, int]]
-    cuts: Callable[[Equation, AnyMesh], dict[int, tuple[str, ...]]]
+    dim_to_mesh_axes: Callable[[Equation, AnyMesh], DimToMeshAxes]
 
 
-PARTITIONED: dict[Primitive, Partitioned] = {}
+PARTITION_RULES: dict[Primitive, PartitionRule] = {}
 """The primitives that cut values along mesh axes of their own."""
 
 
@@ -85,7 +89,7 @@ def map_mesh(
     axis_size: int,
     call_jaxpr: Jaxpr,
     devices: Sequence[jax.Device],
-    shared: bool,
+    use_all_devices: bool,
 ) -> tuple[Mesh, MeshPlacement]:
     """The mesh that an outermost map makes, and the map's placement on it.
 
@@ -99,9 +103,9 @@ def map_mesh(
       axis_size: the number of elements.
       call_jaxpr: the function of one element; the maps in it get mesh axes.
       devices: the devices to use.
-      shared: whether the map shares a program, whose maps all use all devices: JAX
-        describes all results on the first mesh of a program. If not, spare devices are
-        not in the mesh, nor if the number of partitions inside does not divide.
+      use_all_devices: whether the map is a part of a program: JAX describes all results
+        on the first mesh of a program. If not, spare devices are not in the mesh, nor
+        if the number of partitions inside does not divide.
     """
     groups = processes.by_process(devices)
     if is_compile_only(devices[0]) and axis_size < len(devices):
@@ -116,11 +120,11 @@ def map_mesh(
     count, rest = divmod(available, math.prod(partitions.values()))
     outer: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, devices_for)
-    shared = shared and not rest and math.prod(sizes) < count
+    has_replicas = use_all_devices and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
-    if shared and is_flat:
+    if has_replicas and is_flat:
         sizes = [count]  # XLA can combine this mesh with any other.
-    elif shared:
+    elif has_replicas:
         outer = math.gcd if len(groups) > 1 else _all_devices_for
         sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, _divisor_for)
     inside = {
@@ -130,7 +134,7 @@ def map_mesh(
     }
     own = _mesh_axis_names([axis_name, *names], {axis_name} | inside)
     axes = dict(zip(own, sizes, strict=True)) | partitions
-    if shared:
+    if has_replicas:
         axes[REPLICAS] = count // math.prod(sizes)
     per_group = math.prod(axes.values())
     used = [device for group in groups for device in group[:per_group]]
@@ -142,9 +146,9 @@ def map_mesh(
 def _partition_axes(
     call_jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, available: int
 ) -> dict[str, int]:
-    """The mesh axes of the `PARTITIONED` primitives in a map, and their sizes."""
+    """The mesh axes of the `PARTITION_RULES` primitives in a map, and their sizes."""
     axes: dict[str, int] = {}
-    for primitive, partitioned in PARTITIONED.items():
+    for primitive, partitioned in PARTITION_RULES.items():
         if found := [e for e in equations(call_jaxpr) if e.primitive is primitive]:
             axes |= partitioned.mesh_axes(found, axis_name, axis_size, available)
     return axes
@@ -240,15 +244,15 @@ def map_shardings(params: MapParams) -> MapShardings:
     among its devices is replicated, as JAX has no uneven shards.
     """
     mesh, jaxpr = cast(AnyMesh, params.mesh), params.call_jaxpr
-    operands, results = _map_cuts(params)
+    operands, results = _map_dims(params)
     # XLA replicates results without entries.
     results = [
-        cut if params.axis_size * aval_of(var).size else {}
-        for var, cut in zip(jaxpr.outvars, results, strict=True)
+        dims if params.axis_size * aval_of(var).size else {}
+        for var, dims in zip(jaxpr.outvars, results, strict=True)
     ]
 
-    def sharding(cut: _Cuts, atom: Any) -> NamedSharding:
-        return placement.array_sharding(mesh, cut_spec(cut), atom.aval)
+    def sharding(dims: DimToMeshAxes, atom: Any) -> NamedSharding:
+        return placement.array_sharding(mesh, cut_spec(dims), atom.aval)
 
     return MapShardings(
         tuple(map(sharding, operands, jaxpr.invars)),
@@ -261,20 +265,17 @@ def partition_spec(mesh_axes: tuple[str, ...], axis: int | None) -> PartitionSpe
     return cut_spec({} if axis is None else {axis: mesh_axes})
 
 
-_Cuts = dict[int, tuple[str, ...]]
-
-
-def _map_cuts(params: MapParams) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts of a map's operands and results, maps inside included."""
+def _map_dims(params: MapParams) -> tuple[list[DimToMeshAxes], list[DimToMeshAxes]]:
+    """The mesh axes of its operands' and results' dimensions, with maps inside."""
     along = params.mesh_axes if not params.axis.padding else ()
 
-    def outside(axis: int | None, cuts: _Cuts) -> _Cuts:
+    def outside(axis: int | None, dims: DimToMeshAxes) -> DimToMeshAxes:
         if axis is None:
-            return cuts
-        shifted = {dim + (dim >= axis): names for dim, names in cuts.items()}
+            return dims
+        shifted = {dim + (dim >= axis): names for dim, names in dims.items()}
         return ({axis: along} if along else {}) | shifted
 
-    operands, results = _element_cuts(
+    operands, results = _element_dims(
         params.call_jaxpr, cast(AnyMesh, params.mesh), params.inner_axes
     )
     return (
@@ -283,32 +284,34 @@ def _map_cuts(params: MapParams) -> tuple[list[_Cuts], list[_Cuts]]:
     )
 
 
-def _element_cuts(
+def _element_dims(
     jaxpr: Jaxpr, mesh: AnyMesh, inner_axes: Sequence[str]
-) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts that maps and `PARTITIONED` make in inputs and outputs."""
-    uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}
-    made: dict[Any, _Cuts] = {}
+) -> tuple[list[DimToMeshAxes], list[DimToMeshAxes]]:
+    """Those of inputs and outputs that maps and `PARTITION_RULES` cut."""
+    uses: dict[Any, list[DimToMeshAxes]] = {var: [] for var in jaxpr.invars}
+    made: dict[Any, DimToMeshAxes] = {}
     for equation in jaxpr.eqns:
-        cuts: Sequence[_Cuts] = [{}] * len(equation.invars)
+        dims: Sequence[DimToMeshAxes] = [{}] * len(equation.invars)
         if equation.primitive is spmap_p:
             inner = MapParams.of(equation)
             on = inner_placement(inner, mesh, inner_axes)
-            cuts, results = _map_cuts(inner.on(mesh, on))
+            dims, results = _map_dims(inner.on(mesh, on))
             made.update(zip(equation.outvars, results, strict=True))
-        elif equation.primitive in PARTITIONED:
-            cuts = [PARTITIONED[equation.primitive].cuts(equation, mesh)]
-            made[equation.outvars[0]] = cuts[0]
-        for atom, cut in zip(equation.invars, cuts, strict=True):
+        elif equation.primitive in PARTITION_RULES:
+            dims = [
+                PARTITION_RULES[equation.primitive].dim_to_mesh_axes(equation, mesh)
+            ]
+            made[equation.outvars[0]] = dims[0]
+        for atom, each in zip(equation.invars, dims, strict=True):
             # Literals are not hashable, and never inputs.
             if not isinstance(atom, jex_core.Literal) and atom in uses:
-                uses[atom].append(cut)
+                uses[atom].append(each)
     for atom in jaxpr.outvars:
         if not isinstance(atom, jex_core.Literal) and atom in uses:
             uses[atom].append({})
     agreed = [
-        cuts[0] if cuts and all(cut == cuts[0] for cut in cuts) else {}
-        for cuts in uses.values()
+        dims[0] if dims and all(each == dims[0] for each in dims) else {}
+        for dims in uses.values()
     ]
     return agreed, [
         {} if isinstance(atom, jex_core.Literal) else made.get(atom, {})

@@ -18,7 +18,7 @@ from shardmap._jax.context import (
     bound_axes,
     casts_refused,
     check_types_unchecked,
-    types_unchecked,
+    check_vma_off,
 )
 from shardmap._jax.types import (
     ClosedJaxpr,
@@ -323,7 +323,7 @@ def batched_results_of(
         if dim is not None:
             shape.insert(dim, batch.size)
         structs.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    with types_unchecked():
+    with check_vma_off():
         jax.eval_shape(batch.vectorize_function(observed, dims, 0), *structs)
     return batched
 

@@ -37,16 +37,16 @@ def test_what_happens_outside():
         return ref[...]
 
     called = effects_of(lambda: jax.debug.callback(lambda: None))
-    assert all(map(effects.happens_outside, {*called, *effects.io_effects()}))
+    assert all(map(effects.has_external_effect, {*called, *effects.io_effects()}))
     inner = [
         effect
         for equation in jax.make_jaxpr(with_reference)(X).jaxpr.eqns
         for effect in equation.effects
     ]
     assert inner
-    assert not any(map(effects.happens_outside, inner))
+    assert not any(map(effects.has_external_effect, inner))
     assert not any(
-        map(effects.happens_outside, effects_of(lambda: lax.axis_index("i")))
+        map(effects.has_external_effect, effects_of(lambda: lax.axis_index("i")))
     )
 
 

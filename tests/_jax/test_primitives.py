@@ -9,7 +9,7 @@ from jax.extend import source_info_util
 
 from shardmap._jax import lax_primitives, primitives
 from shardmap._jax.types import Primitive
-from shardmap._jax.walk import equations, opened
+from shardmap._jax.walk import equations, as_open_jaxpr
 
 X = np.ones((2, 2), np.float32)
 
@@ -112,7 +112,7 @@ def test_the_operands_of_a_linear_solve_are_told():
         "custom_linear_solve", use, np.float32(2), np.float32(3)
     )
     jaxpr, operands = lax_primitives.linear_solve(equation.params, len(equation.invars))
-    assert len(opened(jaxpr).invars) == len(operands) >= 2
+    assert len(as_open_jaxpr(jaxpr).invars) == len(operands) >= 2
 
 
 def test_the_parameters_of_checkpoint_are_all_that_it_takes():

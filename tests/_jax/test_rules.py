@@ -67,7 +67,7 @@ def test_a_checkpoint_splits_by_a_rule():
         asked.append((list(unknown), policy(equation.primitive)))
         return rules.Split(equation, None, [False], [False], equation.outvars)
 
-    rules.def_split(probe, rule)
+    rules.def_partial_eval_custom(probe, rule)
     checkpoint = jax.checkpoint(lambda x: probe.bind(x) * x)
     equation = jax.make_jaxpr(checkpoint)(2.0).jaxpr.eqns[0]
 

@@ -6,9 +6,9 @@ from jax import lax
 from jax.extend.core.primitives import add_p, mul_p
 
 from shardmap._jax.walk import (
+    as_open_jaxpr,
     jaxprs,
     jaxprs_in,
-    opened,
     rewrite_jaxpr,
 )
 
@@ -46,7 +46,7 @@ def test_a_shared_jaxpr_stays_one_and_what_is_not_changed_stays_itself():
     double = jax.jit(lambda v: v + v)
     jaxpr = jax.make_jaxpr(lambda x: double(double(x)))(X).jaxpr
     changed = rewrite_jaxpr(jaxpr, add_to_mul)
-    one, other = (opened(e.params["jaxpr"]) for e in changed.eqns)
+    one, other = (as_open_jaxpr(e.params["jaxpr"]) for e in changed.eqns)
     assert one is other
     assert rewrite_jaxpr(jaxpr, lambda equation: equation) is jaxpr
     assert rewrite_jaxpr(jaxpr, add_to_mul, lambda equation: False) is jaxpr

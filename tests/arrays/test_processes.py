@@ -89,7 +89,7 @@ def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
 
     jaxpr = jax.make_jaxpr(body)(np.ones(inner or 1)).jaxpr
     mesh, _ = layout.map_mesh(
-        "i", elements, jaxpr, devices_of(0, 0, 0, 0, 1, 1, 1, 1), shared=False
+        "i", elements, jaxpr, devices_of(0, 0, 0, 0, 1, 1, 1, 1), use_all_devices=False
     )
     assert mesh.devices.shape == shape
     assert [device.id for device in mesh.devices.flat] == ids

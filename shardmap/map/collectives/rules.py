@@ -49,7 +49,7 @@ class Reduction:
     ) -> tuple[Any, bool]:
         """The rule of the collective."""
         axes, axis_index_groups = axis_names(params), params.get("axis_index_groups")
-        present = axis.present(block, identity(self.combiner, block.dtype))
+        present = axis.mask_padding(block, identity(self.combiner, block.dtype))
         if axis_index_groups is not None:
             groups, number, _ = axis.groups(axes, axis_index_groups)
             mine = jnp.asarray(number)[axis.positions(axes)]
@@ -162,7 +162,7 @@ def reduce_scatter_rule(
     block = block.reshape(*shape[:dimension], *pieces, *shape[dimension + 1 :])
     block = jnp.moveaxis(block, dimension, 1)
     if axis_name == (axis.name,) and axis_index_groups is None:
-        total = add_up(axis.present(block, 0), (0,))
+        total = add_up(axis.mask_padding(block, 0), (0,))
         total = pad_last(total, axis.padding, 0)
         if axis.device_axes:
             total = lax.psum_scatter(total, axis.device_axes, tiled=True)

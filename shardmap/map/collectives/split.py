@@ -1,8 +1,8 @@
 """Collectives over a mapped axis, ready for a block of its elements and for `jax.vmap`.
 
 JAX vectorises the function of one element, control flow and all. For that the
-collectives over the axis are replaced by equations of `split_p`. Its batching rule gets
-the whole block, and looks up what to do in the table.
+collectives over the axis are replaced by equations of `block_collective_p`. Its
+batching rule gets the whole block, and looks up what to do in the table.
 """
 
 from collections.abc import Hashable, Sequence
@@ -30,16 +30,16 @@ from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.map_primitive import binds, spmap_p
 
-split_p = jex_core.Primitive("split_collective")
-split_p.multiple_results = True
+block_collective_p = jex_core.Primitive("block_collective")
+block_collective_p.multiple_results = True
 
 
-def split_collective(equation: Equation, axis: AxisLayout) -> Any:
+def block_collective(equation: Equation, axis: AxisLayout) -> Any:
     """A collective over ``axis``, ready for a block of its elements."""
     if not is_collective(equation, axis.name):
         return equation
     return equation.replace(
-        primitive=split_p,
+        primitive=block_collective_p,
         params={
             "axis": axis,
             "collective": equation.primitive,
@@ -119,8 +119,8 @@ def _abstract_eval(
     return list(results), without_axis(effects, axis.name)
 
 
-split_p.def_effectful_abstract_eval(_abstract_eval)
-def_batching(split_p, _batching_rule)
+block_collective_p.def_effectful_abstract_eval(_abstract_eval)
+def_batching(block_collective_p, _batching_rule)
 
 
 # What `jax.vmap` takes
@@ -137,7 +137,7 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     def change(equation: Equation, where: tuple[bool, bool]) -> Any:
         in_scope, in_map = where
         if name is not None and in_scope:
-            equation = split_collective(equation, axis)
+            equation = block_collective(equation, axis)
         # Maps inside are made ready when they are vectorised.
         return equation if in_map else with_batching_rule(group_all_to_all(equation))
 

@@ -13,7 +13,7 @@ from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations, equations_for, rewrite_jaxpr
 from shardmap.map.collectives.split import lowers_per_device
-from shardmap.map.layout import PARTITIONED
+from shardmap.map.layout import PARTITION_RULES
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -57,14 +57,15 @@ class Decision:
         * "blocks": each device vectorises a block of elements.
 
       manual_axes: the mesh axes along which the function is written per device.
-      gathers: whether the program around is written per device along the map's mesh
-        axes already. Each device then slices its block, and gathers all results.
+      slices_and_gathers: whether the program around is written per device along the
+        map's mesh axes already. Each device then slices its block, and gathers all
+        results.
     """
 
     axis: AxisLayout
     branch: Branch
     manual_axes: tuple[str, ...] = ()
-    gathers: bool = False
+    slices_and_gathers: bool = False
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ def may_branch(params: MapParams, around: EnclosingProgram) -> bool:
     )
     if not own & {cond_p, while_p}:
         return False
-    if found & {SHARD_MAP, sharding_constraint_p, *PARTITIONED}:
+    if found & {SHARD_MAP, sharding_constraint_p, *PARTITION_RULES}:
         return False
     return bool(around.mesh.manual_axes) or _predicates_differ(
         jaxpr, Batch(params.axis_name, params.axis_size), params.in_axes
@@ -176,5 +177,5 @@ def decide(params: MapParams, around: EnclosingProgram) -> Decision:
         axis,
         "element" if one_each else "blocks",
         manual_axes,
-        gathers=manual >= {*placement.mesh_axes},
+        slices_and_gathers=manual >= {*placement.mesh_axes},
     )

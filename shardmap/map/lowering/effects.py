@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core.primitives import cond_p, while_p
 
-from shardmap._jax.effects import DEBUG_EFFECT, happens_outside, io_effects
+from shardmap._jax.effects import DEBUG_EFFECT, has_external_effect, io_effects
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
@@ -27,10 +27,10 @@ from shardmap.map.primitives.tap import tap_p
 
 def has_effect(equation: Equation) -> bool:
     """Whether an equation, or one that it holds, has an effect outside."""
-    return any(map(happens_outside, equation.effects))
+    return any(map(has_external_effect, equation.effects))
 
 
-def happens_here(equation: Equation) -> bool:
+def has_own_effect(equation: Equation) -> bool:
     """Whether an equation has an effect itself."""
     # A tap's jaxpr is there for JAX to look at; it is not run.
     return has_effect(equation) and (
@@ -40,13 +40,13 @@ def happens_here(equation: Equation) -> bool:
 
 def calls_host(jaxpr: Jaxpr) -> bool:
     """Whether anything in ``jaxpr`` calls the host."""
-    return any(map(happens_outside, jaxpr.effects)) or any(
+    return any(map(has_external_effect, jaxpr.effects)) or any(
         equation.primitive is PURE_CALLBACK for equation in equations(jaxpr)
     )
 
 
-each_p = jex_core.Primitive("for_each_element")
-each_p.multiple_results = True
+per_element_callback_p = jex_core.Primitive("per_element_callback")
+per_element_callback_p.multiple_results = True
 
 
 def if_present(
@@ -69,13 +69,13 @@ def call_for_each(equation: Equation, axis: AxisLayout) -> Any:
     """
     _check_control_flow(equation, axis)
     if (
-        not happens_here(equation)
-        or equation.primitive is each_p
+        not has_own_effect(equation)
+        or equation.primitive is per_element_callback_p
         or is_collective(equation, axis.name)
     ):
         return equation
     return equation.replace(
-        primitive=each_p,
+        primitive=per_element_callback_p,
         params={
             "axis": axis,
             "what": equation.primitive,
@@ -108,14 +108,14 @@ def _check_control_flow(equation: Equation, axis: AxisLayout) -> None:
 
 def _calls_in_order(condition: ClosedJaxpr) -> bool:
     """Whether a condition has an effect that JAX's batching of loops ignores."""
-    return any(map(happens_outside, condition.effects - {DEBUG_EFFECT}))
+    return any(map(has_external_effect, condition.effects - {DEBUG_EFFECT}))
 
 
 def _may_never_end(loop: Equation, axis: AxisLayout) -> bool:
     """Whether a loop may never end for empty places, whose results are zeros."""
     is_partly_empty = bool(axis.padding and axis.device_axes)
     return is_partly_empty and any(
-        equation.primitive is each_p and equation.outvars
+        equation.primitive is per_element_callback_p and equation.outvars
         for jaxpr in jaxprs_in(loop.params)
         for equation in equations(jaxpr)
     )
@@ -170,5 +170,5 @@ def _batching_rule(
     return results, [0] * len(results)
 
 
-each_p.def_effectful_abstract_eval(_abstract_eval)
-def_batching(each_p, _batching_rule)
+per_element_callback_p.def_effectful_abstract_eval(_abstract_eval)
+def_batching(per_element_callback_p, _batching_rule)

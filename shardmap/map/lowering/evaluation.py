@@ -85,7 +85,7 @@ def _on_devices_of_operands(args: Sequence[Any], params: MapParams) -> MapParams
         params.axis_size,
         params.call_jaxpr,
         list(cast(Mesh, params.mesh).devices.flat),
-        shared=False,
+        use_all_devices=False,
     )
     needed = set(mesh.devices.flat)
     if any(

@@ -25,7 +25,7 @@ from shardmap.map.lowering.effects import has_effect, if_present
 from shardmap.map.primitives.axis import AxisLayout
 
 
-class _Parts(NamedTuple):
+class _Stages(NamedTuple):
     """The function of one element, cut at its final reductions.
 
     Attributes:
@@ -33,19 +33,19 @@ class _Parts(NamedTuple):
         gives what is reduced, then the results that need no reduction.
       indices: how often the function asks for the element's index.
       reductions: the equations that reduce.
-      rest: once. Takes the reduced values, then the operands that are not mapped;
+      epilogue: once. Takes the reduced values, then the operands that are not mapped;
         gives the other results.
-      is_late: which results those are.
+      in_epilogue: which results those are.
     """
 
     element: Any
     indices: int
     reductions: list[Any]
-    rest: Any
-    is_late: list[bool]
+    epilogue: Any
+    in_epilogue: list[bool]
 
 
-def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Parts:
+def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stages:
     """Cuts the function of one element at its final reductions over the axis.
 
     Raises:
@@ -68,11 +68,11 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Part
 
     # What a function calls may end with a reduction.
     jaxpr = inline_calls(jaxpr, lambda e: bool(collectives_of(e, axis.name)))
-    early: list[Any] = []
+    per_element: list[Any] = []
     indices: list[Any] = []
     reductions: list[Any] = []
-    late: list[Any] = []
-    made_late: set[Any] = set()
+    epilogue: list[Any] = []
+    made_in_epilogue: set[Any] = set()
     differ = {v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is not None}
     for equation in jaxpr.eqns:
         found = collectives_of(equation, axis.name)
@@ -80,20 +80,20 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Part
         if found or _variables(equation.invars) & differ or has_effect(equation):
             differ.update(equation.outvars)
         if is_direct and _is_sum(equation) and not _variables(equation.invars) & differ:
-            early += _sum_of_shared(equation, axis)
+            per_element += _sum_of_shared(equation, axis)
             differ -= {*equation.outvars}
-        elif _variables(equation.invars) & made_late:
+        elif _variables(equation.invars) & made_in_epilogue:
             if found or has_effect(equation):
                 refuse_collective(reductions[-1], "in the middle of")
-            late.append(equation)
-            made_late.update(equation.outvars)
+            epilogue.append(equation)
+            made_in_epilogue.update(equation.outvars)
         elif not found:
-            early.append(equation)
+            per_element.append(equation)
         elif is_direct and equation.primitive is axis_index_p:
             indices += equation.outvars
         elif is_direct and _is_plain_reduction(equation):
             reductions.append(equation)
-            made_late.update(equation.outvars)
+            made_in_epilogue.update(equation.outvars)
         elif is_direct:
             refuse_collective(equation, "in the middle of")
         elif all(e.primitive is axis_index_p for e in found):
@@ -107,23 +107,29 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Part
 
     unmapped = [v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is None]
     reduced = [equation.outvars[0] for equation in reductions]
-    is_late = [bool(_variables([v]) & made_late) for v in jaxpr.outvars]
+    in_epilogue = [bool(_variables([v]) & made_in_epilogue) for v in jaxpr.outvars]
     results = [
-        [v for v, is_one in zip(jaxpr.outvars, is_late, strict=True) if is_one is last]
+        [
+            v
+            for v, is_one in zip(jaxpr.outvars, in_epilogue, strict=True)
+            if is_one is last
+        ]
         for last in (False, True)
     ]
     # What all elements compute alike is computed again where it is needed.
-    late = _needed(early, late) + late
-    known = {*reduced, *unmapped}.union(*(e.outvars for e in late))
-    if any(_variables(e.invars) - known for e in late):
+    epilogue = _needed(per_element, epilogue) + epilogue
+    known = {*reduced, *unmapped}.union(*(e.outvars for e in epilogue))
+    if any(_variables(e.invars) - known for e in epilogue):
         refuse_collective(reductions[-1], "in the middle of")
     to_reduce = [equation.invars[0] for equation in reductions]
-    return _Parts(
-        _part(jaxpr, [*indices, *jaxpr.invars], [*to_reduce, *results[0]], early),
+    return _Stages(
+        _some_equations(
+            jaxpr, [*indices, *jaxpr.invars], [*to_reduce, *results[0]], per_element
+        ),
         len(indices),
         reductions,
-        _part(jaxpr, [*reduced, *unmapped], results[1], late),
-        is_late,
+        _some_equations(jaxpr, [*reduced, *unmapped], results[1], epilogue),
+        in_epilogue,
     )
 
 
@@ -180,7 +186,7 @@ def _needed(equations: Sequence[Any], by: Sequence[Any]) -> list[Any]:
     return needed[::-1]
 
 
-def _part(
+def _some_equations(
     jaxpr: Jaxpr, invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any]
 ) -> Any:
     """Some equations of ``jaxpr``, as a jaxpr."""
@@ -201,11 +207,11 @@ def loop(
     Raises:
       ValueError: elements need a collective's result, so all would have to be there.
     """
-    parts = _cut(jaxpr, axis, in_axes)
-    rules: list[Any] = [COLLECTIVES[e.primitive].rule for e in parts.reductions]
-    calls_host = any(map(has_effect, parts.element.eqns))
+    stages = _cut(jaxpr, axis, in_axes)
+    rules: list[Any] = [COLLECTIVES[e.primitive].rule for e in stages.reductions]
+    calls_host = any(map(has_effect, stages.element.eqns))
     is_vectorised = axis.vectorised > 1 and not calls_host
-    jaxpr = parts.element
+    jaxpr = stages.element
     if is_vectorised:
         jaxpr = vectorizable(jaxpr, None, axis.vectorised)
 
@@ -220,7 +226,7 @@ def loop(
         def element(index: Value, *mapped: Value) -> list[Any]:
             own, same = iter(mapped), iter(unmapped)
             args = [next(same if in_axis is None else own) for in_axis in in_axes]
-            indices = [index] * parts.indices
+            indices = [index] * stages.indices
             return jax.core.eval_jaxpr(jaxpr, (), *indices, *args)
 
         def step(
@@ -246,30 +252,32 @@ def loop(
             return combined, results[len(rules) :]
 
         # XLA without Shardy cannot compile a device's number that nothing asks for.
-        asks_index = calls_host or rules or parts.indices
+        asks_index = calls_host or rules or stages.indices
         indices = (
             axis.indices() if asks_index else jnp.arange(axis.block, dtype=np.int32)
         )
         start = [
             rule.start(equation.invars[0].aval)
-            for rule, equation in zip(rules, parts.reductions, strict=True)
+            for rule, equation in zip(rules, stages.reductions, strict=True)
         ]
-        accumulated, early = _scan(step, start, [indices, *mapped], axis.vectorised)
+        accumulated, per_element = _scan(
+            step, start, [indices, *mapped], axis.vectorised
+        )
         reduced = [
             rule.finish(axis, value, axis_names(equation.params))
             for rule, equation, value in zip(
-                rules, parts.reductions, accumulated, strict=True
+                rules, stages.reductions, accumulated, strict=True
             )
         ]
-        late = jax.core.eval_jaxpr(parts.rest, (), *reduced, *unmapped)
+        epilogue = jax.core.eval_jaxpr(stages.epilogue, (), *reduced, *unmapped)
 
-        of_each, of_all = iter(early), iter(late)
+        of_each, of_all = iter(per_element), iter(epilogue)
         results = []
-        for out_axis, is_late in zip(out_axes, parts.is_late, strict=True):
-            if is_late and out_axis is not None:
+        for out_axis, in_epilogue in zip(out_axes, stages.in_epilogue, strict=True):
+            if in_epilogue and out_axis is not None:
                 value = jnp.expand_dims(next(of_all), out_axis)
                 results.append(jnp.repeat(value, axis.block, out_axis))
-            elif is_late:
+            elif in_epilogue:
                 results.append(next(of_all))
             elif out_axis is None:
                 results.append(next(of_each)[0])

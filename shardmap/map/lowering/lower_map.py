@@ -20,11 +20,11 @@ from shardmap._jax.context import (
     NO_MESH,
     LoweringContext,
     argument_meshes,
+    check_vma_off,
     lower_inside,
     manual_axes,
     mesh_around,
     module_of,
-    types_unchecked,
 )
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import Jaxpr, Param, Value, without_sharding
@@ -58,7 +58,7 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     under, run = on_mesh(of_map, decided, around)
     # Operands may be typed with shardings over a mesh of the caller's.
     avals = list(map(without_sharding, ctx.avals_in))
-    with types_unchecked(), jax.sharding.use_abstract_mesh(under):
+    with check_vma_off(), jax.sharding.use_abstract_mesh(under):
         return lower_inside(ctx, run, avals, args)
 
 
@@ -144,7 +144,7 @@ def _per_device(decided: Decision, params: MapParams) -> Callable[..., list[Any]
     block = function(params.call_jaxpr, in_axes, out_axes, context)
     if decided.branch == "unsharded":
         return block
-    if decided.gathers:
+    if decided.slices_and_gathers:
         return _one_block_of_whole(block, axis, in_axes, out_axes)
     mapped = functools.partial(
         jax.shard_map,
@@ -235,8 +235,8 @@ def _one_element(
 def _partitioned(axis: AxisLayout, params: MapParams) -> Callable[..., list[Any]]:
     """A map as one vectorised program for the partitioner to split."""
     mesh = cast(Mesh, params.mesh)
-    shardings = map_shardings(dataclasses.replace(params, axis_size=axis.places))
-    whole = AxisLayout(axis.name, axis.size, block=axis.places)
+    shardings = map_shardings(dataclasses.replace(params, axis_size=axis.padded_size))
+    whole = AxisLayout(axis.name, axis.size, block=axis.padded_size)
     context = Context.outermost(whole, mesh, mesh.abstract_mesh)
     block = block_function(params.call_jaxpr, params.in_axes, params.out_axes, context)
 

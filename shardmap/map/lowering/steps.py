@@ -176,11 +176,11 @@ def retrace(equation: Equation, context: Context) -> Any:
     return retracing.retrace_under(equation, context.under, context.made)
 
 
-def split_collective(equation: Equation, context: Context) -> Any:
+def block_collective(equation: Equation, context: Context) -> Any:
     """Collectives over the axis take a whole block of elements."""
     if context.runs_as != "block" or not context.in_scope:
         return equation
-    return split.split_collective(equation, context.axis)
+    return split.block_collective(equation, context.axis)
 
 
 def make_vectorizable(equation: Equation, context: Context) -> Any:
@@ -211,7 +211,7 @@ STEPS: tuple[Callable[[Equation, Context], Any], ...] = (
     retrace,
     # Last, for `jax.vmap`, what it does not know. Collectives first, as an all_to_all
     # over the axis needs another rule than one over others.
-    split_collective,
+    block_collective,
     make_vectorizable,
     # Control flow is checked for effects that are in loops already.
     call_for_each,

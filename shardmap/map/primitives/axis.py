@@ -86,14 +86,14 @@ class AxisLayout:
         return -(-self.block // (self.vectorised or 1))
 
     @property
-    def places(self) -> int:
+    def padded_size(self) -> int:
         """How many elements there is room for."""
         return self.devices * self.block
 
     @property
     def padding(self) -> int:
         """How many places behind the last element are empty."""
-        return self.places - self.size
+        return self.padded_size - self.size
 
     def indices(self) -> jax.Array:
         """The positions along the whole axis of this device's elements."""
@@ -102,7 +102,7 @@ class AxisLayout:
             return local
         return lax.axis_index(self.device_axes) * self.block + local
 
-    def present(self, block: Value, fill: Value) -> Any:
+    def mask_padding(self, block: Value, fill: Value) -> Any:
         """The block with ``fill`` in its empty places."""
         if not self.padding:
             return block

@@ -11,12 +11,12 @@ import jax.extend.core as jex_core
 from jax.interpreters import ad, mlir
 
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import Value, is_typed, without_sharding
+from shardmap._jax.types import Value, has_explicit_sharding, without_sharding
 
 
 def drop_sharding(array: Value) -> Any:
     """The array without a sharding in its type."""
-    if not is_typed(jax.typeof(array)):
+    if not has_explicit_sharding(jax.typeof(array)):
         return array
     return drop_sharding_p.bind(array)
 
@@ -30,7 +30,7 @@ def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> N
     """
     for arg, dim in zip(args, dims, strict=True):
         aval = jax.typeof(arg)
-        if dim is None or not is_typed(aval):
+        if dim is None or not has_explicit_sharding(aval):
             continue
         if (axis := aval.sharding.spec[dim]) is not None:
             raise ValueError(
@@ -42,7 +42,7 @@ def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> N
 
 def _transpose(cotangent: Value, operand: Value) -> list[Any]:
     # The type of a tangent may have no sharding.
-    if not is_typed(operand.aval):
+    if not has_explicit_sharding(operand.aval):
         return [drop_sharding(cotangent)]
     return [jax.sharding.reshard(cotangent, operand.aval.sharding)]
 

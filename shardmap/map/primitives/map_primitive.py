@@ -45,7 +45,7 @@ from shardmap._jax.types import (
     aval_of,
     with_shape,
 )
-from shardmap._jax.walk import jaxprs_in, opened
+from shardmap._jax.walk import as_open_jaxpr, jaxprs_in
 from shardmap.map.primitives.explicit_sharding import drop_sharding
 from shardmap.map.primitives.params import MapParams
 from shardmap.units import shown
@@ -125,7 +125,7 @@ class MapPrimitive(jex_core.Primitive):
         for jaxpr in jaxprs_in(others):
             check_jaxpr(jaxpr)
         with bound_axis(params["axis_name"], params["axis_size"]):
-            check_jaxpr(opened(call_jaxpr))
+            check_jaxpr(as_open_jaxpr(call_jaxpr))
         return self.abstract_eval(*(o.aval for o in operands), **params)
 
     def is_high(self, *_: object, **__: object) -> bool:
@@ -287,7 +287,7 @@ def _abstract_eval(
     call_jaxpr: Jaxpr,
     **_: object,
 ) -> tuple[list[jax.core.ShapedArray], set[Any]]:
-    call_jaxpr = opened(call_jaxpr)
+    call_jaxpr = as_open_jaxpr(call_jaxpr)
     for what, axes, variables in (
         ("operands", in_axes, call_jaxpr.invars),
         ("results", out_axes, call_jaxpr.outvars),

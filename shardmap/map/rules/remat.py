@@ -15,7 +15,7 @@ import jax.extend.core as jex_core
 
 from shardmap._jax.context import NO_MESH, bound_axis
 from shardmap._jax.primitives import remat_params
-from shardmap._jax.rules import Policy, Split, def_split, split_checkpoint
+from shardmap._jax.rules import Policy, Split, def_partial_eval_custom, split_checkpoint
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources
@@ -58,8 +58,8 @@ def _split_rule(
     found = {"operand": operands, "result": results, "computed": computed}
     residuals = [found[kind][k] for kind, k in sources]
     available = list(compress(ins, available_in))
-    forward = _part(equation, jaxpr, operands, [*results, *computed])
-    backward = _part(
+    forward = _map_of(equation, jaxpr, operands, [*results, *computed])
+    backward = _map_of(
         equation,
         staged.params["jaxpr"],
         [*residuals, *available],
@@ -90,7 +90,7 @@ def _without_copies(
     return jaxpr.replace(outvars=[*results, *computed]), sources
 
 
-def _part(
+def _map_of(
     equation: Equation,
     jaxpr: Jaxpr,
     operands: Sequence[tuple[Any, int | None]],
@@ -113,4 +113,4 @@ def _part(
     )
 
 
-def_split(spmap_p, _split_rule)
+def_partial_eval_custom(spmap_p, _split_rule)

@@ -12,7 +12,7 @@ import jax.extend.core as jex_core
 import numpy as np
 
 from shardmap._jax.types import AnyJaxpr
-from shardmap._jax.walk import constants_of, opened
+from shardmap._jax.walk import as_open_jaxpr, constants_of
 
 COMPARED = 2**20
 """The most bytes of a constant that is compared; a larger one equals itself only."""
@@ -43,7 +43,7 @@ def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
       jaxpr: the jaxpr.
       told: returns the key of a constant, or of the parameters of an equation.
     """
-    inner = opened(jaxpr)
+    inner = as_open_jaxpr(jaxpr)
     numbers: dict[Any, int] = {}
 
     def of(atom: Any) -> Hashable:

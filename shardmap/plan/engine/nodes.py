@@ -16,7 +16,7 @@ from jax.extend.source_info_util import SourceInfo
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitive, Var
-from shardmap._jax.walk import constants_of, opened
+from shardmap._jax.walk import as_open_jaxpr, constants_of
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -180,7 +180,7 @@ class Graph:
           ins: its arguments.
           fixed: whether the nodes get ``source`` instead of their own lines.
         """
-        calls, inner = self.calls, opened(jaxpr)
+        calls, inner = self.calls, as_open_jaxpr(jaxpr)
         outer = self.source  # For equations without a source of their own.
         known: dict[Any, Operand] = {}
         known.update(zip(inner.invars, ins, strict=True))
@@ -340,7 +340,7 @@ class Calls(NamedTuple):
 def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Graph:
     """The graph of a jaxpr, closed or not."""
     graph = Graph(calls)
-    inner = opened(jaxpr)
+    inner = as_open_jaxpr(jaxpr)
     graph.inputs = [graph.value(aval) for aval in avals(inner.invars)]
     graph.outputs = graph.inline(jaxpr, graph.inputs, fixed=False)
     graph.drop_unused()

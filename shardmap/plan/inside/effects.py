@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import jax
 
-from shardmap._jax.effects import happens_outside
+from shardmap._jax.effects import has_external_effect
 from shardmap._jax.types import ClosedJaxpr, Equation
 from shardmap._jax.walk import jaxprs_in, rewrite_jaxpr
 from shardmap.map.primitives.tap import is_no_tap, tap_p
@@ -31,10 +31,10 @@ def silent(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """A jaxpr without the callbacks that give no results."""
 
     def change(equation: Equation) -> Any:
-        shown = equation.effects and all(map(happens_outside, equation.effects))
+        shown = equation.effects and all(map(has_external_effect, equation.effects))
         return [] if shown and _by_pieces(equation) else equation
 
-    if not any(map(happens_outside, jaxpr.effects)):
+    if not any(map(has_external_effect, jaxpr.effects)):
         return jaxpr
     return cast(ClosedJaxpr, rewrite_jaxpr(jaxpr, change, is_no_tap))
 
@@ -53,7 +53,7 @@ def add_effect(
     graph: Graph, node: Node, equation: Equation
 ) -> Sequence[Operand] | None:
     """Adds an equation with an effect; None: the effect is not one of the host."""
-    if not all(map(happens_outside, equation.effects)):
+    if not all(map(has_external_effect, equation.effects)):
         return None
     shape = [size for operand in node.ins for size in operand.shape]
     effect: Any = jax.core.ShapedArray(

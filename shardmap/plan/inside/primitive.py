@@ -18,7 +18,7 @@ from jax.interpreters import ad, mlir
 
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
-from shardmap._jax.walk import opened
+from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
 from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
@@ -323,7 +323,7 @@ def _batching_rule(
     def fun(*args: Any) -> list[Any]:
         return _evaluate(jaxpr, args)
 
-    avals = [aval_of(var) for var in opened(jaxpr).invars]
+    avals = [aval_of(var) for var in as_open_jaxpr(jaxpr).invars]
     batched = batched_results_of(fun, avals, batch, in_dims)
     out_dims = [0 if is_batched else None for is_batched in batched]
     cuts = tuple(
