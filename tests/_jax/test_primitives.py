@@ -9,7 +9,7 @@ from jax.extend import source_info_util
 
 from shardmap._jax import lax_primitives, primitives
 from shardmap._jax.types import Primitive
-from shardmap._jax.walk import equations, as_open_jaxpr
+from shardmap._jax.walk import as_open_jaxpr, equations
 
 X = np.ones((2, 2), np.float32)
 
