@@ -15,7 +15,11 @@ from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explain import elsewhere
 from shardmap.explain.explanation import Explanation
-from shardmap.explain.interconnect import Interconnect, interconnect_of
+from shardmap.explain.interconnect import (
+    Interconnect,
+    interconnect_of,
+    interconnect_on,
+)
 from shardmap.explain.read import abstract, arrays, remarks, sharded
 from shardmap.explain.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explain.read.hlo.cost import (
@@ -84,7 +88,8 @@ def explain(
       fun: the function. A plan is accepted too, and explained immediately: what became
         of each cut, and its stages.
       interconnect: what joins the devices, to estimate the time of collectives: a name
-        in ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect`.
+        in ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect`. Default:
+        that of the kind of device, if it is known; none between hosts of GPUs.
       devices: the devices to compile for: a machine that need not be here, such as
         ``"v5e:16x16"`` (see `devices`), or a list of devices. Maps, `make_mesh` and
         `sharded_jit` use them where the program names no devices, and so does a program
@@ -99,7 +104,7 @@ def explain(
     Raises:
       TypeError: ``fun`` is not callable.
       ValueError: no interconnect or machine has this name; or, when called, the program
-        names other devices than ``devices``.
+        names other devices than ``devices``, or the interconnect is of another chip.
       ImportError: the compiler of ``devices`` is not installed.
 
     Example:
@@ -192,7 +197,9 @@ def _explain(
         )
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
-    device = None if is_abstract else arrays.device_of(layouts, meshes)
+    devices = [] if is_abstract else arrays.devices_of(layouts, meshes)
+    device = next(iter(devices), None)
+    wires = interconnect_on(wires, devices)
     # Devices that only compile belong to no process.
     available = None
     if device is not None and not is_compile_only(device):

@@ -1,10 +1,12 @@
-"""The links between devices, and the time of collectives on them."""
+"""The links between devices, the time of collectives on them, and figures of chips."""
 
 import dataclasses
 import numbers
 import types
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
 
 from shardmap.units import shown
 
@@ -133,6 +135,9 @@ Interconnect.KNOWN = types.MappingProxyType(
             Interconnect(300e9, 1e-6, "tpu-v4", f"{_TPU}: 2400 Gbps"),
             Interconnect(200e9, 1e-6, "tpu-v5e", f"{_TPU}: half of 400 GBps"),
             Interconnect(600e9, 1e-6, "tpu-v5p", f"{_TPU}: half of 1200 GBps"),
+            Interconnect(400e9, 1e-6, "tpu-v6e", f"{_TPU}: half of 800 GBps"),
+            # A chip is two devices, which share its links.
+            Interconnect(300e9, 1e-6, "tpu-v7x", f"{_TPU}: a quarter of 1200 GBps"),
             Interconnect(300e9, 2e-6, "nvlink3", f"{_NVLINK} of 600 GB/s (A100)"),
             Interconnect(450e9, 2e-6, "nvlink4", f"{_NVLINK} of 900 GB/s (H100, H200)"),
             Interconnect(900e9, 2e-6, "nvlink5", f"{_NVLINK} of 1800 GB/s (B200)"),
@@ -144,6 +149,73 @@ Interconnect.KNOWN = types.MappingProxyType(
         )
     }
 )
+
+
+class Chip(NamedTuple):
+    """Public figures of a kind of device.
+
+    Attributes:
+      interconnect: the name in ``Interconnect.KNOWN`` of what joins such devices.
+      memory: the bytes that XLA lets a program use; None if only a device that runs
+        knows, by its ``memory_stats()``.
+    """
+
+    interconnect: str
+    memory: int | None = None
+
+
+_GIB = 1 << 30
+
+CHIPS: Mapping[str, Chip] = types.MappingProxyType(
+    {
+        # What libtpu 0.0.52 calls the available memory if it refuses a program. Without
+        # JAX's megacore, a TPU v4 is two devices, and a TPU7x is always.
+        "TPU v4": Chip("tpu-v4", round(15.25 * _GIB)),
+        "TPU v5 lite": Chip("tpu-v5e", round(15.75 * _GIB)),
+        "TPU v5": Chip("tpu-v5p", round(95.73 * _GIB)),
+        "TPU v6 lite": Chip("tpu-v6e", round(31.24 * _GIB)),
+        "TPU7x": Chip("tpu-v7x", round(94.74 * _GIB)),
+        # What the driver tells.
+        "NVIDIA A100-SXM4-40GB": Chip("nvlink3"),
+        "NVIDIA A100-SXM4-80GB": Chip("nvlink3", 85_100_068_864),
+        "NVIDIA H100 80GB HBM3": Chip("nvlink4", 84_942_979_072),
+        "NVIDIA H200": Chip("nvlink4"),
+        "NVIDIA B200": Chip("nvlink5"),
+    }
+)
+"""Figures by `jax.Device.device_kind`."""
+
+
+def interconnect_on(
+    given: Interconnect | None, devices: Sequence[jax.Device]
+) -> Interconnect | None:
+    """What joins the devices of a program: what is given, or what their kind says.
+
+    The network between hosts of GPUs is not known, so that of these nothing is chosen.
+
+    Args:
+      given: what the user gives.
+      devices: the devices; () if there are none.
+
+    Raises:
+      ValueError: the interconnect of another kind of chip is given by name.
+    """
+    if not devices or devices[0].device_kind not in CHIPS:
+        return given
+    kind = devices[0].device_kind
+    name = CHIPS[kind].interconnect
+    if given is None:
+        hosts = {device.process_index for device in devices}
+        is_network = devices[0].platform == "gpu" and len(hosts) > 1
+        return None if is_network else Interconnect.KNOWN[name]
+    others = {chip.interconnect for chip in CHIPS.values()} - {name}
+    if given.name in others and given is Interconnect.KNOWN[given.name]:
+        raise ValueError(
+            f"interconnect={given.name!r} does not join devices of kind {kind}, whose "
+            f"interconnect is {name!r}. Leave interconnect= out, or give an "
+            "Interconnect(bandwidth=bytes_per_second, latency=seconds)"
+        )
+    return given
 
 
 def interconnect_of(given: str | Interconnect | None) -> Interconnect | None:

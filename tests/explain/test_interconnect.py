@@ -1,5 +1,7 @@
 """Times of collectives: formulas, names, and the user's own numbers."""
 
+from types import SimpleNamespace
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -8,6 +10,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
+from shardmap.explain.interconnect import CHIPS, interconnect_on
 
 WIRES = sm.Interconnect(bandwidth=1000.0, latency=0.5, name="string")
 KINDS = [
@@ -15,6 +18,8 @@ KINDS = [
     "all-gather",
     "reduce-scatter",
     "all-to-all",
+    "ragged-all-to-all",
+    "collective-broadcast",
     "collective-permute",
 ]
 
@@ -74,6 +79,56 @@ def test_a_loop_without_a_fixed_end_has_no_time():
     x = jax.ShapeDtypeStruct((8, 3), np.float32)
     report = sm.explain(sm.spmap(fun, "i"), interconnect="pcie5")(x)
     assert [each.seconds for each in report.collectives] == [None]
+
+
+def machine(kind, hosts=1, platform="tpu"):
+    return [
+        SimpleNamespace(device_kind=kind, process_index=k, platform=platform)
+        for k in range(hosts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "bandwidth"),
+    [
+        ("TPU v4", "tpu-v4", 300e9),
+        ("TPU v5 lite", "tpu-v5e", 200e9),
+        ("TPU v5", "tpu-v5p", 600e9),
+        ("TPU v6 lite", "tpu-v6e", 400e9),
+        ("TPU7x", "tpu-v7x", 300e9),
+        ("NVIDIA A100-SXM4-80GB", "nvlink3", 300e9),
+        ("NVIDIA H100 80GB HBM3", "nvlink4", 450e9),
+        ("NVIDIA B200", "nvlink5", 900e9),
+    ],
+)
+def test_the_kind_of_device_says_what_joins_them(kind, name, bandwidth):
+    wires = interconnect_on(None, machine(kind))
+    assert (wires.name, wires.bandwidth) == (name, bandwidth)
+    assert interconnect_on(wires, machine(kind)) is wires
+    assert interconnect_on(WIRES, machine(kind)) is WIRES
+    network = sm.Interconnect.KNOWN["ethernet-400g"]
+    assert interconnect_on(network, machine(kind)) is network
+
+
+def test_the_network_of_hosts_of_gpus_is_not_known():
+    gpus = machine("NVIDIA H100 80GB HBM3", hosts=4, platform="gpu")
+    assert interconnect_on(None, gpus) is None
+    assert interconnect_on(None, machine("TPU v5 lite", hosts=4)).name == "tpu-v5e"
+    assert interconnect_on(None, machine("an abacus")) is None
+
+
+def test_the_interconnect_of_another_chip_is_refused():
+    given = sm.Interconnect.KNOWN["tpu-v5e"]
+    message = "'tpu-v5e' does not join devices of kind TPU v5, whose .* is 'tpu-v5p'"
+    with pytest.raises(ValueError, match=message):
+        interconnect_on(given, machine("TPU v5"))
+    assert interconnect_on(given, machine("an abacus")) is given
+    assert interconnect_on(given, jax.devices()) is given  # CPUs stand for others.
+
+
+def test_every_interconnect_of_a_chip_is_known():
+    for chip in CHIPS.values():
+        assert chip.interconnect in sm.Interconnect.KNOWN
 
 
 @pytest.mark.parametrize(

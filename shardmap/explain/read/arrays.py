@@ -54,14 +54,14 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     return sorted(found, key=lambda mesh: -mesh.size)
 
 
-def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
-    """One of the devices of a program."""
+def devices_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> list[jax.Device]:
+    """The devices of a program."""
     for mesh in meshes:
-        return mesh.devices.flat[0]
+        return list(mesh.devices.flat)
     for sharding in layouts:
         if isinstance(sharding, Sharding):
-            return next(iter(sharding.device_set))
-    return jax.local_devices()[0]
+            return list(sharding.device_set)
+    return jax.local_devices()[:1]
 
 
 def array_layouts(
