@@ -179,7 +179,7 @@ def _explain(
     text = None if compiled is None else compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
-    found, layouts = arrays.array_layouts(traced, compiled)
+    found, layouts = arrays.array_layouts(traced, compiled, meshes)
     # Both together.
     named = [each.mesh for each in layouts if isinstance(each, NamedSharding)]
     mesh = max([*named, *meshes], key=lambda mesh: mesh.size, default=None)

@@ -6,6 +6,7 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from shardmap.explain.interconnect import Interconnect, sent_bytes
@@ -148,9 +149,45 @@ class ArrayLayout:
         return self.spec.num_shards // shards
 
 
-def root_of(path: str) -> str:
+_KEY = re.compile(r"""\[(?:'[^']*'|"[^"]*"|[^\]]*)\]|\.\w+""")
+_MOST_ROOTS = 6
+"""More parts of an argument than these, such as layers, are not told apart."""
+
+
+def argument_of(path: str) -> str:
     """The argument at the start of a key path, such as ``x`` of ``x['w'][0]``."""
     return re.split(r"[\[.]", path, maxsplit=1)[0]
+
+
+def roots_of(paths: Sequence[str]) -> list[str]:
+    """What each array belongs to: an argument, or a part of it with a name.
+
+    The elements of a result are like arguments.
+
+    >>> roots_of(["state['params']['w']", "state['step']", "weights[0]['w']"])
+    ["state['params']", 'state', 'weights']
+    >>> roots_of(["result[0].params['w']", "result[0].opt['w']", "result[1]"])
+    ['result[0].params', 'result[0].opt', 'result']
+    """
+    roots = [_root_of(path) for path in paths]
+    parts: dict[str, set[str]] = {}
+    for path, root in zip(paths, roots, strict=True):
+        parts.setdefault(argument_of(path), set()).add(root)
+    return [
+        root if len(parts[argument_of(root)]) <= _MOST_ROOTS else argument_of(root)
+        for root in roots
+    ]
+
+
+def _root_of(path: str) -> str:
+    start = argument_of(path)
+    keys = _KEY.findall(path, len(start))[:-1]
+    is_element = start == "result" and re.fullmatch(r"\[\d+\]", "".join(keys[:1]))
+    first = keys[:1] if is_element else []
+    named = keys[len(first) : len(first) + 1]
+    if named and not re.fullmatch(r"\[\d+\]", named[0]):
+        first = [*first, *named]
+    return start + "".join(first)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,10 +68,11 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Details:
-    """Blocks that a page folds; text shows only the title."""
+    """Blocks that a page folds; text shows the title and perhaps a line for them."""
 
     title: str
     blocks: tuple["Block", ...]
+    line: str = ""
 
 
 Block = Paragraph | Preformatted | Table | Drawing | Card | Details

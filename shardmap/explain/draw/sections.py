@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 from shardmap.explain.draw.document import (
     Block,
@@ -30,7 +31,7 @@ from shardmap.explain.report import (
     Held,
     Remark,
     Report,
-    root_of,
+    roots_of,
 )
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import count, duration, size
@@ -40,6 +41,8 @@ MOST_CARDS = 8
 """More arrays than these are summed up by prefix and layout."""
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 6
 """How many are shown; the others are in a fold."""
+MOST_PATHS = 3
+"""How many of the arrays in a fold text names."""
 LEAST_SHOWN = 0.01
 """Values that are a smaller part of the peak memory are not listed."""
 
@@ -198,23 +201,32 @@ def _source(source: str) -> Paragraph:
 def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
     """A card for equal arrays; for many arrays, a fold per prefix and layout."""
     are_many = len(arrays) > MOST_CARDS
-    found: dict[Hashable, list[ArrayLayout]] = {}
-    for array in arrays:
-        key: Hashable = dataclasses.replace(array, path="", role="input")
+    found: dict[tuple[Any, ...], list[ArrayLayout]] = {}
+    roots = roots_of([array.path for array in arrays])
+    for array, root in zip(arrays, roots, strict=True):
+        key: tuple[Any, ...] = (dataclasses.replace(array, path="", role="input"), "")
         if are_many:
-            key = (root_of(array.path), array.role, array.layout)
+            key = (array.role, array.layout, root)
         found.setdefault(key, []).append(array)
     drawn: dict[str, str] = {}
-    for those in found.values():
+    for (*_, root), those in found.items():
         blocks = tuple(_layout(those[0], drawn))
         paths, text = [array.path for array in those], _description(those)
         if are_many:
-            name = paths[0] if len(paths) == 1 else root_of(paths[0])
+            name = paths[0] if len(paths) == 1 else root
             if blocks and len({array.shape for array in those}) > 1:
                 blocks = (paragraph("For ", Code(paths[0]), ":"), *blocks)
-            yield Details(f"{name}: {text}", (*blocks, _table_of_arrays(those)))
+            table = _table_of_arrays(those)
+            yield Details(f"{name}: {text}", (*blocks, table), _few(paths))
         else:
             yield Card((Code(", ".join(paths)), f": {text}"), blocks)
+
+
+def _few(paths: Sequence[str]) -> str:
+    """The first of several paths, such as ``x['a'], x['b'], x['c'] and 4 more``."""
+    more = len(paths) - MOST_PATHS
+    rest = f" and {more:,} more" if more > 0 else ""
+    return ", ".join(paths[:MOST_PATHS]) + rest if len(paths) > 1 else ""
 
 
 def _description(arrays: Sequence[ArrayLayout]) -> str:

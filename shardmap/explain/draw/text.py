@@ -217,8 +217,9 @@ class _Writer:
                 indent += 2 * depth
                 self.add("".join(title), indent)
                 self.blocks(inner, indent + 4)
-            case Details(title):
+            case Details(title, _, line):
                 self.add(title, indent)
+                self.add(line, indent + 4, _FAINT)
 
     def table(self, table: Table, indent: int) -> None:
         """Adds columns, or a paragraph for each row if they are too wide."""

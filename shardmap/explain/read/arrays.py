@@ -1,5 +1,6 @@
 """Which devices a program runs on, and how its inputs and outputs are sharded."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -12,8 +13,9 @@ from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
 from shardmap.explain.read.abstract import shardings_of
+from shardmap.explain.read.constraints import axis_sizes
 from shardmap.explain.report import ArrayLayout
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
 UNUSED = "not used by the program"
 
@@ -65,13 +67,16 @@ def devices_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> list[jax.Device
 
 
 def array_layouts(
-    traced: jax.stages.Traced, compiled: jax.stages.Compiled | None
+    traced: jax.stages.Traced,
+    compiled: jax.stages.Compiled | None,
+    meshes: Sequence[Any] = (),
 ) -> tuple[tuple[ArrayLayout, ...], list[Any]]:
     """How each argument and each result is sharded.
 
     Args:
       traced: the program's trace.
       compiled: the program; None over an abstract mesh, where the maps determine it.
+      meshes: the meshes of the program, the largest first.
 
     Returns:
       The layouts, and the sharding of each; `UNUSED` for an argument that is not used.
@@ -92,15 +97,16 @@ def array_layouts(
         outs = jax.tree.leaves(compiled.output_shardings)
     shardings = [*ins, *outs]
     avals = jax.tree.leaves((traced.args_info, traced.out_info))
+    mesh = next(iter(meshes), None)
     found = [
-        _array_layout("input" if k < tree_in.num_leaves else "output", *each)
+        _array_layout("input" if k < tree_in.num_leaves else "output", *each, mesh)
         for k, each in enumerate(zip(names, avals, shardings, strict=True))
     ]
     return tuple(found), shardings
 
 
 def _array_layout(
-    role: Literal["input", "output"], path: str, aval: Aval, layout: Any
+    role: Literal["input", "output"], path: str, aval: Aval, layout: Any, mesh: Any
 ) -> ArrayLayout:
     """The layout of an array.
 
@@ -109,6 +115,7 @@ def _array_layout(
       path: its key path.
       aval: its shape and dtype.
       layout: its sharding, or `UNKNOWN` or `UNUSED`.
+      mesh: the mesh of the program, or None.
     """
     shape, itemsize = tuple(aval.shape), aval.dtype.itemsize
     spec = shard_shape = None
@@ -123,7 +130,9 @@ def _array_layout(
             if not isinstance(getattr(layout, "mesh", None), AbstractMesh):
                 places: Any = layout.devices_indices_map(shape)
                 devices = tuple(device.id for device in places)
-            layout = describe(spec)
+                if [*places] != _devices_of(mesh):
+                    mesh = None
+            layout = describe(spec, _names(layout, spec, mesh))
     return ArrayLayout(
         role=role,
         path=path,
@@ -138,22 +147,73 @@ def _array_layout(
     )
 
 
-def describe(spec: ShardingSpec) -> str:
+def _devices_of(mesh: Any) -> list[jax.Device]:
+    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+
+
+def _names(layout: Sharding, spec: ShardingSpec, mesh: Any) -> list[list[str]]:
+    """The mesh axes of each dimension; [] without names.
+
+    Args:
+      layout: the sharding.
+      spec: how it cuts the array.
+      mesh: the mesh of the program, whose axes a sharding without names may be along.
+    """
+    if isinstance(layout, NamedSharding):
+        return [
+            [name for name, size in sizes.items() if size > 1]
+            for sizes in axis_sizes(layout)
+        ]
+    if mesh is None or mesh.size != spec.num_shards:
+        return []
+    axes = [(name, size) for name, size in mesh.shape.items() if size > 1]
+    along: dict[int, list[str]] = {}
+    for part, size in zip(spec.mesh_mapping, spec.mesh_shape, strict=True):
+        names = []
+        while size > 1 and axes and size % axes[0][1] == 0:
+            name, length = axes.pop(0)
+            names.append(name)
+            size //= length
+        if size > 1:
+            return []
+        if isinstance(part, ShardedAxis):
+            along[part.axis] = names
+    # The sharded axes are numbered in the order of the dimensions.
+    numbers = iter(range(len(along)))
+    return [
+        [name for number in itertools.islice(numbers, count) for name in along[number]]
+        for count in map(_sharded_axes, spec.sharding)
+    ]
+
+
+def _sharded_axes(entry: Any) -> int:
+    return len(entry.chunks) if isinstance(entry, Chunked) else int(entry is not None)
+
+
+def describe(spec: ShardingSpec, names: Sequence[Sequence[str]] = ()) -> str:
     """How an array is cut, in a few words.
 
+    Args:
+      spec: how it is cut.
+      names: the mesh axes of each dimension, if they have names.
+
     >>> from shardmap import Chunked, Replicated, ShardedAxis
-    >>> describe(ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4))))
+    >>> rows = ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4)))
+    >>> describe(rows)
     'dimension 0 in 2 shards, each on 4 devices'
+    >>> describe(rows, [["data"]])
+    "dimension 0 over 'data' in 2 shards, each on 4 devices"
     >>> describe(ShardingSpec((None,), (Replicated(4),)))
     'replicated on 4 devices'
     """
     if spec.num_shards == 1:
         return "on one device"
-    cuts = [
-        f"dimension {dimension} in {count:,} shards"
-        for dimension, count in enumerate(spec.tile_counts)
-        if count > 1
-    ]
+    cuts = []
+    for dimension, count in enumerate(spec.tile_counts):
+        along = " and ".join(map(repr, names[dimension])) if names[dimension:] else ""
+        over = f" over {along}" if along else ""
+        if count > 1:
+            cuts.append(f"dimension {dimension}{over} in {count:,} shards")
     copies = spec.num_shards // math.prod(spec.tile_counts)
     if not cuts:
         return f"replicated on {copies:,} devices"

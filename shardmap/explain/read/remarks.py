@@ -15,7 +15,14 @@ from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import Module
 from shardmap.explain.read.sharded import ShardedDimension
 from shardmap.explain.read.source import source_of
-from shardmap.explain.report import MAPS, ArrayLayout, Axis, Collective, Remark, root_of
+from shardmap.explain.report import (
+    MAPS,
+    ArrayLayout,
+    Axis,
+    Collective,
+    Remark,
+    roots_of,
+)
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.mesh import virtual_devices
 from shardmap.units import size
@@ -156,13 +163,19 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
 
     Results with the layout of such an argument, such as new weights, are left out.
     """
+    roots = dict(zip(arrays, roots_of([each.path for each in arrays]), strict=True))
     uncut = [each for each in arrays if each.is_replicated]
+    cut = {
+        (each.shape, each.dtype): roots[each]
+        for each in reversed(arrays)
+        if each.role == "input" and each.shard_bytes not in (None, each.bytes)
+    }
     given = {(each.shape, each.dtype) for each in uncut if each.role == "input"}
     whole: dict[tuple[bool, str, int], list[ArrayLayout]] = {}
     for array in uncut:
         is_input = array.role == "input"
         if is_input or (array.shape, array.dtype) not in given:
-            root = root_of(array.path)
+            root = roots[array]
             count = array.num_devices or 1
             whole.setdefault((is_input, root, count), []).append(array)
     found = []
@@ -174,11 +187,23 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
         path = root if several else those[0].path
         what = f"{len(those):,} arrays of {root}, together" if several else f"{path} of"
         how = "replicated on" if is_input else "given back whole on"
+        advice = _CUT_INPUT if is_input else _CUT_RESULT
+        alike = [each for each in those if (each.shape, each.dtype) in cut]
+        if is_input and 2 * sum(each.bytes for each in alike) > total:
+            same = dict.fromkeys(cut[each.shape, each.dtype] for each in alike)
+            have = "It has the shape"
+            if several:
+                have = f"{'They' if alike == those else 'Most'} have the shapes"
+            advice = (
+                f"{have} of arrays of {' and '.join(same)}, which are sharded: shard "
+                f"{'them' if several else 'it'} alike, as the state of an optimizer "
+                "like its weights."
+            )
         found.append(
             Remark(
                 f"{what} {size(total)}{',' * several} {'are' if several else 'is'} "
                 f"{how} {count:,} devices: {size(total * count)} in all",
-                _CUT_INPUT if is_input else _CUT_RESULT,
+                advice,
                 path,
             )
         )

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from shardmap.explain.read.constraints import LayoutConstraint, axis_sizes
 from shardmap.explain.read.visitor import Facts
-from shardmap.explain.report import MAPS, ArrayLayout, Axis, root_of
+from shardmap.explain.report import MAPS, ArrayLayout, Axis, argument_of
 
 _CHANGE = (
     "The arrays' shardings say how many devices: jax.device_put, in_shardings= or "
@@ -30,12 +30,14 @@ class ShardedDimension(NamedTuple):
       path: the key path of the array.
       dimension, length: the dimension.
       sizes: its mesh axes and their sizes.
+      is_result: whether the array is an output.
     """
 
     path: str
     dimension: int
     length: int
     sizes: dict[str, int]
+    is_result: bool = False
 
     @property
     def shards(self) -> int:
@@ -55,7 +57,7 @@ def sharded_dimensions(
         cut
         for array, layout in zip(arrays, layouts, strict=True)
         if isinstance(layout, NamedSharding)
-        for cut in _cuts(array.path, array.shape, layout)
+        for cut in _cuts(array.path, array.shape, layout, array.role == "output")
     ]
 
 
@@ -69,12 +71,13 @@ def constrained(constraints: Sequence[LayoutConstraint]) -> list[ShardedDimensio
 
 
 def _cuts(
-    path: str, shape: tuple[int, ...], layout: NamedSharding
+    path: str, shape: tuple[int, ...], layout: NamedSharding, is_result: bool = False
 ) -> Iterator[ShardedDimension]:
     for dimension, all_sizes in enumerate(axis_sizes(layout)):
         sizes = {name: size for name, size in all_sizes.items() if size > 1}
         if sizes:
-            yield ShardedDimension(path, dimension, shape[dimension], sizes)
+            length = shape[dimension]
+            yield ShardedDimension(path, dimension, length, sizes, is_result)
 
 
 def with_devices(
@@ -168,10 +171,13 @@ def _on_devices(axis: Axis, cut: ShardedDimension) -> Axis:
 
 def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
     size = cuts[0].sizes[name]
+    # Results are there after the inputs.
+    cuts = [cut for cut in cuts if not cut.is_result] or cuts
     what = ", ".join(f"dimension {cut.dimension} of {cut.path}" for cut in cuts)
     if len(cuts) > _MOST_NAMED:
-        whole = dict.fromkeys(root_of(cut.path) for cut in cuts)
-        what = f"{len(cuts):,} arrays of {', '.join(whole)}"
+        paths = dict.fromkeys(cut.path for cut in cuts)
+        whole = dict.fromkeys(map(argument_of, paths))
+        what = f"{len(paths):,} arrays of {', '.join(whole)}"
     return Axis(
         name=name,
         size=size,

@@ -45,8 +45,8 @@ def test_it_has_all_that_is_known(report):
         "fun: 8 cpu devices, mesh 'i': 8",
         "axis 'i' of 16 = 8 devices x 2 vectorised x 1 step (spmap)",
         "To change: Give devices=",
-        "x, result[0], result[1]: 3 x float32[16,256], 16.0 KiB each, dimension 0 in 8 "
-        "shards; a device has (2, 256), 2.0 KiB each",
+        "x, result[0], result[1]: 3 x float32[16,256], 16.0 KiB each, dimension 0 over "
+        "'i' in 8 shards; a device has (2, 256), 2.0 KiB each",
         "w: float32[524288], 2.0 MiB, replicated on 8 devices",
         "Collective Times Devices In, each Out, each Sent in all",
         "all-reduce 1 8 1.0 KiB 1.0 KiB 1.8 KiB psum over 'i', f32[256] at tests",
@@ -168,7 +168,10 @@ def test_arrays_that_are_alike_are_drawn_once():
     report = sm.explain(mapped)(row, row, row, w)
     text = printed(report, 120)
     assert "  q, k, v, result[0]: 4 x float32[16,8], 512 B each, dim" in text
-    assert "  result[1]: float32[16,4], 256 B, dimension 0 in 8 shards" in text
+    assert (
+        "  result[1]: float32[16,4], 256 B, dimension 0 over 'axis0' in 8 shards"
+        in text
+    )
     assert text.count("0:2 |") == 1
     assert "same picture as q\n" in text
     page = report._repr_html_()
@@ -187,6 +190,31 @@ def test_many_arrays_are_summed_up_by_prefix_and_layout():
     assert "\n  params: 7 arrays, 843.9 KiB, dimension 0 in 4 shards" in text
     assert "\n  params: 2 x float32[], 120.6 KiB each, replicated on 8 dev" in text
     assert len(printed(explanations.large()).splitlines()) < 80
+
+
+def test_the_parts_of_a_state_are_folds_that_name_some_of_their_arrays():
+    layers = [f"['params']['layer{k}']['w']" for k in range(4)]
+    paths = [f"result[0]{path}" for path in layers] + ["result[0]['step']", "result[1]"]
+    paths += [f"state{path}" for path in [*layers, "['opt']['w']", "['opt']['b']"]]
+    report = explanations.explanation(
+        arrays=tuple(
+            explanations.array(explanations.ROWS, (8, 64), path=path) for path in paths
+        )
+    )
+    lines = printed(report, 200).split("\n")
+    folds = [k for k, line in enumerate(lines) if "float32[8,64]" in line]
+    assert [lines[k].partition(":")[0].strip() for k in folds] == [
+        "result[0]['params']",
+        "result[0]['step']",
+        "result[1]",
+        "state['params']",
+        "state['opt']",
+    ]
+    assert lines[folds[0] + 1].strip() == (
+        "result[0]['params']['layer0']['w'], result[0]['params']['layer1']['w'], "
+        "result[0]['params']['layer2']['w'] and 1 more"
+    )
+    assert lines[folds[-1] + 1].strip() == "state['opt']['w'], state['opt']['b']"
 
 
 def test_collectives_are_summed_up_by_line():

@@ -23,7 +23,7 @@ def test_a_layout_has_the_bytes_of_a_piece_and_of_all():
     assert found.spec == ShardingSpec.from_sharding(sharding, (16, 8))
     assert (found.shard_shape, found.shard_bytes, found.bytes) == ((4, 8), 128, 512)
     assert (found.num_devices, found.copies) == (8, 2)
-    assert found.layout == "dimension 0 in 4 shards, each on 2 devices"
+    assert found.layout == "dimension 0 over 'data' in 4 shards, each on 2 devices"
 
 
 PERMUTED = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4).T, ("data", "model"))
@@ -78,11 +78,29 @@ def test_an_argument_that_is_not_used_has_no_layout():
     ("names", "words"),
     [
         ((), "replicated on 8 devices"),
-        ((("data", "model"),), "dimension 0 in 8 shards"),
-        (("model", "data"), "dimension 0 in 2 shards, dimension 1 in 4 shards"),
+        ((("data", "model"),), "dimension 0 over 'data' and 'model' in 8 shards"),
+        (
+            ("model", "data"),
+            "dimension 0 over 'model' in 2 shards, dimension 1 over 'data' in 4 shards",
+        ),
     ],
 )
 def test_a_layout_in_words(names, words):
     sharding = NamedSharding(MESH, P(*names))
     x = jax.ShapeDtypeStruct(AVAL.shape, AVAL.dtype, sharding=sharding)
     assert sm.explain(jnp.sin)(x).inputs[0].layout == words
+
+
+def test_results_without_a_name_have_the_names_of_the_mesh():
+    """XLA gives no names to what `jax.jit` of a `jax.shard_map` takes and gives."""
+    mapped = jax.shard_map(
+        lambda x: x * 2,
+        mesh=MESH,
+        in_specs=P(None, "model"),
+        out_specs=P(None, "model"),
+    )
+    for fun in (mapped, jax.jit(mapped)):
+        for array in sm.explain(fun)(AVAL).arrays:
+            assert array.layout == (
+                "dimension 1 over 'model' in 2 shards, each on 4 devices"
+            )

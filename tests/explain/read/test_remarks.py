@@ -14,8 +14,8 @@ from tests.command_line import python
 MIB = 1 << 20
 
 
-def shape(*dimensions):
-    return jax.ShapeDtypeStruct(dimensions, np.float32)
+def shape(*dimensions, **options):
+    return jax.ShapeDtypeStruct(dimensions, np.float32, **options)
 
 
 def remarks(fun, *args):
@@ -52,6 +52,30 @@ def test_small_values_that_are_large_together_are_one_remark():
             "params",
         ),
     ]
+
+
+def test_the_state_of_an_optimizer_is_to_be_sharded_like_its_weights():
+    def step(state, x):
+        slopes = jax.grad(lambda w: jnp.tanh(x @ w["w"] + w["b"][None]).mean())
+        slopes = slopes(state["weights"])
+        momentum = jax.tree.map(jnp.add, state["momentum"], slopes)
+        weights = jax.tree.map(jnp.subtract, state["weights"], momentum)
+        return {"weights": weights, "momentum": momentum}
+
+    def weights(first, second):
+        whole, cut = (NamedSharding(mesh, P(*name)) for name in (second, first))
+        return {"w": shape(512, 1024, sharding=cut), "b": shape(1024, sharding=whole)}
+
+    mesh = sm.make_mesh({"i": 8})
+    for bias, have in ((["i"], "They have"), ([], "Most have")):
+        state = {"weights": weights(["i"], bias), "momentum": weights([], [])}
+        report = sm.explain(jax.jit(step, donate_argnums=0))(state, shape(64, 512))
+        (remark,) = [r for r in report.remarks if r.source == "state['momentum']"]
+        assert remark.text.startswith("2 arrays of state['momentum'], together 2.0 MiB")
+        assert remark.advice == (
+            f"{have} the shapes of arrays of state['weights'], which are sharded: "
+            "shard them alike, as the state of an optimizer like its weights."
+        )
 
 
 def test_gradients_that_are_asked_for_cut_do_not_come_back_whole():

@@ -204,7 +204,8 @@ def test_the_parts_of_sharded_jit_are_axes():
     report = sm.explain(fun)(np.ones((16, 8), np.float32), np.ones((8, 8), np.float32))
     assert {axis.kind for axis in report.axes} == {"sharding"}
     assert math.prod(axis.devices for axis in report.axes) == 8
-    assert report.axes[0].running.endswith("dimension 0 of x, dimension 0 of result")
+    # Results are made by the devices, and nothing is over them.
+    assert report.axes[0].running.endswith("at once: dimension 0 of x")
     assert "each of 8 devices does the same" not in str(report)
 
 
@@ -213,6 +214,13 @@ def test_many_arrays_along_a_mesh_axis_are_counted_by_argument():
     w = on(MODEL, 64, 64)
     (axis,) = sm.explain(fun)({"a": w, "b": [w, w]}, w).axes
     assert axis.running.endswith("devices at once: 4 arrays of w, x")
+
+
+def test_results_are_not_counted_among_the_arrays_at_once():
+    fun = jax.jit(lambda w, x: [w * x, w + x, w - x])
+    w = on(MODEL, 64, 64)
+    (axis,) = sm.explain(fun)(w, w).axes
+    assert axis.running.endswith("at once: dimension 1 of w, dimension 1 of x")
 
 
 def test_mesh_axes_are_in_the_order_of_the_mesh():
