@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import fractions
+import itertools
 import re
 
 import jax
@@ -56,12 +57,19 @@ SENDS = {
 }
 # Kernels for TPUs alone; JAX itself finds no backend for callbacks of these GPUs.
 TPU_ONLY = {"flash attention", "remote copy", "taps", "callbacks"}
-EACH = [
+# Of other machines, a few programs.
+OTHERS = ("v4:2x2x1", "v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1", "a100:8")
+FEW = ("psum of a tree", "ppermute", "small psum_scatter", "all_to_all", "scan", "rbg")
+ONE_EACH = [
+    *itertools.product(MACHINES, programs.ONE_EACH),
+    *itertools.product(OTHERS, FEW),
+]
+PROGRAMS = [
     (machine, name)
-    for machine in MACHINES
-    for name in programs.PROGRAMS
+    for machine, name in itertools.product(MACHINES, programs.PROGRAMS)
     if machine != "h100:8" or name not in TPU_ONLY
 ]
+PROGRAMS += itertools.product(OTHERS, ("a training step", "data by model"))
 
 
 def text(function, arguments):
@@ -92,15 +100,14 @@ def kinds(compiled):
 
 # As long as JAX has Triton, small kernels for GPUs go through it.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
-@pytest.mark.parametrize("name", programs.ONE_EACH)
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("machine", "name"), ONE_EACH)
 def test_a_map_sends_what_a_shard_map_by_hand_sends(machine, name):
     devices = sm.devices(machine)
     ours = collectives(text(*programs.mapped(devices, name)))
     assert ours == collectives(text(*programs.by_hand(devices, name)))
 
 
-@pytest.mark.parametrize(("machine", "name"), EACH)
+@pytest.mark.parametrize(("machine", "name"), PROGRAMS)
 def test_a_program_compiles_and_explain_counts_what_it_sends(machine, name):
     wide = {"double precision", "long integers"}
     with jax.enable_x64(True) if name in wide else contextlib.nullcontext():
