@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax import context
+from shardmap._jax.effects import ORDERED_DEBUG_EFFECT
 from shardmap._jax.types import (
     AnyMesh,
     Aval,
@@ -195,6 +196,7 @@ class ElementPrograms(Programs):
             contexts.check_devices(self.full_name, self.devices())
         if mesh is not None:
             contexts.check_mesh(self.full_name, cast(Mesh, mesh))
+            _refuse_ordered_debug(self.full_name, call_jaxpr, mesh)
             return mesh, MeshPlacement(mesh_axes or (), ())
         if tracing.inside_map():
             return nowhere
@@ -206,6 +208,7 @@ class ElementPrograms(Programs):
             use_all_devices=not alone,
         )
         contexts.check_mesh(self.full_name, mesh)
+        _refuse_ordered_debug(self.full_name, call_jaxpr, mesh)
         return mesh, placement
 
     def _axis_size(
@@ -324,6 +327,17 @@ def _with_process_local(
 
 
 # Checks of mapped axes: errors name each bad leaf by its key path, with its shape
+
+
+def _refuse_ordered_debug(who: str, call_jaxpr: Jaxpr, mesh: AnyMesh) -> None:
+    """Refuses what JAX has on one device only, in its own words without a remedy."""
+    if mesh.size > 1 and ORDERED_DEBUG_EFFECT in call_jaxpr.effects:
+        raise ValueError(
+            f"{who} calls jax.debug.print or jax.debug.callback with ordered=True, "
+            f"which JAX has on one device only, but the map is for {mesh.size}. Use "
+            "shardmap.tap_print, shardmap.tap or jax.experimental.io_callback with "
+            "ordered=True, which are ordered on each device."
+        )
 
 
 def _refuse_sparse(

@@ -35,6 +35,12 @@ def broadcast_axes(
     )
     counts = _leaf_counts(prefix, structure)
     if counts is None:
+        one = jax.tree.structure((axes,), is_leaf=is_leaf)
+        if _leaf_counts(one, structure) is not None:
+            raise ValueError(
+                f"{caller} {name} must be a pytree prefix of {described}: {name} is "
+                f"{axes}. For the one argument, write {name}=({axes},)."
+            )
         raise ValueError(
             f"{caller} {name} must be a pytree prefix of {described}: {name} is "
             f"{axes}, which does not fit {structure}. "

@@ -67,6 +67,11 @@ class Unprintable:
 U = Unprintable()
 
 
+def ordered_print(x):
+    jax.debug.print("{}", x, ordered=True)
+    return x
+
+
 def add(x, params):
     return x + params["w"]
 
@@ -441,6 +446,17 @@ CASES = {
             ),
         )
     },
+    "in_axes of one argument that is a dict": (
+        lambda: sm.spmap(lambda x: x["a"], in_axes={"a": 0})({"a": FOUR}),
+        ValueError,
+        r"in_axes is {'a': 0}. For the one argument, write in_axes=\({'a': 0},\)",
+    ),
+    "an ordered callback that JAX has on one device": (
+        lambda: sm.spmap(ordered_print)(FOUR),
+        ValueError,
+        r"calls jax.debug.print .* on one device only, but the map is for 4. Use "
+        r"shardmap.tap_print, shardmap.tap or jax.experimental.io_callback",
+    ),
     # What holds no numbers, or knows more than they
     **{
         f"{name} in {caller}": (
