@@ -1,14 +1,15 @@
 """`jax.pmap` in one small file of public JAX: a model of shardmap.
 
 A spec says where each shard of an array is. A primitive holds the function of one
-element, and there is a rule for each transformation. It runs as a `jax.jit` of a
-`jax.shard_map`, with one element on each device.
+element, and there is a rule for each transformation. It is lowered to a `jax.shard_map`
+with one element on each device, or to one vectorised program for XLA's partitioner.
 
 `python examples/small_pmap.py` compares it with `shardmap.spmap`.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,38 +28,122 @@ import shardmap as sm
 
 
 @dataclasses.dataclass(frozen=True)
+class Chunked:
+    """A dimension is cut into chunks of equal size."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Unstacked:
+    """Each device has one entry of a dimension, and its shard lacks the dimension."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedAxis:
+    """A dimension of the device grid along which the axis-th cut dimension is cut."""
+
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """A dimension of the device grid along which all devices have the same shard."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Spec:
-    """How an array is laid over the devices: cut along axis 0, or a copy on each."""
+    """How an array is laid over a grid of devices.
 
-    is_cut: bool
-    devices: int
+    ``sharding`` says how each dimension of the array is cut, None for a whole one;
+    ``mesh_mapping`` says what each dimension of the grid of devices is for.
+    """
 
-    def indices(self, shape: Sequence[int]) -> list[slice]:
-        """The rows on each device."""
-        if not self.is_cut:
-            return [slice(None)] * self.devices
-        rows = shape[0] // self.devices
-        return [slice(k * rows, (k + 1) * rows) for k in range(self.devices)]
+    sharding: tuple[Chunked | Unstacked | None, ...]
+    mesh_mapping: tuple[ShardedAxis | Replicated, ...]
 
-    def named_sharding(self, mesh: Mesh) -> NamedSharding:
-        """The equivalent JAX sharding."""
-        return NamedSharding(mesh, P(*mesh.axis_names) if self.is_cut else P())
+    @property
+    def cut(self) -> list[int]:
+        """The dimensions that are cut."""
+        return [dim for dim, how in enumerate(self.sharding) if how is not None]
 
-    @staticmethod
-    def of(array: jax.Array) -> "Spec":
-        """The spec of an array on a mesh of one axis."""
-        sharding = array.sharding
-        return Spec(not sharding.is_fully_replicated, sharding.num_devices)
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The shape of the grid of devices."""
+        cuts = [self.sharding[dim] for dim in self.cut]
+        return tuple(
+            m.count if isinstance(m, Replicated) else cuts[m.axis].count
+            for m in self.mesh_mapping
+        )
+
+    def indices(self, shape: Sequence[int]) -> list[tuple[int | slice, ...]]:
+        """The index of the shard on each device."""
+        indices = []
+        for position in np.ndindex(*self.grid):
+            index: list[int | slice] = [slice(None)] * len(shape)
+            for m, k in zip(self.mesh_mapping, position, strict=True):
+                if isinstance(m, ShardedAxis):
+                    dim = self.cut[m.axis]
+                    rows = shape[dim] // self.sharding[dim].count
+                    is_unstacked = isinstance(self.sharding[dim], Unstacked)
+                    index[dim] = k if is_unstacked else slice(k * rows, (k + 1) * rows)
+            indices.append(tuple(index))
+        return indices
+
+    def stacked(self) -> "Spec":
+        """The layout of the whole array: what is unstacked in a map is in chunks."""
+        return Spec(
+            tuple(how and Chunked(how.count) for how in self.sharding),
+            self.mesh_mapping,
+        )
+
+    def proto(self) -> dict[str, Any]:
+        """The fields of XLA's `OpSharding`: tiles, and the device of each tile."""
+        # Tiles are numbered by the dimensions of the array, and replicas come last.
+        order = sorted(
+            range(len(self.grid)),
+            key=lambda k: getattr(self.mesh_mapping[k], "axis", len(self.cut)),
+        )
+        number = np.arange(math.prod(self.grid)).reshape(self.grid)
+        tiles = [how.count if how else 1 for how in self.sharding]
+        copies = number.size // math.prod(tiles)
+        return {
+            "tiles": tiles + [copies] * (copies > 1),
+            "devices": number.transpose(order).ravel().tolist(),
+            "last_tile_is_replicas": copies > 1,
+        }
+
+    def named_sharding(self, devices: Sequence[jax.Device]) -> NamedSharding:
+        """The equivalent JAX sharding of the whole array."""
+        names = [f"grid{k}" for k in range(len(self.grid))]
+        mesh = Mesh(np.array(devices).reshape(self.grid), names)
+        parts: list[str | None] = [None] * len(self.sharding)
+        for name, m in zip(names, self.mesh_mapping, strict=True):
+            if isinstance(m, ShardedAxis):
+                parts[self.cut[m.axis]] = name
+        return NamedSharding(mesh, P(*parts))
+
+
+def spec_of_map(in_axis: int | None, ndim: int, size: int) -> Spec:
+    """The spec of an argument with one element on each device, or the same on all."""
+    if in_axis is None:
+        return Spec((None,) * ndim, (Replicated(size),))
+    return Spec((Unstacked(size), *[None] * (ndim - 1)), (ShardedAxis(0),))
 
 
 # Shards on devices: shardmap/arrays
 
 
-def put(x: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
+def put(x: np.ndarray, spec: Spec, devices: Sequence[jax.Device]) -> jax.Array:
     """Puts each shard on its device and makes one array of them."""
-    places = zip(spec.indices(x.shape), mesh.devices.flat, strict=True)
-    shards = [jax.device_put(x[rows], device) for rows, device in places]
-    sharding = spec.named_sharding(mesh)
+    spec = spec.stacked()
+    places = zip(spec.indices(x.shape), devices, strict=True)
+    shards = [jax.device_put(x[index], device) for index, device in places]
+    sharding = spec.named_sharding(devices)
     return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
 
@@ -66,6 +151,15 @@ def put(x: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
 
 map_p = jex_core.Primitive("small_map")
 map_p.multiple_results = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The parameters of a map besides its function: how it is mapped and lowered."""
+
+    name: str
+    size: int
+    lowering: str = "manual"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,27 +175,29 @@ class Element:
         return jex_core.jaxpr_as_fun(self.jaxpr)(*args)
 
 
-def bind(element, axis, in_axes, out_axes, args):
-    """Traces the function of one element and binds the map of it.
+def bind(fun, axis, in_axes, out_axes, args):
+    """Traces the function of one element, and binds the map of it.
 
-    ``axis`` is a name and a size. ``in_axes`` and ``out_axes`` have 0 or None for each
-    argument and result; ``out_axes=None`` maps all results.
+    ``in_axes`` and ``out_axes`` have 0 or None for each argument and each leaf of the
+    result; ``out_axes=None`` maps all of it. Returns a pytree as ``fun`` does.
     """
     one = [
         jax.ShapeDtypeStruct(jnp.shape(x)[in_axis == 0 :], jnp.result_type(x))
         for x, in_axis in zip(args, in_axes, strict=True)
     ]
-    jaxpr = jax.make_jaxpr(element, axis_env=[axis])(*one)
+    bound = [(axis.name, axis.size)]
+    jaxpr, result = jax.make_jaxpr(fun, axis_env=bound, return_shape=True)(*one)
     if out_axes is None:
         out_axes = (0,) * len(jaxpr.out_avals)
     axes = {"in_axes": tuple(in_axes), "out_axes": tuple(out_axes)}
-    return map_p.bind(*args, element=Element(jaxpr), axis=axis, **axes)
+    leaves = map_p.bind(*args, element=Element(jaxpr), axis=axis, **axes)
+    return jax.tree.unflatten(jax.tree.structure(result), leaves)
 
 
 @map_p.def_abstract_eval
 def _abstract_eval(*avals, element, axis, in_axes, out_axes):
     return [
-        aval.update(shape=(axis[1], *aval.shape)) if out_axis == 0 else aval
+        aval.update(shape=(axis.size, *aval.shape)) if out_axis == 0 else aval
         for aval, out_axis in zip(element.jaxpr.out_avals, out_axes, strict=True)
     ]
 
@@ -109,14 +205,13 @@ def _abstract_eval(*avals, element, axis, in_axes, out_axes):
 # A program of its devices: shardmap/map/lowering
 
 
-def mesh_of(axis: tuple[str, int]) -> Mesh:
+def mesh_of(axis: Axis) -> Mesh:
     """The first devices, one for each element."""
-    return Mesh(np.array(jax.devices()[: axis[1]]), axis[0])
+    return Mesh(np.array(jax.devices()[: axis.size]), axis.name)
 
 
-@functools.partial(jax.jit, static_argnames=("element", "axis", "in_axes", "out_axes"))
-def program(*args, element, axis, in_axes, out_axes):
-    """The map, written for one device."""
+def manual(*args, element, axis, in_axes, out_axes):
+    """The map, written for one device, which has one element."""
 
     def block(*blocks):
         along = zip(blocks, in_axes, strict=True)
@@ -124,7 +219,7 @@ def program(*args, element, axis, in_axes, out_axes):
         along = zip(results, out_axes, strict=True)
         return [y[None] if out_axis == 0 else y for y, out_axis in along]
 
-    spec_of = {0: P(axis[0]), None: P()}
+    spec_of = {0: P(axis.name), None: P()}
     return jax.shard_map(
         block,
         mesh=mesh_of(axis),
@@ -132,6 +227,30 @@ def program(*args, element, axis, in_axes, out_axes):
         out_specs=[spec_of[out_axis] for out_axis in out_axes],
         check_vma=False,
     )(*args)
+
+
+def partitioned(*args, element, axis, in_axes, out_axes):
+    """The map, written for all elements at once; XLA cuts it as its results are."""
+
+    def lay_out(x, in_axis):
+        spec = P(axis.name) if in_axis == 0 else P()
+        return lax.with_sharding_constraint(x, NamedSharding(mesh_of(axis), spec))
+
+    # `jax.vmap` knows the collectives over its axis, and needs a mapped argument.
+    mapped = jax.vmap(
+        lambda _, *xs: element(*xs), (0, *in_axes), list(out_axes), axis_name=axis.name
+    )
+    results = mapped(jnp.arange(axis.size), *map(lay_out, args, in_axes))
+    return list(map(lay_out, results, out_axes))
+
+
+LOWERINGS = {"manual": manual, "spmd": partitioned}
+
+
+@functools.partial(jax.jit, static_argnames=("element", "axis", "in_axes", "out_axes"))
+def program(*args, axis, **params):
+    """The map as a program of its devices."""
+    return LOWERINGS[axis.lowering](*args, axis=axis, **params)
 
 
 map_p.def_impl(program)
@@ -167,26 +286,24 @@ def _jvp(primals, tangents, *, element, axis, in_axes, out_axes):
     """Two maps: one of results and residuals, one that is linear in the tangents."""
     moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
     still = [not moved for moved in moves]
-    tree = None
 
     def forward(*xs):
-        nonlocal tree
-
         def of_moving(*moving):
             return element(*merge(moves, moving, select(xs, still)))
 
-        results, pushforward = jax.linearize(of_moving, *select(xs, moves))
-        residuals, tree = jax.tree.flatten(pushforward)
-        return [*results, *residuals]
+        return jax.linearize(of_moving, *select(xs, moves))
+
+    # What it returns beside the results is a pytree of the residuals.
+    bound = [(axis.name, axis.size)]
+    traced = jax.make_jaxpr(forward, axis_env=bound)(*element.jaxpr.in_avals)
+    mapped = (0,) * (len(traced.out_avals) - len(out_axes))
+    results, pushforward = bind(forward, axis, in_axes, (*out_axes, *mapped), primals)
+    residuals, tree = jax.tree.flatten(pushforward)
 
     def linear(*xs):
         pushforward = jax.tree.unflatten(tree, xs[: len(residuals)])
         return pushforward(*xs[len(residuals) :])
 
-    jaxpr = jax.make_jaxpr(forward, axis_env=[axis])(*element.jaxpr.in_avals)
-    mapped = (0,) * (len(jaxpr.out_avals) - len(out_axes))
-    both = bind(forward, axis, in_axes, (*out_axes, *mapped), primals)
-    results, residuals = both[: len(out_axes)], both[len(out_axes) :]
     linear_axes = (*mapped, *select(in_axes, moves))
     operands = [*residuals, *select(tangents, moves)]
     return results, bind(linear, axis, linear_axes, out_axes, operands)
@@ -207,7 +324,7 @@ def _transpose(cotangents, *args, element, axis, in_axes, out_axes):
 
         found = jax.linear_transpose(of_unknown, *structs)(list(cts))
         return [
-            ct if in_axis == 0 else lax.psum(ct, axis[0])
+            ct if in_axis == 0 else lax.psum(ct, axis.name)
             for ct, in_axis in zip(found, linear_axes, strict=True)
         ]
 
@@ -225,7 +342,10 @@ ad.primitive_transposes[map_p] = _transpose
 
 
 def small_pmap(
-    fun: Callable[..., Any], axis_name: str, in_axes: int | Sequence[int | None] = 0
+    fun: Callable[..., Any],
+    axis_name: str,
+    in_axes: int | Sequence[int | None] = 0,
+    lowering: str = "manual",
 ) -> Callable[..., Any]:
     """Maps ``fun`` over leading axes, one element on each device."""
 
@@ -236,22 +356,41 @@ def small_pmap(
         ]
         leaves, tree = jax.tree.flatten(args)
         (size,) = {len(x) for x in select(leaves, [a == 0 for a in leaf_axes])}
-        axis, out_tree = (axis_name, size), None
+        devices = jax.devices()[:size]
 
-        def element(*xs: Any) -> list[Any]:
-            nonlocal out_tree
-            results, out_tree = jax.tree.flatten(fun(*jax.tree.unflatten(tree, xs)))
-            return results
+        def place(x: Any, in_axis: int | None) -> jax.Array:
+            # `jax.jit` finds its devices in constraints, not in a primitive of ours.
+            sharding = spec_of_map(in_axis, jnp.ndim(x), size).named_sharding(devices)
+            return lax.with_sharding_constraint(jnp.asarray(x), sharding)
 
-        # `jax.jit` finds its devices in constraints, and not in a primitive of ours.
-        shardings = [
-            Spec(a == 0, size).named_sharding(mesh_of(axis)) for a in leaf_axes
-        ]
-        placed = map(lax.with_sharding_constraint, map(jnp.asarray, leaves), shardings)
-        results = bind(element, axis, leaf_axes, None, list(placed))
-        return jax.tree.unflatten(out_tree, results)
+        return bind(
+            lambda *xs: fun(*jax.tree.unflatten(tree, xs)),
+            Axis(axis_name, size, lowering),
+            leaf_axes,
+            None,
+            list(map(place, leaves, leaf_axes)),
+        )
 
     return mapped
+
+
+def same_layouts() -> bool:
+    """Whether a spec means what shardmap's does: 2 x 2 shards, each of them twice."""
+    mapping = ShardedAxis(1), Replicated(2), ShardedAxis(0)
+    ours = Spec((Chunked(2), Chunked(2)), mapping)
+    theirs = sm.ShardingSpec(
+        (sm.Chunked(2), sm.Chunked(2)),
+        (sm.ShardedAxis(1), sm.Replicated(2), sm.ShardedAxis(0)),
+    )
+    print(ours.proto())
+    shape, proto = (4, 6), theirs.sharding_proto()
+    array = put(np.zeros(shape), ours, jax.devices())
+    return (
+        tuple(ours.indices(shape)) == tuple(sm.spec_to_indices(shape, theirs))
+        and ours.proto()["tiles"] == list(proto.tile_assignment_dimensions)
+        and ours.proto()["devices"] == list(proto.tile_assignment_devices)
+        and sm.spec_of(array) == theirs
+    )
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -264,9 +403,9 @@ def main(arguments: Sequence[str] = ()) -> int:
 
     ours = small_pmap(fun, "i", (None, 0))
     theirs = sm.spmap(fun, "i", in_axes=(None, 0))
-    result = ours(weight, put(rows, Spec(True, 8), mesh_of(("i", 8))))
+    result = ours(weight, put(rows, spec_of_map(0, 1, 8), jax.devices()))
     print(jax.make_jaxpr(ours)(weight, rows).eqns[-1].primitive)
-    print(Spec.of(result), sm.spec_of(theirs(weight, rows)))
+    print(result.sharding.spec, sm.spec_of(theirs(weight, rows)))
 
     def gradient(f):
         return jax.grad(lambda w, x: (f(w, x) ** 2).sum(), (0, 1))
@@ -278,13 +417,18 @@ def main(arguments: Sequence[str] = ()) -> int:
         "grad of jit": lambda f: jax.jit(gradient(f))(weight, rows),
         "vmap": lambda f: jax.vmap(f, (None, 0))(weight, jnp.stack([rows, 2 * rows])),
     }
-    for name, change in changes.items():
-        one, other = (jax.tree.leaves(change(f)) for f in (ours, theirs))
-        same = all(map(functools.partial(np.allclose, rtol=1e-5), one, other))
+    results = {"layouts": same_layouts()}
+    for lowering in LOWERINGS:
+        ours = small_pmap(fun, "i", (None, 0), lowering)
+        for name, change in changes.items():
+            pairs = zip(
+                *(jax.tree.leaves(change(f)) for f in (ours, theirs)), strict=True
+            )
+            same = all(np.allclose(one, other, rtol=1e-5) for one, other in pairs)
+            results[name if lowering == "manual" else f"{lowering} {name}"] = same
+    for name, same in results.items():
         print(f"{name}: {'the same as spmap' if same else 'DIFFERS'}")
-        if not same:
-            return 1
-    return 0
+    return int(not all(results.values()))
 
 
 if __name__ == "__main__":
