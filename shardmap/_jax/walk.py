@@ -264,7 +264,8 @@ def equations_for(
       like: an equation whose context the new ones have.
     """
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in invars]
-    traced = jax.make_jaxpr(fun)(*structs).jaxpr
+    with like.ctx.manager:  # Also that of the equations in those.
+        traced = jax.make_jaxpr(fun)(*structs).jaxpr
     names: dict[Any, Any] = dict(zip(traced.invars, invars, strict=True))
     names.update(zip(traced.outvars, outvars, strict=True))
 

@@ -118,6 +118,11 @@ def map_on(layout: Any, lowering: Any) -> Callable[..., Any]:
             return jax.vmap(fun, in_axes, out_axes)
         if level < len(places):
             options |= places[level]
+        # Integers of NumPy are integers.
+        number = np.int64 if level else int
+        in_axes, out_axes, batch_size, static = jax.tree.map(
+            number, (in_axes, out_axes, batch_size, static)
+        )
         return sm.spmap(
             fun,
             name,
@@ -139,7 +144,7 @@ def blocks_on(layout: Any, lowering: Any) -> Callable[..., Any]:
     mesh = sm.make_mesh(dict.fromkeys(mesh_order, 2))
 
     def axes(dimensions: list[int]) -> dict[str, int]:
-        return {name: dimensions[BLOCK_NAMES.index(name)] for name in order}
+        return {name: np.int8(dimensions[BLOCK_NAMES.index(name)]) for name in order}
 
     def walk(dimensions: list[int]) -> tuple[list[int], list[int]]:
         """The axes from the major one of the first dimension on, and the shape."""

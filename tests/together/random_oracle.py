@@ -45,6 +45,11 @@ class ByLoops(Machine):
 
         return mapped
 
+    def draw(self, keys: Any, n: Any) -> Any:
+        # JAX's own vmap of keys of XLA's generators draws with the first one.
+        rows = jnp.stack([jax.random.uniform(key) for key in keys])
+        return rows[n]
+
     # Collectives
 
     def everyone(self, value: Any, names: tuple[str, ...]) -> Any:

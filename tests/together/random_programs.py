@@ -42,6 +42,9 @@ DERIVATIVES = ["gradient", "tangent"]
 PARTITIONS = ["constraint", "parts"]
 """Steps with partitions."""
 
+KEYS = ["threefry2x32", "rbg", "unsafe_rbg"]
+"""Whose keys draw."""
+
 AXIS_NAMES = ["c", "a", "d", "b", "e", "f", "g", "h"]
 """Also what meshes call their axes, in another order."""
 
@@ -172,8 +175,8 @@ class Machine:
         if kind == "shift":
             return state._replace(n=n + number % 5, d=from_integer(n, d.dtype))
         if kind == "random":
-            key = jax.random.fold_in(jax.random.key(number), n)
-            return state._replace(x=x * jax.random.uniform(key))
+            key = jax.random.key(number, impl=KEYS[number % len(KEYS)])
+            return state._replace(x=x * self.draw(jax.random.split(key, 5), n))
         if kind == "sorted":
             order = jnp.argsort(jnp.stack([n, to_integer(d), jnp.int32(2)]))
             changed = x.at[lax.rem(n, jnp.int32(2))].multiply(jnp.float32(0.5))
@@ -192,6 +195,9 @@ class Machine:
             return state._replace(x=self.cut_in_two(x))
         self.tap(number, n, scope)
         return state
+
+    def draw(self, keys: Any, n: Any) -> Any:
+        return jax.random.uniform(keys[n])
 
     def row(self, number: int, n: Any, scope: Scope) -> Any:
         """What is tapped: who taps, where, and what there is."""
@@ -306,6 +312,9 @@ class Machine:
             chosen = which(scope, rng, "any")
             # JAX has no derivative of the other two, and no order of complex numbers.
             x = jnp.sin(x) if kind == "sum" else lax.stop_gradient(x)
+            if kind != "sum" and number % 4 == 0:
+                largest = self.reduce(kind, jnp.where(n == 3, jnp.nan, x), chosen)
+                x = jnp.where(jnp.isnan(largest), x, largest)
             if kind != "sum" and jnp.issubdtype(d.dtype, jnp.complexfloating):
                 x, n = self.reduce(kind, (x, n), chosen)
                 return State(jnp.tanh(x), n, d)

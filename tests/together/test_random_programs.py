@@ -3,9 +3,11 @@
 `make test-deep` runs 45, and with HYPOTHESIS_PROFILE=nightly 3,150 new ones.
 """
 
+import _thread
 import collections
 import contextlib
 import functools
+import queue
 import threading
 from typing import Any
 
@@ -133,6 +135,27 @@ def whole_program(machine, program, call, w_axis, around, taps, blocks=None):
     return called(mapped_over((AXIS_NAMES[0],), 1), program, call, in_axes, map_)
 
 
+def on_a_foreign_thread(fun):
+    """The function, run on a thread that Python's `threading` does not know."""
+
+    def run(*args):
+        ended = queue.Queue()
+
+        def thread():
+            try:
+                ended.put((fun(*args), None))
+            except BaseException as error:
+                ended.put((None, error))
+
+        _thread.start_new_thread(thread, ())
+        result, error = ended.get(timeout=600)
+        if error is not None:
+            raise error
+        return result
+
+    return run
+
+
 def compiled(fun):
     return jax.jit(fun, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -175,6 +198,7 @@ def evaluated(fun, what):
     beside=st.sampled_from([False, False, False, True]),
     around=AROUND,
     place=PLACES,
+    foreign=st.booleans(),
     what=st.sampled_from(
         ["values", "jit", "jit", "gradients", "tangents", "batched gradients"]
     ),
@@ -196,6 +220,7 @@ def test_random_programs(
     beside,
     around,
     place,
+    foreign,
     what,
 ):
     if outside == "shard_map" and has(program, ["broadcast"]):
@@ -292,7 +317,10 @@ def test_random_programs(
         given = list(map(jnp.array, args)) if call.donated else args
         given = placed(given, place, mesh, call.in_axis)
         with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
-            result = (fun if what == "values" else compiled(fun))(*given)
+            called_fun = fun if what == "values" else compiled(fun)
+            if foreign and not is_set:  # A mesh is set for one thread.
+                called_fun = on_a_foreign_thread(called_fun)
+            result = called_fun(*given)
         assert_same(result, expected, 1e-4)
         sm.taps_barrier()
         if has(program, ["branch", "switch", "while"]):

@@ -15,9 +15,10 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.collectives import axis_names, with_axis_names
-from shardmap._jax.types import Aval, Groups, Param, Primitive, Value
+from shardmap._jax.types import Aval, DType, Groups, Param, Primitive, Value
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
+from shardmap.map.primitives.first_element import first_of
 
 Rule = Callable[..., tuple[Any, bool]]
 """Takes the axis, the blocks of operands with elements in front, and the equation's
@@ -49,25 +50,37 @@ class Reduction:
     ) -> tuple[Any, bool]:
         """The rule of the collective."""
         axes, axis_index_groups = axis_names(params), params.get("axis_index_groups")
+        dtype = block.dtype
+        block = block.astype(self._accumulated_in(dtype))
         present = axis.mask_padding(block, identity(self.combiner, block.dtype))
         if axis_index_groups is not None:
             groups, number, _ = axis.groups(axes, axis_index_groups)
             mine = jnp.asarray(number)[axis.positions(axes)]
-            partial = self.segments(present, mine, len(groups))
+            partial = self.segments(present, mine, len(groups)).astype(dtype)
             return self.finish(axis, partial, axes)[mine], True
         dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
-        return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
+        partial = self.local(present, (0, *dimensions)).astype(dtype)
+        return self.finish(axis, partial, axes), False
 
     def start(self, aval: Aval) -> jax.Array:
         """The value to which parts of a block are accumulated."""
-        return jnp.full(aval.shape, identity(self.combiner, aval.dtype), aval.dtype)
+        dtype = self._accumulated_in(aval.dtype)
+        return jnp.full(aval.shape, identity(self.combiner, dtype), dtype)
 
     def accumulate(self, before: Value, part: Value, present: Value) -> Any:
         """``before`` combined with the elements of a part that are ``present``."""
         shape = (-1,) + (1,) * (part.ndim - 1)
+        part = part.astype(before.dtype)
         fill = lax.full_like(part, identity(self.combiner, part.dtype))
         values = jnp.where(present.reshape(shape), part, fill)
         return COMBINE[self.combiner](before, self.local(values, (0,)))
+
+    def _accumulated_in(self, dtype: DType) -> DType:
+        """The dtype in which many values are combined, to be rounded once."""
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        if self.combiner in ("add", "mul") and is_float and jnp.finfo(dtype).bits < 32:
+            return np.dtype(np.float32)
+        return dtype
 
     def finish(self, axis: AxisLayout, value: Value, axes: Sequence[Any]) -> Any:
         """This device's value combined with those of the others."""
@@ -104,6 +117,30 @@ def add_up(block: Value, dimensions: Sequence[int]) -> Any:
     return jnp.sum(block, dimensions, dtype=block.dtype)
 
 
+def _with_nan(combiner: str, reduced: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction that gives NaN if there is one.
+
+    XLA's all-reduce on CPU loses it, and sometimes the number beside it.
+    """
+
+    def on_cpu(value: Value, *where: Any) -> Any:
+        flag = np.int32(1 if combiner == "max" else -1)
+        flags = jnp.where(jnp.isnan(value), flag, np.int32(0))
+        nan = jnp.array(np.nan, value.dtype)
+        return jnp.where(reduced(flags, *where) == flag, nan, reduced(value, *where))
+
+    def by_platform(value: Value, *where: Any) -> Any:
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            return reduced(value, *where)
+        return lax.platform_dependent(
+            value,
+            cpu=lambda value: on_cpu(value, *where),
+            default=lambda value: reduced(value, *where),
+        )
+
+    return by_platform
+
+
 def _extreme(combiner: str, between: Callable[..., Any]) -> Reduction:
     """The reduction that keeps the largest or the smallest."""
 
@@ -126,11 +163,14 @@ def _extreme(combiner: str, between: Callable[..., Any]) -> Reduction:
 
         return reduced
 
+    local = _by_gathering(combiner).local
     return Reduction(
         combiner,
-        by_parts(_by_gathering(combiner).local, jnp.expand_dims),
-        by_parts(between, lambda real, names: real),
-        by_parts(segments, lambda real, numbers, count: real[numbers]),
+        by_parts(_with_nan(combiner, local), jnp.expand_dims),
+        by_parts(_with_nan(combiner, between), lambda real, names: real),
+        by_parts(
+            _with_nan(combiner, segments), lambda real, numbers, count: real[numbers]
+        ),
     )
 
 
@@ -329,6 +369,12 @@ def pbroadcast_rule(
 
 def axis_index_rule(axis: AxisLayout, *, axis_name: Hashable) -> tuple[Any, bool]:
     return axis.indices(), True
+
+
+def first_element_rule(
+    axis: AxisLayout, block: Value, *, axes: Sequence[Any]
+) -> tuple[Any, bool]:
+    return first_of(block, axis.indices()), True
 
 
 def ragged_all_to_all_rule(

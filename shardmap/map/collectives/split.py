@@ -5,20 +5,21 @@ collectives over the axis are replaced by equations of `block_collective_p`. Its
 batching rule gets the whole block, and looks up what to do in the table.
 """
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import jax.extend.core.primitives as p
 import jax.numpy as jnp
-from jax.extend.core.primitives import all_to_all_p, closed_call_p
 
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.context import bound_axis
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK, SHARD_MAP
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import Aval, Equation, Jaxpr, Param, Primitive
+from shardmap._jax.types import Aval, Equation, Jaxpr, Param, Primitive, aval_of
 from shardmap._jax.walk import (
     equations,
     equations_for,
@@ -163,13 +164,13 @@ def _grouped_batching_rule(
         x = jnp.moveaxis(x, dim, 0)
         split_axis, concat_axis = split_axis + 1, concat_axis + 1
     axes = {"split_axis": split_axis, "concat_axis": concat_axis}
-    return all_to_all_p.bind(x, **axes, **params), None if dim is None else 0
+    return p.all_to_all_p.bind(x, **axes, **params), None if dim is None else 0
 
 
 grouped_p = jex_core.Primitive("grouped_all_to_all")
 """See `group_all_to_all`."""
 
-grouped_p.def_effectful_abstract_eval(all_to_all_p.abstract_eval)
+grouped_p.def_effectful_abstract_eval(p.all_to_all_p.abstract_eval)
 def_batching(grouped_p, _grouped_batching_rule)
 
 
@@ -179,7 +180,7 @@ def group_all_to_all(equation: Equation) -> Any:
     JAX's own has no batching rule.
     """
     is_grouped = equation.params.get("axis_index_groups") is not None
-    if equation.primitive is all_to_all_p and is_grouped:
+    if equation.primitive is p.all_to_all_p and is_grouped:
         return equation.replace(primitive=grouped_p)
     return equation
 
@@ -188,10 +189,11 @@ def with_batching_rule(equation: Equation) -> Any:
     """An equation that `jax.vmap` knows.
 
     JAX has no rule for `custom_partitioning`, which is for the function as it was
-    written, nor for a callback that does not say how it is vectorised.
+    written, nor for a callback that does not say how it is vectorised; and one that
+    draws other numbers, see `_draws_alone`.
     """
     primitive, params = equation.primitive, equation.params
-    if primitive is closed_call_p:
+    if primitive is p.closed_call_p:
         # JAX's type checker refuses those that JAX has vectorised.
         jaxpr = params["call_jaxpr"]
         jitted = jax.jit(jex_core.jaxpr_as_fun(jaxpr))
@@ -202,4 +204,29 @@ def with_batching_rule(equation: Equation) -> Any:
         [held] = jaxprs_in(params)
         plain = jax.jit(lambda *args: jax.core.eval_jaxpr(held, (), *args))
         return equations_for(plain, equation.invars, equation.outvars, equation)
+    if _draws_alone(equation):
+        draw = functools.partial(primitive.bind, **params)
+        each = jax.custom_batching.sequential_vmap(draw)
+        return equations_for(each, equation.invars, equation.outvars, equation)
     return equation
+
+
+_THREEFRY = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype.name
+"""The dtype of keys whose numbers come of arithmetic, which is vectorised."""
+
+_DRAWS = frozenset(
+    [p.random_bits_p, p.random_fold_in_p, p.random_gamma_p, p.random_split_p]
+)
+
+
+def _draws_alone(equation: Equation) -> bool:
+    """Whether what JAX draws for several keys at once is not what each key draws.
+
+    That is so for keys of XLA's generators, such as "rbg": under `jax.vmap`, the first
+    element's key draws for all of them.
+    """
+    if equation.primitive is p.rng_bit_generator_p:
+        return True
+    if equation.primitive not in _DRAWS:
+        return False
+    return bool(aval_of(equation.invars[0]).dtype.name != _THREEFRY)

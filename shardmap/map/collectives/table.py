@@ -12,7 +12,11 @@ from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
 from shardmap.map.collectives import rules
 from shardmap.map.collectives.rules import REDUCTIONS, Reduction, Rule
+<<<<<<< HEAD
 from shardmap.units import shown
+=======
+from shardmap.map.primitives.first_element import first_element_p
+>>>>>>> 8f021ecc (Half precision is rounded once, gradients of shared results are exact, keys draw alone, extremes keep NaN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +55,17 @@ def _reduction(name: str, combiner: str, **options: Any) -> Collective:
     )
 
 
-def _is_real(aval: Aval, platform: str) -> bool:
-    return not jnp.issubdtype(aval.dtype, jnp.complexfloating)
+def _is_comparable(aval: Aval, platform: str) -> bool:
+    # XLA compares no complex numbers between devices, and loses NaN on CPU.
+    kind = jnp.inexact if platform == "cpu" else jnp.complexfloating
+    return not jnp.issubdtype(aval.dtype, kind)
 
 
 COLLECTIVES: dict[Primitive, Collective] = {
     p.psum_p: _reduction("psum", "add"),
     PSUM_INVARIANT: _reduction("psum", "add"),
-    p.pmax_p: _reduction("pmax", "max", lowers_per_device=_is_real),
-    p.pmin_p: _reduction("pmin", "min", lowers_per_device=_is_real),
+    p.pmax_p: _reduction("pmax", "max", lowers_per_device=_is_comparable),
+    p.pmin_p: _reduction("pmin", "min", lowers_per_device=_is_comparable),
     REDUCE_SCATTER: Collective(
         "psum_scatter",
         "reduce-scatter",
@@ -96,6 +102,9 @@ COLLECTIVES: dict[Primitive, Collective] = {
         lowers_per_device=lambda aval, platform: platform != "cpu",
     ),
     p.axis_index_p: Collective("axis_index", None, rules.axis_index_rule),
+    first_element_p: Collective(
+        "first_element", None, rules.first_element_rule, is_elementwise=True
+    ),
 }
 
 

@@ -24,7 +24,12 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import uses_axis
+<<<<<<< HEAD
 from shardmap.map.primitives.map_primitive import MapPrimitive
+=======
+from shardmap.map.primitives.first_element import on_first_element
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+>>>>>>> 8f021ecc (Half precision is rounded once, gradients of shared results are exact, keys draw alone, extremes keep NaN)
 from shardmap.map.primitives.tap import without_taps_in_loops
 from shardmap.map.tracing import (
     Batch,
@@ -267,10 +272,9 @@ def _transpose(
             results = jax.core.eval_jaxpr(jaxpr, (), *merged)
             return list(compress(results, nonzero))
 
-        # An unmapped result is a copy in each element. Each gets an equal share of the
-        # cotangent.
+        # An unmapped result is that of the first element.
         cotangents = [
-            ct / axis_size if axis is None and not as_one else ct
+            on_first_element(ct, axis_name) if axis is None and not as_one else ct
             for ct, axis in zip(
                 args[len(residual_avals) :], cotangent_axes, strict=True
             )
@@ -284,7 +288,7 @@ def _transpose(
     transpose = _by_derivative if _has_references(jaxpr) else _by_transposition
     avals = [*residual_avals, *cotangent_avals]
     if {*in_axes, *out_axes} == {None}:
-        # Nothing differs along the axis, so there is nothing to divide and sum.
+        # Nothing differs along the axis, so there is nothing to sum.
         as_one = functools.partial(transposed, as_one=True)
         body = trace_body(as_one, avals, axis_name, axis_size)
         if not uses_axis(body.jaxpr, axis_name):

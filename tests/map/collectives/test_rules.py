@@ -94,6 +94,30 @@ def test_over_given_devices(name, devices):
     assert result.sharding.device_set == set(jax.devices()[-devices:][:used])
 
 
+@both_lowerings
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_extremes_keep_nan(spmap, dtype):
+    for size in (8, 13):
+        groups = [[*range(size // 2)], [*range(size // 2, size)]]
+
+        def body(x, groups=groups):
+            several = dict.fromkeys(["all", "groups"])
+            several["all"] = lax.pmax(x, "i"), lax.pmin(x, "i")
+            if dtype != "complex64":
+                several["groups"] = lax.pmax(x, "i", axis_index_groups=groups)
+            return several
+
+        x = jnp.arange(2.0 * size).reshape(size, 2).at[1, 0].set(np.nan).astype(dtype)
+        results = spmap(body, "i")(x)
+        for result, number in zip(results["all"], (2 * size - 1, 1), strict=True):
+            assert jnp.isnan(result[:, 0]).all()
+            np.testing.assert_array_equal(result[:, 1], number)
+        if dtype != "complex64":
+            half = size // 2
+            assert jnp.isnan(results["groups"][:half, 0]).all()
+            assert (results["groups"][half:, 0] == 2 * size - 2).all()
+
+
 @pytest.mark.few(1)
 @both_lowerings
 def test_dtypes(spmap):

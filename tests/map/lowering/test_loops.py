@@ -49,6 +49,40 @@ def test_batch_size(name, size, batch_size):
     assert_close(result, expected)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_long_axes_is_rounded_once(dtype):
+    size, ones, one = 5003, jnp.ones(5003, dtype), jnp.ones((), dtype)
+    groups = [[*range(9)], [*range(9, size)]]
+
+    def sums(x, w):
+        return lax.psum(x * w, "i"), lax.pmean(x, "i")
+
+    def in_groups(x):
+        return lax.psum(x, "i", axis_index_groups=groups)
+
+    for batch_size in (None, 1, 700):
+        mapped = sm.spmap(
+            sums, "i", in_axes=(0, None), out_axes=None, batch_size=batch_size
+        )
+        assert_rounded(mapped(ones, one), (5003, 1))
+        slopes = jax.grad(lambda w, f=mapped: f(ones, w)[0].astype(np.float32))(one)
+        assert_rounded(slopes, 5003)
+        means = jax.grad(lambda x, f=mapped: f(x, one)[1].astype(np.float32))(ones)
+        assert_rounded(means[0] * 5003, 1)
+    results = sm.spmap(in_groups, "i")(ones)
+    assert_rounded((results[0], results[9]), (9, 4994))
+
+
+def assert_rounded(values, expected):
+    jax.tree.map(
+        lambda value, number: np.testing.assert_allclose(
+            np.asarray(value, np.float32), number, rtol=2**-7
+        ),
+        values,
+        expected,
+    )
+
+
 def test_batch_size_under_grad():
     weights, x = array(3, 2) / 40, array(41, 3) / 40
 
