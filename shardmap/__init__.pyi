@@ -36,10 +36,10 @@ from shardmap.plan.plan import plan as plan
 from shardmap.plan.run.failures import ShardError as ShardError
 from shardmap.plan.run.shards import Shard as Shard
 from shardmap.sharding.compile_only import devices as devices
-from shardmap.sharding.conversions import pmap_sharding as pmap_sharding
 from shardmap.sharding.mesh import Mesh as Mesh
 from shardmap.sharding.mesh import local_mesh as local_mesh
 from shardmap.sharding.mesh import make_mesh as make_mesh
+from shardmap.sharding.mesh import pmap_sharding as pmap_sharding
 from shardmap.sharding.mesh import submesh as submesh
 from shardmap.sharding.spec import Chunked as Chunked
 from shardmap.sharding.spec import NoSharding as NoSharding

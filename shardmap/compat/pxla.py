@@ -12,8 +12,7 @@ from shardmap._jax.types import Aval, PyTree, Value
 from shardmap.arrays.array_likes import register_shard_handler, takes
 from shardmap.arrays.stacking import device_put_replicated
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.sharding.conversions import pmap_sharding
-from shardmap.sharding.mesh import too_few_devices
+from shardmap.sharding.mesh import pmap_sharding, too_few_devices
 from shardmap.sharding.spec import (
     AvalDimSharding,
     Chunked,

@@ -1,10 +1,9 @@
-"""Conversions of specs: `NamedSharding`, `HloSharding`, protos, Shardy.
+"""The layouts of JAX's and XLA's shardings: `NamedSharding`, `HloSharding`, protos.
 
 A `Layout` has the shape of a mesh of devices, and for each dimension of the array the
-mesh dimensions that shard it, major to minor. Functions to a sharding read it from a
-`ShardingSpec`; functions from a sharding return it.
+mesh dimensions that shard it, major to minor.
 
-A `NamedSharding` and Shardy name mesh dimensions. XLA has a *tile assignment* instead:
+A `NamedSharding` names mesh dimensions. XLA has a *tile assignment* instead:
 an array of device numbers with one dimension for each array dimension, and a last one
 for copies. It is a transposition: number the devices row-major over the mesh (an iota),
 transpose the mesh dimensions into the order of the array's dimensions, copies last, and
@@ -19,21 +18,16 @@ number of each device is the sum of such steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Value
-from shardmap.sharding.default_devices import local_devices
-from shardmap.sharding.mesh import check_devices, too_few_devices
-from shardmap.units import integer_of, shown
-
-if TYPE_CHECKING:
-    from shardmap.sharding.spec import ShardingSpec
+from shardmap.units import shown
 
 Layout: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
 """`ShardingSpec.mesh_shape` and `ShardingSpec.dim_shardings`."""
@@ -64,62 +58,6 @@ def axes_in(entry: Any) -> tuple[Any, ...]:
     if entry is None:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
-
-
-def named_sharding(
-    spec: ShardingSpec,
-    devices: Sequence[jax.Device] | np.ndarray,
-    axis_names: Sequence[str] | None,
-) -> NamedSharding:
-    """See `ShardingSpec.named_sharding`."""
-    spec._check_stacked("NamedSharding")
-    flat = np.asarray(devices, dtype=object).reshape(-1)
-    needed = math.prod(spec.mesh_shape)
-    if flat.size != needed:
-        raise ValueError(
-            f"{spec!r} needs {needed} devices (a mesh of shape {spec.mesh_shape}), got "
-            f"{flat.size}.{too_few_devices(needed)}"
-        )
-    check_devices("named_sharding", flat)
-    names = _axis_names(spec, axis_names)
-    cuts = {
-        dimension: [names[d] for d in cut_by]
-        for dimension, cut_by in enumerate(spec.dim_shardings)
-    }
-    mesh = Mesh(flat.reshape(spec.mesh_shape), names)
-    return NamedSharding(mesh, cut_spec(cuts))
-
-
-def sdy(spec: ShardingSpec, axis_names: Sequence[str] | None) -> str:
-    """See `ShardingSpec.sdy`."""
-    spec._check_stacked("Shardy text")
-    names = _axis_names(spec, axis_names)
-    # A mesh without dimensions is called so when JAX lowers it.
-    mesh = "@mesh" if names else "@empty_mesh"
-    sizes = ", ".join(
-        f'"{name}"={size}' for name, size in zip(names, spec.mesh_shape, strict=True)
-    )
-    cuts = ", ".join(
-        "{" + ", ".join(f'"{names[d]}"' for d in dimensions) + "}"
-        for dimensions in spec.dim_shardings
-    )
-    return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{cuts}]>"
-
-
-def _axis_names(
-    spec: ShardingSpec, axis_names: Sequence[str] | None
-) -> tuple[str, ...]:
-    """A name per mesh dimension: the names given, or "axis0", "axis1", ..."""
-    count = len(spec.mesh_shape)
-    if axis_names is None:
-        return tuple(f"axis{dimension}" for dimension in range(count))
-    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-    if len(names) != count or len(set(names)) != count:
-        raise ValueError(
-            f"axis_names must be {count} different names, one per mesh dimension of "
-            f"{spec!r}, got {len(names)}: {names}"
-        )
-    return names
 
 
 def from_named_sharding(sharding: NamedSharding, ndim: int) -> Layout:
@@ -196,77 +134,7 @@ def from_sharding(sharding: Sharding, shape: Sequence[int]) -> Layout:
     return _layout_of_tiles(tile_counts, tiles)
 
 
-def pmap_sharding(
-    shape: Sequence[int],
-    sharded_dim: int | None = 0,
-    devices: Sequence[jax.Device] | np.ndarray | None = None,
-) -> NamedSharding:
-    """Returns the sharding of a mapped axis: one index of a dimension on each device.
-
-    Replaces `jax.sharding.PmapSharding.default`. The result is a `NamedSharding`, which
-    shards the dimension into parts of length 1.
-
-    Args:
-      shape: the shape of the array.
-      sharded_dim: the dimension to shard; negative counts from the end. None: every
-        device holds the whole array.
-      devices: one device for each index of the dimension. Default: the first of
-        `jax.local_devices()`; all of them with `sharded_dim=None`.
-
-    Raises:
-      ValueError: `sharded_dim` is out of range, or the number of devices is not the
-        size of the dimension.
-
-    >>> pmap_sharding((1, 5)).shard_shape((1, 5))
-    (1, 5)
-    """
-    if not isinstance(shape, Iterable):
-        raise TypeError(
-            f"pmap_sharding shape must be a tuple of ints, such as (8,), but got "
-            f"{shown(shape)}"
-        )
-    shape = tuple(shape)
-    names: list[str | None] = [None] * len(shape)
-    size = None
-    if sharded_dim is not None:
-        if not -len(shape) <= sharded_dim < len(shape):
-            raise ValueError(
-                f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
-                f"{len(shape)} dimensions"
-            )
-        what = f"dimension {sharded_dim} of shape {shown(shape)}"
-        size = integer_of(what, shape[sharded_dim], least=1)
-        names[sharded_dim] = "axis0"
-    if devices is None:
-        devices = local_devices()[:size]
-    used = check_devices("pmap_sharding", np.asarray(devices, dtype=object).flat)
-    if size is not None and len(used) != size:
-        raise ValueError(
-            f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
-            f"device per index, got {len(used)} devices. Cut it into longer shards "
-            "with a ShardingSpec and Chunked, or pass as many devices."
-            f"{too_few_devices(size)}"
-        )
-    return NamedSharding(Mesh(np.array(used), "axis0"), PartitionSpec(*names))
-
-
 # Tiles
-
-
-def hlo_sharding(spec: ShardingSpec) -> HloSharding:
-    """See `ShardingSpec.hlo_sharding`."""
-    spec._check_stacked("proto")
-    tiles = math.prod(spec.tile_counts)
-    if tiles == 1:
-        return HloSharding.replicate()
-    copies = math.prod(spec.mesh_shape) // tiles
-    last_tile_dims = [OpSharding.Type.REPLICATED] if copies > 1 else []
-    return HloSharding.iota_tile(
-        (*spec.tile_counts, copies) if copies > 1 else spec.tile_counts,
-        reshape_dims=spec.mesh_shape,
-        transpose_perm=spec.tile_order,
-        subgroup_types=last_tile_dims,
-    )
 
 
 def from_proto(

@@ -10,7 +10,7 @@ from typing import TypeGuard, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.sharding.default_devices import local_devices
 from shardmap.units import integer_of, shown
@@ -295,3 +295,57 @@ def local_mesh(mesh: Mesh) -> Mesh:
             f"{mesh.devices.shape}: the smallest box around them has {box} devices. "
             "Order the mesh so that each process has a range along every axis"
         ) from None
+
+
+def pmap_sharding(
+    shape: Sequence[int],
+    sharded_dim: int | None = 0,
+    devices: Sequence[jax.Device] | np.ndarray | None = None,
+) -> NamedSharding:
+    """Returns the sharding of a mapped axis: one index of a dimension on each device.
+
+    Replaces `jax.sharding.PmapSharding.default`. The result is a `NamedSharding`, which
+    shards the dimension into parts of length 1.
+
+    Args:
+      shape: the shape of the array.
+      sharded_dim: the dimension to shard; negative counts from the end. None: every
+        device holds the whole array.
+      devices: one device for each index of the dimension. Default: the first of
+        `jax.local_devices()`; all of them with `sharded_dim=None`.
+
+    Raises:
+      ValueError: `sharded_dim` is out of range, or the number of devices is not the
+        size of the dimension.
+
+    >>> pmap_sharding((1, 5)).shard_shape((1, 5))
+    (1, 5)
+    """
+    if not isinstance(shape, Iterable):
+        raise TypeError(
+            f"pmap_sharding shape must be a tuple of ints, such as (8,), but got "
+            f"{shown(shape)}"
+        )
+    shape = tuple(shape)
+    names: list[str | None] = [None] * len(shape)
+    size = None
+    if sharded_dim is not None:
+        if not -len(shape) <= sharded_dim < len(shape):
+            raise ValueError(
+                f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
+                f"{len(shape)} dimensions"
+            )
+        what = f"dimension {sharded_dim} of shape {shown(shape)}"
+        size = integer_of(what, shape[sharded_dim], least=1)
+        names[sharded_dim] = "axis0"
+    if devices is None:
+        devices = local_devices()[:size]
+    used = check_devices("pmap_sharding", np.asarray(devices, dtype=object).flat)
+    if size is not None and len(used) != size:
+        raise ValueError(
+            f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
+            f"device per index, got {len(used)} devices. Cut it into longer shards "
+            "with a ShardingSpec and Chunked, or pass as many devices."
+            f"{too_few_devices(size)}"
+        )
+    return NamedSharding(Mesh(np.array(used), "axis0"), PartitionSpec(*names))

@@ -31,8 +31,7 @@ transposition of the mesh: its dimensions in the order of the array's, copies la
 Indices and protos follow from it.
 
 The names and the fields are those of `ShardingSpec` in JAX 0.2.6 to 0.9. The model is
-Python and NumPy; conversions.py converts specs to and from the shardings of JAX and
-XLA.
+Python and NumPy; conversions.py reads layouts from the shardings of JAX and XLA.
 """
 
 from __future__ import annotations
@@ -46,11 +45,13 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Aval, Value
 from shardmap.sharding import conversions
+from shardmap.sharding.conversions import cut_spec
+from shardmap.sharding.mesh import check_devices, too_few_devices
 from shardmap.units import integer_of, shown
 
 Index: TypeAlias = tuple[int | slice, ...]
@@ -524,7 +525,7 @@ class ShardingSpec:
         proto.replicate_on_last_tile_dim = devices.ndim > len(self.sharding)
         return proto
 
-    # To and from JAX's and XLA's shardings: see conversions.py.
+    # To and from JAX's and XLA's shardings
 
     def hlo_sharding(self) -> HloSharding:
         """Returns the equivalent `HloSharding` of XLA.
@@ -536,7 +537,18 @@ class ShardingSpec:
         >>> spec.hlo_sharding()
         {devices=[4,1,2]<=[8] last_tile_dim_replicate}
         """
-        return conversions.hlo_sharding(self)
+        self._check_stacked("proto")
+        tiles = math.prod(self.tile_counts)
+        if tiles == 1:
+            return HloSharding.replicate()
+        copies = math.prod(self.mesh_shape) // tiles
+        last_tile_dims = [OpSharding.Type.REPLICATED] if copies > 1 else []
+        return HloSharding.iota_tile(
+            (*self.tile_counts, copies) if copies > 1 else self.tile_counts,
+            reshape_dims=self.mesh_shape,
+            transpose_perm=self.tile_order,
+            subgroup_types=last_tile_dims,
+        )
 
     def sdy(self, axis_names: Sequence[str] | None = None) -> str:
         """Returns the layout as Shardy text: the mesh in one line, the sharding in the
@@ -553,7 +565,19 @@ class ShardingSpec:
         sdy.mesh @mesh = <["x"=4]>
         #sdy.sharding<@mesh, [{"x"}, {}]>
         """
-        return conversions.sdy(self, axis_names)
+        self._check_stacked("Shardy text")
+        names = self._axis_names(axis_names)
+        # A mesh without dimensions is called so when JAX lowers it.
+        mesh = "@mesh" if names else "@empty_mesh"
+        sizes = ", ".join(
+            f'"{name}"={size}'
+            for name, size in zip(names, self.mesh_shape, strict=True)
+        )
+        cuts = ", ".join(
+            "{" + ", ".join(f'"{names[d]}"' for d in dimensions) + "}"
+            for dimensions in self.dim_shardings
+        )
+        return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{cuts}]>"
 
     def named_sharding(
         self,
@@ -575,7 +599,35 @@ class ShardingSpec:
         >>> tuple(spec.named_sharding(jax.devices()[:1], ["x"]).spec)
         (None, 'x')
         """
-        return conversions.named_sharding(self, devices, axis_names)
+        self._check_stacked("NamedSharding")
+        flat = np.asarray(devices, dtype=object).reshape(-1)
+        needed = math.prod(self.mesh_shape)
+        if flat.size != needed:
+            raise ValueError(
+                f"{self!r} needs {needed} devices (a mesh of shape {self.mesh_shape}), "
+                f"got {flat.size}.{too_few_devices(needed)}"
+            )
+        check_devices("named_sharding", flat)
+        names = self._axis_names(axis_names)
+        cuts = {
+            dimension: [names[d] for d in cut_by]
+            for dimension, cut_by in enumerate(self.dim_shardings)
+        }
+        mesh = Mesh(flat.reshape(self.mesh_shape), names)
+        return NamedSharding(mesh, cut_spec(cuts))
+
+    def _axis_names(self, axis_names: Sequence[str] | None) -> tuple[str, ...]:
+        """A name per mesh dimension: the names given, or "axis0", "axis1", ..."""
+        count = len(self.mesh_shape)
+        if axis_names is None:
+            return tuple(f"axis{dimension}" for dimension in range(count))
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        if len(names) != count or len(set(names)) != count:
+            raise ValueError(
+                f"axis_names must be {count} different names, one per mesh dimension "
+                f"of {self!r}, got {len(names)}: {names}"
+            )
+        return names
 
     @classmethod
     def _on_mesh(

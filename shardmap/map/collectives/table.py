@@ -12,11 +12,8 @@ from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
 from shardmap.map.collectives import rules
 from shardmap.map.collectives.rules import REDUCTIONS, Reduction, Rule
-<<<<<<< HEAD
-from shardmap.units import shown
-=======
 from shardmap.map.primitives.first_element import first_element_p
->>>>>>> 8f021ecc (Half precision is rounded once, gradients of shared results are exact, keys draw alone, extremes keep NaN)
+from shardmap.units import shown
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,33 +83,30 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
         differing = _variables(equation.invars) & differ
         if found or differing or has_effect(equation):
             differ.update(equation.outvars)
-<<<<<<< HEAD
-        if is_direct and _is_sum(equation) and not _variables(equation.invars) & differ:
-            per_element += _sum_of_shared(equation, axis)
-            differ -= {*equation.outvars}
-        elif _variables(equation.invars) & made_in_epilogue:
-=======
         if is_direct and _is_sum(equation) and not differing:
-            early += _sum_of_shared(equation, axis, axis.size)
+            per_element += _sum_of_shared(equation, axis, axis.size)
             differ -= {*equation.outvars}
         elif is_direct and _is_sum(equation) and differing <= on_first.keys():
             there = equation.replace(invars=_replaced(equation.invars, on_first))
-            early += _sum_of_shared(there, axis, 1)
+            per_element += _sum_of_shared(there, axis, 1)
             differ -= {*equation.outvars}
         elif is_direct and equation.primitive is first_element_p and not differing:
             index = jex_core.Var(jax.core.ShapedArray((), np.dtype(np.int32)))
             indices.append(index)
             [operand], outvars = equation.invars, equation.outvars
-            early += equations_for(first_of, [operand, index], outvars, equation)
+            per_element += equations_for(first_of, [operand, index], outvars, equation)
             on_first[outvars[0]] = operand
-        elif differing and differing <= on_first.keys() and not found:
+        elif (
+            differing
+            and differing <= on_first.keys()
+            and not (found or has_effect(equation))
+        ):
             # All that a gradient computes of its cotangents is linear in them.
             invars = _replaced(equation.invars, on_first)
             outvars = [jex_core.Var(aval_of(var)) for var in equation.outvars]
-            early += [equation, equation.replace(invars=invars, outvars=outvars)]
+            per_element += [equation, equation.replace(invars=invars, outvars=outvars)]
             on_first.update(zip(equation.outvars, outvars, strict=True))
-        elif _variables(equation.invars) & made_late:
->>>>>>> 8f021ecc (Half precision is rounded once, gradients of shared results are exact, keys draw alone, extremes keep NaN)
+        elif _variables(equation.invars) & made_in_epilogue:
             if found or has_effect(equation):
                 refuse_collective(reductions[-1], "in the middle of")
             epilogue.append(equation)

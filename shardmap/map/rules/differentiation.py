@@ -24,12 +24,8 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import uses_axis
-<<<<<<< HEAD
-from shardmap.map.primitives.map_primitive import MapPrimitive
-=======
 from shardmap.map.primitives.first_element import on_first_element
-from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
->>>>>>> 8f021ecc (Half precision is rounded once, gradients of shared results are exact, keys draw alone, extremes keep NaN)
+from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.map.primitives.tap import without_taps_in_loops
 from shardmap.map.tracing import (
     Batch,
