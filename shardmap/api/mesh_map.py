@@ -5,10 +5,11 @@ that it uses, and then bound to `jax.shard_map`. With ``lowering="spmd"`` it is 
 one `spmap` for each mesh axis, over arrays that have the mesh axes as dimensions.
 """
 
+import collections
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, overload
 
 import jax
@@ -20,6 +21,7 @@ from shardmap._jax.effects import axes_used
 from shardmap._jax.types import (
     AnyMesh,
     Aval,
+    ClosedJaxpr,
     Jaxpr,
     PyTree,
     TreeDef,
@@ -28,7 +30,7 @@ from shardmap._jax.types import (
     with_shape,
     without_sharding,
 )
-from shardmap.api import options
+from shardmap.api import caches, options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
 from shardmap.api.options import Lowering
@@ -41,7 +43,7 @@ from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, mesh_devices, with_manual_axes
-from shardmap.units import decorator_with_options, is_integer, shown
+from shardmap.units import check_bool, decorator_with_options, is_integer, shown
 
 Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
@@ -114,6 +116,7 @@ class MeshMapOptions(NamedTuple):
     static_argnums: tuple[int, ...]
     donate_argnums: tuple[int, ...]
     lowering: Lowering
+    check_vma: bool = False
 
 
 # The two lowerings
@@ -221,13 +224,13 @@ class MeshPrograms(Programs):
             with_shape(aval, _scaled(mesh, operator.floordiv, aval.shape, axes))
             for aval, axes in zip(avals, in_axes, strict=True)
         ]
-        jaxpr, out_tree = self._traced(function, blocks, names)
+        if self.options.check_vma:
+            return self._checked_by_jax(arguments, function, avals, in_axes, names)
+        closed, out_tree, names = self._traced(function, blocks, names)
+        jaxpr = tracing.without_constants(closed)
         if not around:
             self._check_vmaps(jaxpr)
         out_axes = self.broadcast_out("out_axes", self.options.out_axes, out_tree)
-        # Inner maps may use mesh axes that no array is cut along here.
-        inside = axes_used_inside(jaxpr) - self._named_axes
-        names = [name for name in names if name not in inside]
         out_blocks = [without_sharding(aval_of(var)) for var in jaxpr.outvars]
         _check_ranks(out_axes, out_blocks, out_tree)
         self._check_results(jaxpr, out_tree, in_axes, out_axes, names)
@@ -236,12 +239,11 @@ class MeshPrograms(Programs):
             for aval, axes in zip(out_blocks, out_axes, strict=True)
         ]
 
-        def shardings() -> MapShardings:
-            sharding = functools.partial(placement.array_sharding, mesh)
-            return MapShardings(
-                tuple(map(sharding, map(_partition_spec, in_axes), avals)),
-                tuple(map(sharding, map(_partition_spec, out_axes), out_avals)),
-            )
+        def jaxpr_of(*leaves: Value) -> ClosedJaxpr:
+            # `spmap` binds other types than `jax.shard_map`.
+            if self.options.lowering == "manual":
+                return closed
+            return jax.make_jaxpr(function)(*leaves)
 
         return Call(
             arguments,
@@ -250,9 +252,74 @@ class MeshPrograms(Programs):
             out_avals,
             mesh,
             jaxpr,
-            self._binder(function, _Blocks(mesh, names, in_axes, out_axes)),
-            shardings,
+            self._binder(jaxpr_of, _Blocks(mesh, names, in_axes, out_axes)),
+            functools.partial(_shardings, mesh, in_axes, avals, out_axes, out_avals),
         )
+
+    def _checked_by_jax(
+        self,
+        arguments: Arguments,
+        function: FlatFunction,
+        avals: Sequence[Aval],
+        in_axes: Sequence[Axes],
+        names: Sequence[str],
+    ) -> Call:
+        """The call as `jax.shard_map` with ``check_vma=True`` has it."""
+        mapped = self._shard_mapped(function, in_axes, names)
+        with tracing.explained_axis_names(*names):
+            traced: Any = jax.make_jaxpr(mapped, return_shape=True)(
+                *map(without_sharding, avals)
+            )
+        closed, out = traced
+        out_tree = jax.tree.structure(out)
+        out_axes = self.broadcast_out("out_axes", self.options.out_axes, out_tree)
+
+        def bind(leaves: Sequence[Value]) -> list[Any]:
+            operands = map(explicit_sharding.drop_sharding, leaves)
+            return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands))
+
+        out_avals = list(map(without_sharding, closed.out_avals))
+        return Call(
+            arguments,
+            avals,
+            out_tree,
+            out_avals,
+            self.options.mesh,
+            closed.jaxpr,
+            bind,
+            functools.partial(
+                _shardings, self.options.mesh, in_axes, avals, out_axes, out_avals
+            ),
+        )
+
+    def _shard_mapped(
+        self, function: FlatFunction, in_axes: Sequence[Axes], names: Sequence[str]
+    ) -> Callable[..., PyTree]:
+        """`jax.shard_map` that checks; JAX finds its trace again by this object."""
+        is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
+        key = function, tuple(names), is_inside
+        if (mapped := self._checked.get(key)) is not None:
+            return mapped
+
+        def run(*leaves: Value) -> PyTree:
+            result = function(*leaves)
+            return jax.tree.unflatten(result.tree, result.leaves)
+
+        run.__name__ = self.name  # For JAX's errors.
+        out_axes = self.options.out_axes
+        mapped = jax.shard_map(
+            run,
+            mesh=None if is_inside else self.options.mesh,
+            in_specs=tuple(map(_partition_spec, in_axes)),
+            out_specs=jax.tree.map(_partition_spec, out_axes, is_leaf=_is_axes),
+            axis_names=set(names),
+            check_vma=True,
+        )
+        return caches.keep(self._checked, key, mapped)
+
+    @functools.cached_property
+    def _checked(self) -> collections.OrderedDict[Hashable, Callable[..., PyTree]]:
+        return collections.OrderedDict()
 
     def _axes_around(self) -> set[str]:
         """The mesh axes that a map or `jax.shard_map` around is over.
@@ -291,24 +358,46 @@ class MeshPrograms(Programs):
 
     def _traced(
         self, function: FlatFunction, blocks: Sequence[Aval], names: Sequence[str]
-    ) -> tuple[Jaxpr, TreeDef]:
+    ) -> tuple[ClosedJaxpr, TreeDef, Sequence[str]]:
         """Traces the function of a block, with these mesh axes bound.
 
         Returns:
-          The jaxpr, whose first inputs are the constants that the function closes over;
-          and the structure of the result.
+          The jaxpr; the structure of the result; and the mesh axes that the map is
+          over: all but those that maps inside use, along which no array is cut here.
         """
+        named = [name for name in names if name in self._named_axes]
+        is_spmd = self.options.lowering == "spmd"
+        try:
+            closed, out_tree = self._traced_over(function, blocks, names, names)
+        except Exception:
+            # A map inside may be over axes that no array is cut along here.
+            if is_spmd or named == names:
+                raise
+            closed, out_tree = self._traced_over(function, blocks, names, named)
+        inside = axes_used_inside(closed.jaxpr) - self._named_axes
+        if not inside:
+            return closed, out_tree, names
+        rest = [name for name in names if name not in inside]
+        if not is_spmd:
+            closed, out_tree = self._traced_over(function, blocks, names, rest)
+        return closed, out_tree, rest
+
+    def _traced_over(
+        self,
+        function: FlatFunction,
+        blocks: Sequence[Aval],
+        names: Sequence[str],
+        manual: Sequence[str],
+    ) -> tuple[ClosedJaxpr, TreeDef]:
+        """Traces the function with mesh axes bound, some of which are Manual."""
         bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in names}
-        there, named = jax.sharding.get_abstract_mesh(), self._named_axes
-        manual: Sequence[str] = ()
+        there = jax.sharding.get_abstract_mesh()
         if self.options.lowering == "spmd":
-            bound |= {tracing.MeshAxisMarker(name): 1 for name in named}
-        else:
-            # Inner maps may use the other mesh axes.
-            manual = [name for name in names if name in named] or names
+            bound |= {tracing.MeshAxisMarker(name): 1 for name in self._named_axes}
+            manual = ()
         mesh: Any = there if there.manual_axes else self.options.mesh.abstract_mesh
         mesh = with_manual_axes(mesh, {*manual, *there.manual_axes})
-        # With the types of `jax.shard_map`, which then finds this trace.
+        # With the types of `jax.shard_map`.
         typed = [
             without_sharding(aval).update(
                 sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
@@ -323,13 +412,20 @@ class MeshPrograms(Programs):
             traced: Any = jax.make_jaxpr(function, return_shape=True)(*typed)
         closed, out = traced
         tracing.check_constants(closed.consts)
-        return tracing.without_constants(closed), out.tree
+        return closed, out.tree
 
-    def _binder(self, function: FlatFunction, blocks: _Blocks) -> Callable[..., Any]:
-        """A function of leaves that adds the map to what is being traced."""
+    def _binder(
+        self, jaxpr_of: Callable[..., ClosedJaxpr], blocks: _Blocks
+    ) -> Callable[..., Any]:
+        """A function of leaves that adds the map to what is being traced.
+
+        Args:
+          jaxpr_of: gives the jaxpr of the function of these blocks.
+          blocks: how arrays are cut into them.
+        """
 
         def run(*leaves: Value) -> list[Any]:
-            closed = jax.make_jaxpr(function)(*leaves)
+            closed = jaxpr_of(*leaves)
             jaxpr = in_mesh_order(tile_collectives(closed.jaxpr), blocks.mesh)
             return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves))
 
@@ -438,6 +534,20 @@ class MeshPrograms(Programs):
                 )
 
 
+def _shardings(
+    mesh: AnyMesh,
+    in_axes: Sequence[Axes],
+    in_avals: Sequence[Aval],
+    out_axes: Sequence[Axes],
+    out_avals: Sequence[Aval],
+) -> MapShardings:
+    sharding = functools.partial(placement.array_sharding, mesh)
+    return MapShardings(
+        tuple(map(sharding, map(_partition_spec, in_axes), in_avals)),
+        tuple(map(sharding, map(_partition_spec, out_axes), out_avals)),
+    )
+
+
 def _check_ranks(
     out_axes: Sequence[Axes], blocks: Sequence[Aval], out_tree: TreeDef
 ) -> None:
@@ -474,6 +584,7 @@ def mesh_map(
     out_axes: PyTree,
     *,
     lowering: Lowering = "manual",
+    check_vma: bool = False,
     donate_argnums: int | Iterable[int] = (),
     static_argnums: int | Iterable[int] = (),
 ) -> MeshMappedFunction[P, R]: ...
@@ -487,6 +598,7 @@ def mesh_map(
     in_axes: PyTree,
     out_axes: PyTree,
     lowering: Lowering = "manual",
+    check_vma: bool = False,
     donate_argnums: int | Iterable[int] = (),
     static_argnums: int | Iterable[int] = (),
 ) -> Decorator: ...
@@ -500,6 +612,7 @@ def mesh_map(
     out_axes: PyTree = None,
     *,
     lowering: Lowering = "manual",
+    check_vma: bool = False,
     donate_argnums: int | Iterable[int] = (),
     static_argnums: int | Iterable[int] = (),
 ) -> Any:
@@ -511,7 +624,10 @@ def mesh_map(
     major to minor in the order of the dict. Along other mesh axes, all devices have the
     same block. Collectives use the mesh axis names.
 
-    This is `jax.shard_map` with the dicts of xmap in place of PartitionSpecs.
+    This is `jax.shard_map` with the dicts of xmap in place of PartitionSpecs, and with
+    ``check_vma=False``, which is what `spmap` and `jax.pmap` compute: `jax.grad` inside
+    ``fun`` counts a `jax.lax.psum` once for each device. With ``check_vma=True`` it
+    counts it once.
 
     Args:
       fun: the function of one block. Arguments and results are pytrees of blocks. If
@@ -522,6 +638,9 @@ def mesh_map(
         Keyword arguments are whole too. An entry for a static argument is optional.
       out_axes: the same for the result.
       lowering: as for `spmap`. Default ``"manual"``.
+      check_vma: as for `jax.shard_map`, which tracks along which mesh axes values vary,
+        and checks results by that. Maps inside, and ``lowering="spmd"``, need False.
+        Default: False.
       donate_argnums: as for `spmap`.
       static_argnums: positions of arguments that are compile-time constants, as for
         `spmap`.
@@ -561,6 +680,12 @@ def mesh_map(
     out_axes = _checked_axes("out_axes", out_axes, mesh)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
+    check_bool("mesh_map check_vma", check_vma)
+    if check_vma and lowering == "spmd":
+        raise ValueError(
+            "mesh_map check_vma=True is for lowering='manual': with 'spmd' there is no "
+            "jax.shard_map. Leave one of them out."
+        )
     given_static = "static_argnums", static_argnums
     static, donated = options.positions("mesh_map", fun, given_static, donate_argnums)
     return MeshMappedFunction(
@@ -572,5 +697,6 @@ def mesh_map(
             static_argnums=static,
             donate_argnums=donated,
             lowering=options.lowering(lowering, None, "mesh_map"),
+            check_vma=bool(check_vma),
         ),
     )

@@ -279,6 +279,56 @@ def test_it_is_a_shard_map():
     assert equation.params["in_specs"] == (PartitionSpec(("y", "x")),)
 
 
+def test_what_check_vma_is_passed_on_for():
+    mesh = sm.make_mesh({"x": 4, "y": 2})
+    x = np.arange(8, dtype=np.float32)
+
+    def slope(b):
+        return jax.grad(lambda b: lax.psum(b**2, "x").sum())(b)
+
+    def body(b):
+        return {"sum": lax.psum(b, "x"), "slope": slope(b)}
+
+    out_axes = {"sum": {}, "slope": {"x": 0}}
+    for check_vma, slopes in ((False, 8 * x), (True, 2 * x)):
+        mapped = sm.mesh_map(body, mesh, {"x": 0}, out_axes, check_vma=check_vma)
+        expected = jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=PartitionSpec("x"),
+            out_specs={"sum": PartitionSpec(), "slope": PartitionSpec("x")},
+            check_vma=check_vma,
+        )
+        for around in (lambda f: f, jax.jit):
+            results = around(mapped)(x)
+            np.testing.assert_array_equal(results["slope"], slopes)
+            np.testing.assert_array_equal(results["sum"], expected(x)["sum"])
+        of_sum = jax.grad(lambda x, f=mapped: f(x)["sum"].sum())(x)
+        np.testing.assert_array_equal(of_sum, np.ones(8))
+    specs = mapped.lower(x).out_specs
+    assert specs["slope"].mesh_shape == (4, 2)
+    with pytest.raises(ValueError, match="out_specs which require replication"):
+        sm.mesh_map(lambda b: b, mesh, {"x": 0}, {}, check_vma=True)(x)
+    with pytest.raises(ValueError, match="check_vma=True is for lowering='manual'"):
+        sm.mesh_map(body, mesh, {"x": 0}, {}, lowering="spmd", check_vma=True)
+
+
+def test_a_function_is_traced_once():
+    for check_vma in (False, True):
+        calls = []
+
+        def body(b, calls=calls):
+            calls.append(b)
+            return lax.psum(b, "y")
+
+        # No array names the mesh axis y.
+        out_axes = {"x": 0}
+        mapped = sm.mesh_map(body, MESH, out_axes, out_axes, check_vma=check_vma)
+        for around in (lambda f: f, jax.jit, lambda f: jax.grad(lambda x: f(x).sum())):
+            around(mapped)(array(8))
+        assert len(calls) == 1
+
+
 AROUND = {
     "alone": lambda: contextlib.nullcontext(),
     "set_mesh": lambda: jax.set_mesh(MESH),
