@@ -218,15 +218,15 @@ class MeshPrograms(Programs):
         in_axes = self.broadcast_in("in_axes", self.options.in_axes, arguments, {})
         self._check_arguments(arguments, avals, in_axes)
         around = self._axes_around()
-        names = [name for name in mesh.axis_names if name not in around]
+        rest = [name for name in mesh.axis_names if name not in around]
         function = self.flat_function(arguments)
         blocks = [
             with_shape(aval, _scaled(mesh, operator.floordiv, aval.shape, axes))
             for aval, axes in zip(avals, in_axes, strict=True)
         ]
         if self.options.check_vma:
-            return self._checked_by_jax(arguments, function, avals, in_axes, names)
-        closed, out_tree, names = self._traced(function, blocks, names)
+            return self._checked_by_jax(arguments, function, avals, in_axes, rest)
+        closed, out_tree, names = self._traced(function, blocks, rest)
         jaxpr = tracing.without_constants(closed)
         if not around:
             self._check_vmaps(jaxpr)
