@@ -52,3 +52,12 @@ def test_an_infinity_is_a_floating_point_error(function):
         pytest.raises(FloatingPointError, match=r"invalid value \(inf\)"),
     ):
         sm.spmap(function)(X)
+
+
+def test_profiles_show_the_names_of_maps_and_their_axes():
+    inner = sm.spmap(lambda y: jnp.sin(y), "model")
+    step = sm.spmap(lambda x: inner(x), "data")
+    text = step.lower(np.ones((2, 4), np.float32)).compile().as_text()
+    assert "spmap(<lambda>, data)/shard_map/spmap(<lambda>, model)" in text
+    unnamed = sm.spmap(jnp.sin).lower(np.ones(8, np.float32)).compile().as_text()
+    assert "spmap(sin)/" in unnamed

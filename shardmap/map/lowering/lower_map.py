@@ -118,8 +118,9 @@ def on_mesh(
             run = _per_device(decided, params)
 
     def padded(*operands: Value) -> list[Any]:
-        results = run(*pad(operands, axes[0], decided.axis.padding))
-        return unpad(results, axes[1], decided.axis)
+        with jax.named_scope(params.scope):
+            results = run(*pad(operands, axes[0], decided.axis.padding))
+            return unpad(results, axes[1], decided.axis)
 
     return mesh.abstract_mesh, padded
 

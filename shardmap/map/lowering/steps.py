@@ -122,6 +122,9 @@ class _RenamedAxis:
     def __repr__(self) -> str:
         return repr(self.name)
 
+    def __str__(self) -> str:
+        return str(self.name)
+
 
 def unshadowed(name: Hashable, mesh: AnyMesh | None) -> Hashable:
     """The name of a map's axis on a mesh: it must not hide a mesh axis."""

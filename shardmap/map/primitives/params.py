@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any, Literal, NamedTuple
 
 from shardmap._jax.types import AnyMesh, Axes, Equation, Jaxpr
-from shardmap.map.primitives.axis import AxisLayout, axis_text
+from shardmap.map.primitives.axis import UNNAMED, AxisLayout, axis_text
 
 
 class MeshPlacement(NamedTuple):
@@ -64,6 +64,12 @@ class MapParams:
     def __str__(self) -> str:
         """The map in the words of a message, such as "spmap of step"."""
         return f"spmap of {self.name}"
+
+    @property
+    def scope(self) -> str:
+        """Its name in profiles, such as "spmap(step, data)"."""
+        axis = "" if self.axis_name == UNNAMED else f", {self.axis_name}"
+        return f"spmap({self.name}{axis})"
 
     def as_dict(self) -> dict[str, Any]:
         """The parameters for `spmap_p.bind`, and for an equation."""
