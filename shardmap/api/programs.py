@@ -509,6 +509,7 @@ def _with_constraints(
     JAX refuses if it overrides ``out_shardings``.
     """
 
+    @functools.wraps(run)  # JAX reads the names of arguments.
     def with_constraints(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten(run(*args, **kwargs))
         constrained = map(jax.lax.with_sharding_constraint, leaves, shardings)

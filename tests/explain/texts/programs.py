@@ -1,25 +1,18 @@
 """Programs that XLA for TPU and for GPUs compiled, and the texts of what it made.
 
-The texts are in folders for the releases of JAX, and need no compiler to be read. To
-make them again, with libtpu and the CUDA plugin of JAX installed::
-
-    python -m tests.explain.texts.programs tpu
-    python -m tests.explain.texts.programs cuda h100.txtpb
-
-where the file is a GpuTargetConfig. Of the texts, what `explain` does not read is left
-out.
+The texts are in folders for the releases of JAX, and need no compiler to be read.
+``python -m tests.explain.texts.programs`` makes them again, with the compilers of TPUs
+and GPUs installed. What `explain` does not read of them is left out.
 """
 
 import pathlib
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental import topologies
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -215,23 +208,21 @@ def trimmed(text):
     return "\n".join(lines) + "\n"
 
 
-def main(platform, config=None):
-    options = {"topology_name": "v5e:2x4"}
-    if config is not None:
-        target = pathlib.Path(config).read_text(encoding="utf-8")
-        options = {"target_config": target, "topology": "1x1x8"}
-    devices = topologies.get_topology_desc(platform=platform, **options).devices
+def main():
+    for platform, machine in (("tpu", "v5e:2x4"), ("cuda", "h100:8")):
+        for program in PROGRAMS[platform]:
+            write(platform, program, sm.devices(machine))
+
+
+def write(platform, program, devices):
     release = ".".join(jax.__version__.split(".")[:2])
-    for program in PROGRAMS[platform]:
-        with jax.enable_x64(program is double):
-            fun, *args = program(list(devices))
-            compiled = fun.lower(*args).compile()
-        name = f"{platform}_{program.__name__}"
-        file = FOLDER / release / f"{name}.hlo"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(trimmed(compiled.as_text()), encoding="utf-8")
-        print(file.relative_to(FOLDER), file.stat().st_size)
+    with jax.enable_x64(program is double):
+        fun, *args = program(devices)
+        compiled = fun.lower(*args).compile()
+    file = FOLDER / release / f"{platform}_{program.__name__}.hlo"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(trimmed(compiled.as_text()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

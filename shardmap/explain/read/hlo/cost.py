@@ -58,7 +58,7 @@ def cost_of(compiled: jax.stages.Compiled, module: Module) -> Cost:
         temporary_bytes=temporary,
         donated_bytes=donated,
         later_flops=later,
-        is_lower_bound=flops is None,
+        is_lower_bound=flops is None and products > 0,
         host_bytes=host or None,
     )
 
