@@ -150,6 +150,20 @@ def size(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
+def size_of(part: int, whole: int) -> str:
+    """A number of bytes out of others, for people.
+
+    >>> size_of(3_435_973_837, 16_911_433_728), size_of(1536, 16_911_433_728)
+    ('3.2 of 15.75 GiB', '1.5 KiB of 15.75 GiB')
+    """
+    units = [unit for unit in ("B", "KiB", "MiB", "GiB", "TiB") if UNITS[unit] <= whole]
+    unit = units[-1] if units else "B"
+    shown = size(part)
+    if part >= 0.1 * UNITS[unit]:
+        shown = f"{part / UNITS[unit]:,.1f}"
+    return f"{shown} of {whole / UNITS[unit]:,.4g} {unit}"
+
+
 def count(number: float) -> str:
     """A number of things for people.
 

@@ -19,9 +19,12 @@ import jax.numpy as jnp
 
 from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explain.api import explain
+from shardmap.explain.draw.document import Document, Row, Table
+from shardmap.explain.draw.text import as_text
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
-from shardmap.units import short_path
+from shardmap.sharding.compile_only import devices
+from shardmap.units import duration, short_path, size, size_of
 
 EXAMPLE = (
     "python -m shardmap explain shardmap.commands.example:predict "
@@ -39,7 +42,7 @@ LIBRARIES = (
 )
 
 
-class Failure(Exception):
+class Failure(RuntimeError):
     """An error of the user's program, with its place."""
 
 
@@ -49,7 +52,11 @@ def main(arguments: Sequence[str]) -> int:
         "explain",
         "Tell what a function runs in parallel, where its arrays are, what moves "
         "between\ndevices and what it costs. The function is compiled, but not run.",
-        (EXAMPLE, f"{EXAMPLE} --interconnect nvlink4"),
+        (
+            EXAMPLE,
+            f"{EXAMPLE} --interconnect nvlink4",
+            f"{EXAMPLE.partition(' --devices')[0]} --on v5e:4x4 --on h100:8",
+        ),
     )
     parser.add_argument(
         "function",
@@ -71,6 +78,15 @@ def main(arguments: Sequence[str]) -> int:
         metavar="N",
         help="virtual devices of the CPU; by default the devices that JAX finds",
     )
+    parser.add_argument(
+        "--on",
+        action="append",
+        default=[],
+        metavar="MACHINE",
+        help="a machine to compile for, which need not be here, such as v5e:16x16 or "
+        "h100:32x8; given several times, the answer is a table. The exit code is 1 if "
+        "the program does not fit into memory",
+    )
     names = tuple(Interconnect.KNOWN)
     parser.add_argument(
         "--interconnect",
@@ -83,31 +99,70 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        explanation = explanation_of(options, arguments)
+        if options.html is not None and len(options.on) > 1:
+            raise ValueError("--html is a page of one machine: give --on once")
+        explanations = explanations_of(options, arguments)
         if options.html is not None:
-            explanation.save(options.html)
-    except (TypeError, ValueError, OSError, RuntimeError, Failure) as error:
+            explanations[0].save(options.html)
+    except (TypeError, ValueError, OSError, RuntimeError, ImportError) as error:
         parser.error(str(error))
-    print(explanation)
-    return 0
+    if len(explanations) > 1:
+        print(as_text(_table(options.on, explanations)))
+    else:
+        (explanation,) = explanations
+        print(*[explanation.summary, ""] * bool(options.on), explanation, sep="\n")
+    return int(any(each.fits is False for each in explanations))
 
 
-def explanation_of(options: Any, arguments: Sequence[str]) -> Explanation:
-    """The explanation for the parsed options of these arguments."""
-    if options.devices is not None:
-        if not 1 <= options.devices <= MOST_DEVICES:
+def explanations_of(options: Any, arguments: Sequence[str]) -> list[Explanation]:
+    """The explanations for the parsed options of these arguments, one per machine."""
+    machines: Sequence[Any] = [devices(name) for name in options.on] or [None]
+    count = options.devices
+    if options.on:
+        jax.config.update("jax_platforms", "cpu")
+        # Meshes that the module makes of all devices are moved to the machine.
+        counts = {len(machine) for machine in machines if machine is not None}
+        if count is None and len(counts) == 1 and max(counts) <= MOST_DEVICES:
+            count = counts.pop()
+    if count is not None:
+        if not 1 <= count <= MOST_DEVICES:
             raise ValueError(
-                f"--devices must be from 1 to {MOST_DEVICES:,}, got {options.devices:,}"
+                f"--devices must be from 1 to {MOST_DEVICES:,}, got {count:,}"
             )
         jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", options.devices)
+        jax.config.update("jax_num_cpu_devices", count)
     args = [read_argument(text) for text in options.args]
     function, name = find_function(options.function)
     _check_count(function, name, len(args), arguments)
     try:
-        return explain(function, interconnect=options.interconnect)(*args)
+        return [
+            explain(function, interconnect=options.interconnect, devices=machine)(*args)
+            for machine in machines
+        ]
     except Exception as error:
         raise Failure(f"{name} cannot be explained: {_what(error)}") from None
+
+
+def _table(machines: Sequence[str], explanations: Sequence[Explanation]) -> Document:
+    """A row for each machine."""
+    titles = ("Machine", "Fits", "Peak of memory", "Sent", "Least time", "Bound by")
+    rows = []
+    for machine, each in zip(machines, explanations, strict=True):
+        peak, least = each.peak_bytes, each.least_seconds
+        of_memory = "unknown"
+        if peak is not None and each.capacity is not None:
+            of_memory = size_of(peak, each.capacity)
+        cells = (
+            machine,
+            {True: "yes", False: "no", None: "unknown"}[each.fits],
+            of_memory,
+            size(each.sent_bytes),
+            duration(least) if least else "unknown",
+            each.bound_by or "",
+        )
+        rows.append(Row(cells))
+    name, table = explanations[0].name, Table(titles, tuple(rows))
+    return Document(name, "on one device of each machine; not run", (table,))
 
 
 def _check_count(

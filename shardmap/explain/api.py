@@ -13,13 +13,15 @@ from shardmap._jax import api_boundary
 from shardmap._jax.devices import is_compile_only
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
-from shardmap.explain import elsewhere
+from shardmap.explain import elsewhere, too_large
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import (
+    CHIPS,
     Interconnect,
     interconnect_of,
     interconnect_on,
 )
+from shardmap.explain.machine import capacity_of, machine_of
 from shardmap.explain.read import abstract, arrays, remarks, sharded
 from shardmap.explain.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explain.read.hlo.cost import (
@@ -34,6 +36,7 @@ from shardmap.explain.read.remarks import LARGE
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explain.read.vmaps import marked
+from shardmap.explain.report import Collective, Cost, Held
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.units import shown, size
 
@@ -169,13 +172,18 @@ def _explain(
     meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
     # Facts of the compiled program; an abstract mesh has no devices to compile for.
     is_abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
-    compiled = None
+    compiled = refused = None
     if not is_abstract:
         if there:
             lowered = elsewhere.lowered_for(there, traced)
         else:
             lowered = _lower(fun, traced, args, kwargs)
-        compiled = lowered.compile()
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            refused = too_large.refused(error)
+            if refused is None:
+                raise
     text = None if compiled is None else compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
@@ -189,7 +197,7 @@ def _explain(
     cuts = sharded.sharded_dimensions(found, layouts)
     asked = sharded.constrained(facts.constraints)
     axes = sharded.with_devices(facts, found, cuts, asked, mesh_axes)
-    if is_abstract:
+    if compiled is None:
         collectives = abstract.collectives_of(traced.jaxpr.jaxpr, definition_of(fun))
     else:
         collectives = compiled_collectives(
@@ -197,13 +205,26 @@ def _explain(
         )
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
-    devices = [] if is_abstract else arrays.devices_of(layouts, meshes)
+    devices = [] if is_abstract else arrays.devices_of(layouts, meshes, there)
     device = next(iter(devices), None)
     wires = interconnect_on(wires, devices)
+    collectives = [each.on(wires) for each in collectives]
     # Devices that only compile belong to no process.
-    available = None
-    if device is not None and not is_compile_only(device):
+    available = machine = capacity = cost = None
+    largest: tuple[Held, ...] = ()
+    if device is not None and is_compile_only(device):
+        machine = machine_of(there or devices)
+    elif device is not None:
         available = len(jax.local_devices(backend=device.platform))
+    if device is not None:
+        capacity = capacity_of(device)
+    if compiled is not None:
+        cost, largest = cost_of(compiled, module), largest_at_peak(module, sources)
+    elif refused is not None:
+        needed, capacity = refused
+        cost = too_large.cost_of(needed)
+        inputs = [array for array in found if array.role == "input"]
+        largest = too_large.largest(traced.jaxpr.jaxpr, inputs)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
     if hasattr(fun, "stage_costs"):  # A function in pieces.
@@ -216,10 +237,12 @@ def _explain(
         device_kind=device and device.device_kind,
         axes=axes,
         arrays=found,
-        collectives=tuple(each.on(wires) for each in collectives),
-        cost=None if compiled is None else cost_of(compiled, module),
+        collectives=tuple(collectives),
+        cost=cost,
         interconnect=wires,
         remarks=(
+            *too_large.remarks(refused),
+            *elsewhere.remarks(fun, args, kwargs, devices),
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(found, idle),
             *remarks.short_axes(axes, available),
@@ -232,13 +255,34 @@ def _explain(
         notes=tuple(_notes(facts, module, bool(collectives), is_abstract)),
         pieces=pieces,
         stages=stages,
-        largest=largest_at_peak(module, sources),
+        largest=largest,
         available=available,
+        machine=machine,
+        capacity=capacity,
+        least_times=_least_times(device, cost, collectives),
         call=(
             fun,
             any(info.donated for info in jax.tree.leaves(traced.args_info)),
         ),
     )
+
+
+def _least_times(
+    device: jax.Device | None, cost: Cost | None, collectives: Sequence[Collective]
+) -> tuple[tuple[str, float], ...]:
+    """The least time of a call by each of what a device does; see `Explanation`."""
+    chip = CHIPS.get(device.device_kind) if device else None
+    if chip is None or chip.flops is None or cost is None:
+        return ()
+    times = {
+        "arithmetic": (cost.flops or 0) / chip.flops,
+        "interconnect": sum(each.seconds or 0 for each in collectives),
+    }
+    if cost.bytes_accessed is not None and chip.memory_bandwidth is not None:
+        # Values on the chip count as accessed, and parts of arrays may not be.
+        arrays = (cost.argument_bytes or 0) + (cost.output_bytes or 0)
+        times["memory"] = min(cost.bytes_accessed, arrays) / chip.memory_bandwidth
+    return tuple(sorted(times.items(), key=lambda each: -each[1]))
 
 
 def _trace(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

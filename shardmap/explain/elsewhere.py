@@ -2,7 +2,7 @@
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from shardmap._jax.stages import argument_names, with_params
 from shardmap._jax.types import Equation, Value
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import array_likes
+from shardmap.explain.report import Remark
 from shardmap.sharding import compile_only
 from shardmap.sharding.default_devices import default_devices
 from shardmap.sharding.mesh import check_devices
@@ -159,3 +160,44 @@ def moved_mesh(mesh: Any, devices: Sequence[jax.Device]) -> Mesh:
     """A mesh of as many devices, with these in its place, in this order."""
     grid = np.asarray(devices, dtype=object).reshape(tuple(mesh.shape.values()))
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def remarks(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    used: Collection[jax.Device],
+) -> list[Remark]:
+    """A remark on arguments that are on other devices than the program.
+
+    Args:
+      fun: the function.
+      args, kwargs: its arguments.
+      used: the devices of the program.
+    """
+    placed = [
+        (name, leaf.sharding.device_set)
+        for name, leaf in zip(
+            argument_names(fun, args, kwargs),
+            jax.tree.leaves((args, kwargs)),
+            strict=True,
+        )
+        if isinstance(getattr(leaf, "sharding", None), Sharding)
+        and getattr(leaf, "committed", True)
+    ]
+    apart = [(name, devices) for name, devices in placed if devices.isdisjoint(used)]
+    if not apart or not used:
+        return []
+    name, devices = apart[0]
+    others = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+    text = (
+        f"{name}{others} is on {_count(devices)}, but the program runs on "
+        f"{_count(used)}: a map does not follow its arguments"
+    )
+    advice = "Give maps the devices that are meant, or give explain devices=."
+    return [Remark(text, advice, None)]
+
+
+def _count(devices: Collection[jax.Device]) -> str:
+    kind = next(iter(devices)).device_kind
+    return f"{len(devices):,} {kind} device{'s' * (len(devices) != 1)}"

@@ -79,6 +79,12 @@ class Explanation(Report):
       title: for a plan, its shards and bytes in one line; None for a function. The
         explanation of a plan has ``pieces`` and ``stages``, and nothing on devices.
       interconnect: the interconnect for which times are estimated, or None.
+      machine: the machine that was compiled for, such as "TPU v5 lite, 16 x 16", if it
+        is not here and cannot run the program; else None.
+      capacity: the bytes of memory of a device; None if unknown.
+      least_times: the least seconds of a call for "arithmetic", "memory" and
+        "interconnect", each by itself, at the vendor's figures. In loops, memory counts
+        one step.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -137,7 +143,8 @@ class Explanation(Report):
 
         Raises:
           TypeError: an argument is only a shape.
-          ValueError: the explanation is of a plan or an abstract mesh, or was pickled.
+          ValueError: the explanation is of a plan, an abstract mesh or devices that
+            compile only, or was pickled.
 
         Example:
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
@@ -150,6 +157,11 @@ class Explanation(Report):
             raise ValueError(
                 f"the explanation of {self.name} cannot run it: it is of a plan or an "
                 "abstract mesh, or was pickled. Explain the function again, on devices"
+            )
+        if self.machine is not None:
+            raise ValueError(
+                f"the explanation of {self.name} cannot run it: it is for "
+                f"{self.machine}, whose devices compile only"
             )
         for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
             if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -158,10 +158,15 @@ class Chip(NamedTuple):
       interconnect: the name in ``Interconnect.KNOWN`` of what joins such devices.
       memory: the bytes that XLA lets a program use; None if only a device that runs
         knows, by its ``memory_stats()``.
+      flops: floating point operations per second, at most: the vendor's figure for
+        dense products of bfloat16; None if it is not here.
+      memory_bandwidth: the bytes per second between memory and processor, at most.
     """
 
     interconnect: str
     memory: int | None = None
+    flops: float | None = None
+    memory_bandwidth: float | None = None
 
 
 _GIB = 1 << 30
@@ -170,15 +175,15 @@ CHIPS: Mapping[str, Chip] = types.MappingProxyType(
     {
         # What libtpu 0.0.52 calls the available memory if it refuses a program. Without
         # JAX's megacore, a TPU v4 is two devices, and a TPU7x is always.
-        "TPU v4": Chip("tpu-v4", round(15.25 * _GIB)),
-        "TPU v5 lite": Chip("tpu-v5e", round(15.75 * _GIB)),
-        "TPU v5": Chip("tpu-v5p", round(95.73 * _GIB)),
-        "TPU v6 lite": Chip("tpu-v6e", round(31.24 * _GIB)),
-        "TPU7x": Chip("tpu-v7x", round(94.74 * _GIB)),
+        "TPU v4": Chip("tpu-v4", round(15.25 * _GIB), 275e12 / 2, 1228e9 / 2),
+        "TPU v5 lite": Chip("tpu-v5e", round(15.75 * _GIB), 197e12, 819e9),
+        "TPU v5": Chip("tpu-v5p", round(95.73 * _GIB), 459e12, 2765e9),
+        "TPU v6 lite": Chip("tpu-v6e", round(31.24 * _GIB), 918e12, 1640e9),
+        "TPU7x": Chip("tpu-v7x", round(94.74 * _GIB), 2307e12 / 2, 7380e9 / 2),
         # What the driver tells.
         "NVIDIA A100-SXM4-40GB": Chip("nvlink3"),
-        "NVIDIA A100-SXM4-80GB": Chip("nvlink3", 85_100_068_864),
-        "NVIDIA H100 80GB HBM3": Chip("nvlink4", 84_942_979_072),
+        "NVIDIA A100-SXM4-80GB": Chip("nvlink3", 85_100_068_864, 312e12, 2039e9),
+        "NVIDIA H100 80GB HBM3": Chip("nvlink4", 84_942_979_072, 989e12, 3352e9),
         "NVIDIA H200": Chip("nvlink4"),
         "NVIDIA B200": Chip("nvlink5"),
     }

@@ -6,11 +6,13 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from shardmap.explain.interconnect import Interconnect, sent_bytes
+from shardmap.sharding.gpus import GPUS
 from shardmap.sharding.spec import ShardingSpec
+from shardmap.units import duration, size, size_of
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
 MAPS: tuple[AxisKind, ...] = ("spmap", "shard_map", "pmap")
@@ -328,6 +330,13 @@ class Remark:
     source: str | None
 
 
+_NOUNS = {
+    **dict.fromkeys(("TPU v5 lite", "TPU v5", "TPU v6 lite"), "chip"),
+    **{gpu.name: "GPU" for gpu in GPUS.values()},
+}
+"""What a device is. Of other kinds of TPUs, a chip is two devices."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """The fields of an `Explanation`; see there."""
@@ -348,6 +357,59 @@ class Report:
     stages: tuple[Any, ...] = ()
     title: str | None = None
     interconnect: Interconnect | None = None
+    machine: str | None = None
+    capacity: int | None = None
+    least_times: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most bytes that a device has in use; None: unknown."""
+        return None if self.cost is None else self.cost.peak_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a device has memory for the peak; None: that is not known."""
+        if self.peak_bytes is None or self.capacity is None:
+            return None
+        return self.peak_bytes <= self.capacity
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that a device sends in a call, in collectives of known count."""
+        return sum(each.link_bytes or 0 for each in self.collectives)
+
+    @property
+    def least_seconds(self) -> float | None:
+        """The least time of a call, by the vendor's figures; None: unknown."""
+        return max((seconds for _, seconds in self.least_times), default=None)
+
+    @property
+    def bound_by(self) -> str | None:
+        """What takes the least time: "arithmetic", "memory" or "interconnect"."""
+        longest = max(self.least_times, key=lambda each: each[1], default=(None, 0))
+        return longest[0]
+
+    @property
+    def summary(self) -> str:
+        """Whether it fits, what is sent and the least time, in one line."""
+        return "; ".join(self._summary())
+
+    def _summary(self) -> Iterator[str]:
+        peak = self.peak_bytes
+        if peak is not None:
+            needed = size(peak)
+            if self.capacity is not None:
+                needed = size_of(peak, self.capacity)
+            fits = {True: "fits: ", False: "does not fit: ", None: "needs "}[self.fits]
+            yield f"{fits}{needed} a {_NOUNS.get(self.device_kind or '', 'device')}"
+        unknown = any(each.count is None for each in self.collectives)
+        least = "at least " if unknown else ""
+        sent = self.sent_bytes or unknown
+        yield (
+            f"sends {least}{size(self.sent_bytes)} a step" if sent else "sends nothing"
+        )
+        if self.least_seconds:
+            yield f"at least {duration(self.least_seconds)}"
 
     @property
     def seconds(self) -> float | None:
@@ -380,7 +442,7 @@ _DERIVED: dict[type, tuple[str, ...]] = {
     ArrayLayout: ("num_devices", "copies"),
     Collective: ("link_bytes",),
     Cost: ("intensity",),
-    Report: ("seconds",),
+    Report: ("seconds", "fits", "sent_bytes", "least_seconds", "bound_by"),
 }
 
 

@@ -108,8 +108,9 @@ def map_mesh(
         if the number of partitions inside does not divide.
     """
     groups = processes.by_process(devices)
-    if is_compile_only(devices[0]) and axis_size < len(devices):
-        groups = [list(devices)]  # Its elements are all passed here.
+    if is_compile_only(devices[0]) and axis_size % len(devices):
+        # All elements are passed here, and libtpu has to have the first chips.
+        groups = [sorted(devices, key=lambda device: device.id)]
     if axis_size % len(groups) == 0:
         # Each process lays its own elements on its own devices.
         axis_size //= len(groups)

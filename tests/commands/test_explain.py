@@ -275,3 +275,11 @@ def test_no_function_gives_a_traceback(text):
     result = call(main, text)
     assert result.returncode in (0, 2)
     assert result.stderr.count("\n") == (result.returncode == 2)
+
+
+def test_machines_that_are_not_known_or_not_one_page_are_refused(tmp_path):
+    reason = refusal(main, PREDICT, "--on", "v5e")
+    assert reason.startswith("devices knows no 'v5e'. Give TPUs with the chips")
+    page = "--html", str(tmp_path / "page.html")
+    reason = refusal(main, PREDICT, "--on", "v5e:2x2", "--on", "h100:8", *page)
+    assert reason == "--html is a page of one machine: give --on once"

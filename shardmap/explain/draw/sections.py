@@ -34,7 +34,7 @@ from shardmap.explain.report import (
     roots_of,
 )
 from shardmap.sharding.spec import ShardingSpec
-from shardmap.units import count, duration, size
+from shardmap.units import count, duration, size, size_of
 
 UNKNOWN = "unknown"
 MOST_CARDS = 8
@@ -104,6 +104,8 @@ def _where(report: Report) -> str:
     if report.mesh:
         axes = ", ".join(f"{name!r}: {length:,}" for name, length in report.mesh)
         text += f", mesh {axes}"
+    if report.machine is not None:
+        text += f"; compiled for {report.machine}; not run"
     return text
 
 
@@ -177,7 +179,13 @@ def _holds(report: Report) -> list[str]:
         "temporary values": cost.temporary_bytes or 0,
     }
     most = max(parts, key=lambda part: parts[part])
-    return [f"Memory on a device: {size(cost.peak_bytes)}, most of it {most}."]
+    text = size(cost.peak_bytes)
+    if report.capacity is not None:
+        text = size_of(cost.peak_bytes, report.capacity)
+    text += f", most of it {most}" if any(parts.values()) else ""
+    if report.fits is False:
+        text += ", which does not fit"
+    return [f"Memory on a device: {text}."]
 
 
 def _axis(axis: Axis, said: set[str]) -> Card:
@@ -388,6 +396,10 @@ def _cost(report: Report) -> Iterator[Block]:
     rows += [
         Row(("Bytes read and written", _size(cost.bytes_accessed))),
         Row(("Operations a byte (arithmetic intensity)", _count(cost.intensity))),
+    ]
+    if cost.argument_bytes is None:  # Only the memory that it needs is known.
+        rows.clear()
+    rows += [
         Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost)),
     ]
     if cost.host_bytes is not None:
@@ -397,7 +409,8 @@ def _cost(report: Report) -> Iterator[Block]:
     large = [held for held in report.largest if held.bytes >= least]
     held = [_held(*each) for each in collections.Counter(large).items()]
     if held:
-        yield paragraph("Largest values at the peak:")
+        where = "at the peak" if cost.argument_bytes is not None else "of the program"
+        yield paragraph(f"Largest values {where}:")
         yield from folded(held, 3, "values")
 
 

@@ -56,14 +56,22 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     return sorted(found, key=lambda mesh: -mesh.size)
 
 
-def devices_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> list[jax.Device]:
-    """The devices of a program."""
+def devices_of(
+    layouts: Sequence[Any], meshes: Sequence[Any], there: Sequence[jax.Device] = ()
+) -> list[jax.Device]:
+    """The devices of a program.
+
+    Args:
+      layouts: the shardings of its arrays.
+      meshes: those that it names.
+      there: the devices that it is compiled for, if it names none.
+    """
     for mesh in meshes:
         return list(mesh.devices.flat)
     for sharding in layouts:
         if isinstance(sharding, Sharding):
             return list(sharding.device_set)
-    return jax.local_devices()[:1]
+    return list(there[:1]) or jax.local_devices()[:1]
 
 
 def array_layouts(
