@@ -12,6 +12,7 @@ from benchmarks.harness import OURS, Benchmark, Contender
 
 INDEXING = "y[i]"
 STACKING = "np.stack + device_put"
+EACH = "device_put of each"
 TREE_LEAVES = 50
 
 
@@ -54,6 +55,36 @@ def replicate_contenders() -> dict[str, Callable[[np.ndarray], jax.Array]]:
     return {
         OURS: lambda x: sm.device_put_replicated(x, devices),
         STACKING: stacked,
+    }
+
+
+def sharded_put() -> dict[str, Contender]:
+    """Batches of two leaves, one for each device, as arrays on the host."""
+    devices = jax.local_devices()[:8]
+    batch = {"x": np.ones((32, 64), np.float32), "y": np.ones(32, np.float32)}
+    batches = [batch] * len(devices)
+
+    def stacked(*leaves: np.ndarray) -> jax.Array:
+        rows = np.stack(leaves)
+        return jax.device_put(rows, sm.pmap_sharding(rows.shape, 0, devices))
+
+    def one_by_one(*leaves: np.ndarray) -> jax.Array:
+        put = [
+            jax.device_put(leaf[None], device)
+            for leaf, device in zip(leaves, devices, strict=True)
+        ]
+        shape = (len(devices), *leaves[0].shape)
+        sharding = sm.pmap_sharding(shape, 0, devices)
+        return jax.make_array_from_single_device_arrays(shape, sharding, put)
+
+    ways = {
+        OURS: lambda: sm.device_put_sharded(batches, devices),
+        STACKING: lambda: jax.tree.map(stacked, *batches),
+        EACH: lambda: jax.tree.map(one_by_one, *batches),
+    }
+    return {
+        name: Contender(lambda put=put: jax.block_until_ready(put()))
+        for name, put in ways.items()
     }
 
 
@@ -109,6 +140,13 @@ BENCHMARKS = [
         ),
         limits={INDEXING: 1 / 20},
         repeats=20,
+    ),
+    Benchmark(
+        name="device_put_sharded, 2 leaves, 8 dev",
+        measures="until all devices have their shard",
+        contenders=sharded_put,
+        limits={EACH: 1.0},
+        repeats=200,
     ),
     Benchmark(
         name="replicated put, 4 MB, 8 dev",

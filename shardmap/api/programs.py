@@ -337,7 +337,8 @@ class Programs(abc.ABC):
                     "Non-hashable static arguments are not supported in "
                     f"{self.full_name}: argument {argnum} of type "
                     f"{type(static.value)}. What {self.static_parameter} names needs "
-                    "__hash__ and __eq__."
+                    "__hash__ and __eq__: pass a tuple for a list or an array, or bind "
+                    "the value with functools.partial(fun, ...) and map the result."
                 ) from None
         return arguments
 

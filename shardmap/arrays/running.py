@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core
 
 from shardmap._jax.devices import is_compile_only
 from shardmap._jax.effects import is_callback
@@ -40,6 +41,7 @@ class _Turn:
     def run(
         self,
         name: str,
+        awaited: int | None,
         program: Callable[..., Any],
         /,
         *args: Value,
@@ -49,6 +51,8 @@ class _Turn:
 
         Args:
           name: the mapped function's.
+          awaited: a result that it computes, all of which are ready at once: to wait
+            for hundreds takes longer than a small program. None: all of them.
           program: the program.
           *args, **kwargs: its arguments.
 
@@ -72,7 +76,10 @@ class _Turn:
             before, self._name = self._name, name
             try:
                 self._started = program(*args, **kwargs)
-                results = jax.block_until_ready(self._started)
+                results = self._started
+                jax.block_until_ready(
+                    results if awaited is None else jax.tree.leaves(results)[awaited]
+                )
                 self._started = None
                 return results
             except (RuntimeError, ValueError) as error:
@@ -112,11 +119,23 @@ def compiled(
     """
     name = getattr(jitted, "__name__", "a map")
     _check_runs(name, devices)
-    made = jitted.trace(*args, **kwargs).lower().compile()
+    traced = jitted.trace(*args, **kwargs)
+    made = traced.lower().compile()
     call = dispatcher(made)
     if not (_takes_turns(devices, True) and _has_collectives(made)):
         return call
-    return functools.partial(_turn.run, name, call)
+    return functools.partial(_turn.run, name, _computed_result(traced.jaxpr), call)
+
+
+def _computed_result(jaxpr: jax.extend.core.ClosedJaxpr) -> int | None:
+    """The position of a result that is no argument, which JAX would pass through."""
+    given = {*jaxpr.jaxpr.invars, *jaxpr.jaxpr.constvars}
+    computed = (
+        k
+        for k, var in enumerate(jaxpr.jaxpr.outvars)
+        if not isinstance(var, jax.extend.core.Literal) and var not in given
+    )
+    return next(computed, None)
 
 
 _COLLECTIVE = re.compile(r" (all-|collective-|ragged-all-|reduce-scatter)[\w-]*\(")
@@ -147,7 +166,7 @@ def map_jit(
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)
     if not _takes_turns(devices, communicates):
         return jitted
-    return functools.partial(_turn.run, name, jitted)
+    return functools.partial(_turn.run, name, None, jitted)
 
 
 def _check_runs(name: str, devices: Collection[jax.Device]) -> None:

@@ -193,7 +193,10 @@ def _way(
     if missing := [axis for axis in mesh_axes if axis not in around.shape]:
         raise ValueError(
             f"xmap's axis_resources put {name!r} on {missing}, but the mesh around the "
-            f"call has the axes {tuple(around.shape)}. Call it in `with Mesh(...):`."
+            f"call has the axes {tuple(around.shape)}, and the loops around it are "
+            f"{tuple(_loops)}. Call it in `with Mesh(...):`, or, if it is a loop, in "
+            f"`with serial_loop({missing[0]!r}, steps):`; or give SerialLoop(steps) "
+            "instead of its name."
         )
     if len(set(mesh_axes)) < len(mesh_axes):
         raise ValueError(

@@ -1,17 +1,22 @@
 """Functions of ``jax.interpreters.pxla``: arrays made of buffers, and their specs."""
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.extend.linear_util import WrappedFun
 from jax.sharding import NamedSharding, Sharding
 
-from shardmap._jax.types import Aval, PyTree, Value
+from shardmap._jax.types import Aval, Jaxpr, PyTree, Value
+from shardmap._jax.walk import as_open_jaxpr
+from shardmap.api.spmap import spmap
 from shardmap.arrays.array_likes import register_shard_handler, takes
 from shardmap.arrays.stacking import device_put_replicated
-from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.tracing import trace_body
 from shardmap.sharding.mesh import pmap_sharding, too_few_devices
 from shardmap.sharding.spec import (
     AvalDimSharding,
@@ -38,7 +43,88 @@ __all__ = [
     "xla_pmap",
 ]
 
-xla_pmap = soft_pmap = spmap_p.bind
+
+def xla_pmap(
+    *args: Any,
+    axis_name: Hashable,
+    axis_size: int,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None] | None = None,
+    out_axes_thunk: Callable[[], Sequence[int | None]] | None = None,
+    call_jaxpr: Jaxpr | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    donated_invars: Sequence[bool] = (),
+    **_: object,
+) -> list[Any]:
+    """`shardmap.spmap` of flat values, with the parameters of ``pxla.xla_pmap``.
+
+    Args:
+      *args: the function of one element, or none if there is ``call_jaxpr``; then the
+        arrays.
+      axis_name, axis_size, devices, backend: as for `shardmap.spmap`.
+      in_axes: the mapped axis of each array.
+      out_axes, out_axes_thunk: that of each result, or what gives it after a trace.
+      call_jaxpr: the function as a jaxpr without constants.
+      donated_invars: which arrays are donated.
+
+    Returns:
+      The results, as a list.
+
+    >>> x = np.arange(1.0)
+    >>> xla_pmap(lambda x: [x + 1], x, axis_name="i", axis_size=1, in_axes=(0,),
+    ...          out_axes=(0,))
+    [Array([1.], dtype=float32)]
+    """
+    constants: Sequence[Any] = ()
+    if call_jaxpr is None:
+        fun, args = args[0], args[1:]
+        call = fun.call_wrapped if isinstance(fun, WrappedFun) else fun
+        avals = list(map(remove_axis, map(jax.typeof, args), in_axes))
+        body = trace_body(call, avals, axis_name, axis_size)
+        call_jaxpr, constants = body.jaxpr, body.constants
+    mapped = _mapped(
+        call_jaxpr,
+        axis_name,
+        axis_size,
+        (None,) * len(constants) + tuple(in_axes),
+        tuple(out_axes_thunk() if out_axes_thunk else out_axes or ()),
+        None if devices is None else tuple(devices),
+        backend,
+        tuple(len(constants) + k for k, donate in enumerate(donated_invars) if donate),
+    )
+    results: list[Any] = mapped(*constants, *args)
+    return results
+
+
+soft_pmap = xla_pmap
+
+
+@functools.lru_cache(maxsize=256)
+def _mapped(
+    jaxpr: Jaxpr,
+    axis_name: Hashable,
+    axis_size: int,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    devices: tuple[jax.Device, ...] | None,
+    backend: str | None,
+    donated: tuple[int, ...],
+) -> Callable[..., list[Any]]:
+    def element(*args: Value) -> list[Any]:
+        results: list[Any] = jax.core.eval_jaxpr(as_open_jaxpr(jaxpr), (), *args)
+        return results
+
+    return spmap(
+        element,
+        axis_name,
+        in_axes=in_axes,
+        out_axes=list(out_axes),
+        devices=devices,
+        backend=backend,
+        axis_size=axis_size,
+        donate_argnums=donated,
+    )
 
 
 class PmapSharding:

@@ -111,6 +111,15 @@ def test_a_loop_as_a_resource(resource, batch_size):
     assert maps._loops == {}
 
 
+def test_a_resource_that_is_neither_an_axis_nor_a_loop_is_named():
+    f = xmap(jnp.sin, ["i"], ["i"], axis_resources={"i": "l"})
+    message = (
+        r"'i' on \['l'\].*in `with serial_loop\('l', steps\):`.* SerialLoop\(steps\)"
+    )
+    with two_by_two(), pytest.raises(ValueError, match=message):
+        f(np.ones(4))
+
+
 def test_a_loop_without_a_mesh():
     x = np.arange(10, dtype=np.float32)
     f = xmap(jnp.sin, ["i"], ["i"], axis_resources={"i": SerialLoop(3)})

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.extend import linear_util
 
 import shardmap as sm
 from shardmap import compat
@@ -236,3 +237,34 @@ def test_device_put_makes_the_buffers_of_a_sharded_array():
     )
     with pytest.raises(ValueError, match="3 arrays for 4 devices"):
         compat.pxla.device_put(list(rows[:3]), devices)
+
+
+def test_a_map_that_is_bound_runs_on_its_devices():
+    rows = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    devices = jax.devices()[4:]
+    options = {"axis_name": "i", "axis_size": 4, "in_axes": (0,), "name": "share"}
+
+    def share(x):
+        return [x / jax.lax.psum(x + 1, "i")]
+
+    expected = rows / (rows + 1).sum(0)
+    info = jax.api_util.debug_info("share", share, (rows,), {})
+    element = jax.make_jaxpr(share, axis_env=[("i", 4)])(rows[0]).jaxpr
+    for bind in (compat.pxla.xla_pmap, compat.pxla.soft_pmap):
+        for found in (
+            bind(share, rows, out_axes=(0,), devices=devices, **options),
+            bind(rows, out_axes=(0,), devices=devices, call_jaxpr=element, **options),
+            bind(
+                linear_util.wrap_init(share, debug_info=info),
+                rows,
+                out_axes_thunk=lambda: (0,),
+                devices=devices,
+                donated_invars=(False,),
+                **options,
+            ),
+        ):
+            np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+            assert found[0].devices() == set(devices)
+        (found,) = bind(share, rows, out_axes=(1,), **options)
+        assert found.devices() == set(jax.devices()[:4])
+        np.testing.assert_allclose(found, expected.T, rtol=1e-6)
