@@ -4,15 +4,17 @@ Jaxprs are shared: a jitted function that is called twice has one, in two equati
 each jaxpr is visited once.
 """
 
+import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 
-from shardmap._jax.types import AnyJaxpr, Atom, Effect, Equation, Jaxpr
+from shardmap._jax.types import AnyJaxpr, Atom, Effect, Equation, Jaxpr, Primitive
 
 
 def as_open_jaxpr(jaxpr: AnyJaxpr) -> Jaxpr:
@@ -72,6 +74,42 @@ def _read(
             if id(inner) not in seen:
                 seen.add(id(inner))
                 yield from _read(inner.eqns, into, seen)
+
+
+Make = TypeVar("Make", bound=Callable[..., Any])
+_UNCHANGED = object()
+
+
+def per_jaxpr(make: Make) -> Make:
+    """Caches the results of ``make`` for a jaxpr as long as that jaxpr lives.
+
+    ``make`` takes the jaxpr and hashable arguments. It may return the jaxpr itself, but
+    nothing that refers to it, which would keep it alive.
+    """
+    made: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def kept(jaxpr: Jaxpr, *key: Hashable) -> Any:
+        values = made.setdefault(jaxpr, {})
+        if key not in values:
+            value = make(jaxpr, *key)
+            values[key] = _UNCHANGED if value is jaxpr else value
+        return jaxpr if values[key] is _UNCHANGED else values[key]
+
+    return cast(Make, kept)
+
+
+@per_jaxpr
+def primitives_in(jaxpr: Jaxpr) -> frozenset[Primitive]:
+    """The primitives of all equations of a jaxpr, and of the jaxprs in it."""
+    return frozenset(equation.primitive for equation in equations(jaxpr))
+
+
+def equations_with(jaxpr: Jaxpr, primitive: Primitive) -> list[Any]:
+    """The equations of a primitive, in whatever other equations hold them."""
+    if primitive not in primitives_in(jaxpr):
+        return []
+    return [e for e in equations(jaxpr) if e.primitive is primitive]
 
 
 def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:

@@ -22,11 +22,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
-from shardmap._jax.walk import jaxprs_in
+from shardmap._jax.walk import jaxprs_in, per_jaxpr
 from shardmap._lazy import logging
 from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
 from shardmap.map.primitives.params import MapParams
-from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.devices import is_compile_only
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Primitive, aval_of
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, equations_with, primitives_in
 from shardmap.arrays import placement, processes
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -129,9 +129,7 @@ def map_mesh(
         outer = math.gcd if len(groups) > 1 else _all_devices_for
         sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, _divisor_for)
     inside = {
-        equation.params["axis_name"]
-        for equation in equations(call_jaxpr)
-        if equation.primitive is spmap_p
+        equation.params["axis_name"] for equation in equations_with(call_jaxpr, spmap_p)
     }
     own = _mesh_axis_names([axis_name, *names], {axis_name} | inside)
     axes = dict(zip(own, sizes, strict=True)) | partitions
@@ -149,9 +147,9 @@ def _partition_axes(
 ) -> dict[str, int]:
     """The mesh axes of the `PARTITION_RULES` primitives in a map, and their sizes."""
     axes: dict[str, int] = {}
-    for primitive, partitioned in PARTITION_RULES.items():
-        if found := [e for e in equations(call_jaxpr) if e.primitive is primitive]:
-            axes |= partitioned.mesh_axes(found, axis_name, axis_size, available)
+    for primitive, rule in PARTITION_RULES.items():
+        if cuts := equations_with(call_jaxpr, primitive):
+            axes |= rule.mesh_axes(cuts, axis_name, axis_size, available)
     return axes
 
 
@@ -203,6 +201,8 @@ def _mesh_axis_names(
 
 def inner_maps(jaxpr: Jaxpr) -> list[Any]:
     """The map equations one level down, in control flow and calls too."""
+    if spmap_p not in primitives_in(jaxpr):
+        return []
     outside = equations(jaxpr, into=lambda equation: equation.primitive is not spmap_p)
     return [equation for equation in outside if equation.primitive is spmap_p]
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from shardmap._jax.primitives import SHARD_MAP, is_pmap, manual_axes_of
 from shardmap._jax.types import AnyJaxpr, Equation
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, primitives_in
 from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -54,9 +54,10 @@ def _check_inside(
                 "each of them axes of its own."
             )
         used = used | {mesh_axis: params.name}
-    for equation in equations(params.call_jaxpr, is_no_map):
-        if equation.primitive is SHARD_MAP:
-            _check_shard_map(equation, outermost, {*used, *outermost.inner_axes})
+    if SHARD_MAP in primitives_in(params.call_jaxpr):
+        for equation in equations(params.call_jaxpr, is_no_map):
+            if equation.primitive is SHARD_MAP:
+                _check_shard_map(equation, outermost, {*used, *outermost.inner_axes})
     for inner in map(MapParams.of, inner_maps(params.call_jaxpr)):
         if inner.mesh is not None and inner.mesh != outermost.mesh:
             raise ValueError(

@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import re
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +26,11 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
+from shardmap._jax.walk import per_jaxpr
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.split import vectorizable
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-
-Make = TypeVar("Make", bound=Callable[..., Any])
 
 _INSIDE = "_inside_spmap"
 
@@ -191,28 +189,6 @@ def check_constants(constants: Sequence[Any]) -> None:
                 ". Make it inside, or take its value, x[...], as an argument, and "
                 "return what to write to it."
             )
-
-
-_UNCHANGED = object()
-
-
-def per_jaxpr(make: Make) -> Make:
-    """Caches the results of ``make`` for a jaxpr as long as that jaxpr lives.
-
-    ``make`` takes the jaxpr and hashable arguments. It may return the jaxpr itself, but
-    nothing that refers to it, which would keep it alive.
-    """
-    made: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(make)
-    def kept(jaxpr: Jaxpr, *key: Hashable) -> Any:
-        values = made.setdefault(jaxpr, {})
-        if key not in values:
-            value = make(jaxpr, *key)
-            values[key] = _UNCHANGED if value is jaxpr else value
-        return jaxpr if values[key] is _UNCHANGED else values[key]
-
-    return cast(Make, kept)
 
 
 _checked = per_jaxpr(checked_collectives)

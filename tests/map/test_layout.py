@@ -14,7 +14,9 @@ from shardmap.map.primitives.params import MapParams
 
 def equation_of(fun, *shapes):
     """The map equation of a mapped function that is a program of its own."""
-    (equation,) = fun.trace(*map(np.zeros, shapes)).jaxpr.eqns
+    jaxpr = fun.trace(*map(np.zeros, shapes)).jaxpr
+    # Its results may be constrained.
+    (equation,) = [e for e in jaxpr.eqns if e.primitive is sm.extend.spmap_p]
     return equation
 
 

@@ -25,6 +25,7 @@ from shardmap._jax.walk import (
     equations_for,
     equations_of,
     jaxprs_in,
+    primitives_in,
     rewrite_in_context,
 )
 from shardmap.map.collectives.table import COLLECTIVES
@@ -52,6 +53,8 @@ def block_collective(equation: Equation, axis: AxisLayout) -> Any:
 
 def uses_axis(jaxpr: Jaxpr, name: Hashable) -> list[Any]:
     """The collective equations over the axis, in whatever other equations hold them."""
+    if primitives_in(jaxpr).isdisjoint(COLLECTIVES):
+        return []
     found = equations(jaxpr, lambda equation: not binds(equation, name))
     return [equation for equation in found if is_collective(equation, name)]
 
@@ -68,7 +71,7 @@ def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:
     What a `jax.shard_map` holds has types with its mesh, which only vectorising makes
     anew.
     """
-    if any(equation.primitive is SHARD_MAP for equation in equations(jaxpr)):
+    if SHARD_MAP in primitives_in(jaxpr):
         return False
     return all(
         COLLECTIVES[equation.primitive].lowers_per_device(atom.aval, platform)
@@ -84,10 +87,8 @@ def is_collective(equation: Equation, name: Hashable) -> bool:
 
 def has_collectives(jaxpr: Jaxpr) -> bool:
     """Whether there is any collective in ``jaxpr`` that sends something."""
-    return any(
-        equation.primitive in COLLECTIVES and COLLECTIVES[equation.primitive].kind
-        for equation in equations(jaxpr)
-    )
+    primitives = primitives_in(jaxpr) & COLLECTIVES.keys()
+    return any(COLLECTIVES[primitive].kind for primitive in primitives)
 
 
 def _batching_rule(

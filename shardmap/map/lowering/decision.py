@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
-from shardmap._jax.walk import equations, equations_for, rewrite_jaxpr
+from shardmap._jax.walk import equations, equations_for, primitives_in, rewrite_jaxpr
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import PARTITION_RULES
 from shardmap.map.lowering.effects import calls_host
@@ -88,13 +88,10 @@ def may_branch(params: MapParams, around: EnclosingProgram) -> bool:
     False if something in the function cuts values along the other mesh axes.
     """
     jaxpr = params.call_jaxpr
-    own, found = (
-        {equation.primitive for equation in each}
-        for each in (equations(jaxpr, is_no_map), equations(jaxpr))
-    )
-    if not own & {cond_p, while_p}:
+    if primitives_in(jaxpr) & {SHARD_MAP, sharding_constraint_p, *PARTITION_RULES}:
         return False
-    if found & {SHARD_MAP, sharding_constraint_p, *PARTITION_RULES}:
+    outside_of_maps = equations(jaxpr, is_no_map)
+    if not any(e.primitive in (cond_p, while_p) for e in outside_of_maps):
         return False
     return bool(around.mesh.manual_axes) or _predicates_differ(
         jaxpr, Batch(params.axis_name, params.axis_size), params.in_axes

@@ -19,7 +19,7 @@ from shardmap._jax.effects import DEBUG_EFFECT, has_external_effect, io_effects
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.walk import equations, jaxprs_in, primitives_in
 from shardmap.map.collectives.split import is_collective
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
 from shardmap.map.primitives.tap import tap_p
@@ -40,9 +40,8 @@ def has_own_effect(equation: Equation) -> bool:
 
 def calls_host(jaxpr: Jaxpr) -> bool:
     """Whether anything in ``jaxpr`` calls the host."""
-    return any(map(has_external_effect, jaxpr.effects)) or any(
-        equation.primitive is PURE_CALLBACK for equation in equations(jaxpr)
-    )
+    has_effect = any(map(has_external_effect, jaxpr.effects))
+    return has_effect or PURE_CALLBACK in primitives_in(jaxpr)
 
 
 per_element_callback_p = jex_core.Primitive("per_element_callback")

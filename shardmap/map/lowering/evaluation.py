@@ -10,7 +10,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax.context import config_value
 from shardmap._jax.types import Param, Value
-from shardmap._jax.walk import inline_calls
+from shardmap._jax.walk import inline_calls, per_jaxpr
 from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
@@ -21,7 +21,6 @@ from shardmap.map.lowering.steps import Context
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
-from shardmap.map.tracing import per_jaxpr
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 """Settings with which a map runs operation by operation, on one device."""

@@ -28,7 +28,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import Jaxpr, Param, Value, without_sharding
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations_with
 from shardmap.map import agreement
 from shardmap.map.layout import map_shardings, partition_spec
 from shardmap.map.lowering.decision import (
@@ -70,10 +70,8 @@ def _check_program(ctx: LoweringContext, params: MapParams, decided: Decision) -
         `jax.shard_map` inside.
     """
     mesh, name = cast(Mesh, params.mesh), str(params)
-    for equation in equations(params.call_jaxpr):
-        if equation.primitive is SHARD_MAP and (
-            both := manual_axes_of(equation) & {*decided.manual_axes}
-        ):
+    for equation in equations_with(params.call_jaxpr, SHARD_MAP):
+        if both := manual_axes_of(equation) & {*decided.manual_axes}:
             along, remedy = f"mesh axes {sorted(both)}", "or give it other axes"
             if both - {*decided.mesh_axes}:
                 along = "all mesh axes, as it calls the host"

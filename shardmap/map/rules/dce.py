@@ -8,8 +8,8 @@ from shardmap._jax.context import bound_axis
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dce, without_dead_code
 from shardmap._jax.types import Equation, Jaxpr
+from shardmap._jax.walk import per_jaxpr
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.tracing import per_jaxpr
 
 
 @per_jaxpr

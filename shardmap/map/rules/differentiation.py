@@ -22,7 +22,7 @@ from shardmap._jax.types import (
     aval_of,
     without_sharding,
 )
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, per_jaxpr
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.first_element import on_first_element
 from shardmap.map.primitives.map_primitive import MapPrimitive
@@ -32,7 +32,6 @@ from shardmap.map.tracing import (
     Body,
     batched_results,
     bind_map,
-    per_jaxpr,
     trace_body,
 )
 

@@ -17,9 +17,9 @@ from shardmap._jax.context import NO_MESH, bound_axis
 from shardmap._jax.primitives import remat_params
 from shardmap._jax.rules import Policy, Split, def_partial_eval_custom, split_checkpoint
 from shardmap._jax.types import Equation, Jaxpr
+from shardmap._jax.walk import per_jaxpr
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources
-from shardmap.map.tracing import per_jaxpr
 
 _remat_p = jex_core.primitives.remat_p
 

@@ -8,6 +8,7 @@ import jax
 
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param
+from shardmap._jax.walk import per_jaxpr
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
 from shardmap.map.tracing import (
@@ -16,7 +17,6 @@ from shardmap.map.tracing import (
     batched_results,
     bind_map,
     element_trace,
-    per_jaxpr,
     trace_body,
 )
 
