@@ -210,3 +210,25 @@ def test_what_starts_and_ends_is_held_once(compiled):
     )
     # The numbers of memories of a GPU are of parts of its main one.
     assert "f32[64,128]" in {each.type for each in compiled("cuda_ragged").largest}
+
+
+def test_a_fusion_that_starts_has_parts():
+    """As XLA for GPUs writes a sum of values of 64 bits."""
+    module = module_of("""HloModule m, num_partitions=8
+
+%sum (x: f64[8]) -> f64[8] {
+  %x = f64[8]{0} parameter(0)
+  ROOT %s = f64[8]{0} all-reduce(%x), channel_id=1, replica_groups={}, to_apply=%add
+}
+
+ENTRY %main (p: f64[8]) -> f64[8] {
+  %p = f64[8]{0} parameter(0)
+  %f = ((f64[8]{0}), f64[8]{0}) fusion-start(%p), kind=kCustom, calls=%sum
+  ROOT %d = f64[8]{0} fusion-done(%f)
+}
+""")
+    (sent,) = compiled_collectives(module, Sources(module))
+    assert (sent.kind, sent.bytes_in) == ("all-reduce", 64)
+    assert module.fusion_of(module.by_name["s"]) is module.by_name["f"]
+    (held,) = cost.largest_at_peak(module, Sources(module))
+    assert held.bytes == 64
