@@ -120,16 +120,12 @@ class Graph:
       constants: the arrays that the function closed over, by value.
       nodes: the equations, each after those it depends on.
       outputs: what the function returns.
-      effects: one value per effect, which has no data. If the effect happens piece by
-        piece, it has the axes of all operands, and a box of it stands for the effect
-        on boxes of these.
       source: where the user wrote the equation that nodes are added for.
       source_info: the same in JAX's form.
     """
 
     def __init__(self, calls: "Calls") -> None:
         self.calls = calls
-        self.effects: list[Value] = []
         self.inputs: list[Value] = []
         self.constants: dict[Value, Any] = {}
         self.nodes: list[Node] = []
@@ -244,15 +240,12 @@ class Graph:
                 del self.nodes[first:]
                 self._replaced.update(zip(node.outs, made, strict=True))
         self.outputs = list(map(self.current, self.outputs))
-        self.effects = [
-            v for v in map(self.current, self.effects) if isinstance(v, Value)
-        ]
         self._replaced = {}
         self.drop_unused()
 
     def drop_unused(self) -> None:
-        """Drops the nodes that no output and no effect needs."""
-        used: set[Operand] = {*self.effects, *self.outputs}
+        """Drops the nodes that no output needs."""
+        used: set[Operand] = {*self.outputs}
         kept = []
         for node in reversed(self.nodes):
             if not used.isdisjoint(node.outs):
@@ -327,14 +320,12 @@ class Calls(NamedTuple):
     Attributes:
       jaxprs: call primitive -> the name of the parameter that holds its jaxpr.
       rewrites: primitive -> a function that adds nodes that replace its node.
-      harmless: the effects that a node may have.
-      effects: adds nodes for an equation with another effect; None: it is refused.
+      harmless: the effects that a node may have; others are refused.
     """
 
     jaxprs: Mapping[Primitive, str]
     rewrites: Mapping[Primitive, Rewrite]
     harmless: tuple[type, ...] = ()
-    effects: Callable[[Graph, Node, Equation], Sequence[Operand] | None] | None = None
 
 
 def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Graph:
@@ -358,14 +349,12 @@ def _decomposed(
     calls = graph.calls
     harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]
     if harmful:
-        outs = calls.effects(graph, node, equation) if calls.effects else None
-        if outs is None:
-            effects = ", ".join(sorted(map(str, harmful)))
-            raise Refused(
-                f"{node.name} at {node.source} has an effect ({effects}), and nothing "
-                "says which shard should have it"
-            )
-        return outs
+        effects = ", ".join(sorted(map(str, harmful)))
+        raise Refused(
+            f"{node.name} at {node.source} has an effect ({effects}), and nothing says "
+            "which shard should have it: do it outside, with what the function takes "
+            "or returns"
+        )
     write = calls.rewrites.get(node.primitive)
     return write(graph, node) if write else None
 

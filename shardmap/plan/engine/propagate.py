@@ -398,7 +398,7 @@ class Analysis:
           runs: see `Runs`.
         """
         needed: dict[Value, set[int]] = {}
-        for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
+        for value in [*self.graph.outputs, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
         smallest = self.smallest()
@@ -430,7 +430,7 @@ class Analysis:
         """For each value, what all uses of it go through, if that has fewer bytes."""
         found: dict[Value, list[Value]] = {}
         users: dict[Operand, dict[Node, None]] = {}
-        ends = {*self.graph.outputs, *self.graph.effects, *self.kept}
+        ends = {*self.graph.outputs, *self.kept}
         for node in reversed(self.graph.nodes):
             for out in node.outs:
                 found[out] = [out]

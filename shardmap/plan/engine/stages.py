@@ -154,8 +154,6 @@ class _Loops:
 
     def of_axes(self, value: Value, reductions: Sequence[int]) -> list[Loop | None]:
         """The loop of each axis of a value that these reductions make partial."""
-        if value in self._analysis.graph.effects:
-            return self._of_effect(value)
         taken = {self.of_reduction[number] for number in reductions}
         found: list[Loop | None] = []
         whole: set[int] = set()
@@ -170,25 +168,6 @@ class _Loops:
             loop.cuts.append(cut)
             taken.add(loop)
             found.append(loop)
-        return found
-
-    def _of_effect(self, value: Value) -> list[Loop | None]:
-        """The loops of the first operand that is cut; axes without them are whole."""
-        cuts = self._analysis.cuts[value]
-        found: list[Loop | None] = []
-        first: list[Loop] = []
-        for operand in value.producer.ins if value.producer and value.shape else ():
-            own: list[Loop] = []
-            for axis, size in enumerate(operand.shape, len(found)):
-                own.append(self._free((value.number, axis), size, own))
-            axes = range(len(found), len(found) + len(own))
-            if not first and any(cuts[axis].at for axis in axes):
-                first = own
-            for axis, loop in zip(axes, own, strict=True):
-                is_whole = first and loop not in first
-                found.append(None if is_whole else loop)
-                if not is_whole:
-                    loop.cuts.append(cuts[axis])
         return found
 
 
@@ -290,9 +269,7 @@ class Stage:
 
     def _both(self, first: "Family", second: "Family") -> "Family | None":
         """A family that makes the results of both, if its shards read less."""
-        effects = self.analysis.graph.effects
-        made = [self.results[k].value for k in (*first.results, *second.results)]
-        if not second.loops or any(value in effects for value in made):
+        if not second.loops:
             return None
         groups = list(map(list, first.loops))
         new = {k for (k,) in second.loops}
@@ -445,7 +422,7 @@ def stages_of(analysis: Analysis) -> list[Stage]:
     if analysis.stages:
         return analysis.stages
     graph = analysis.graph
-    outputs = [v for v in graph.outputs if isinstance(v, Value)] + graph.effects
+    outputs = [v for v in graph.outputs if isinstance(v, Value)]
     inputs = {v for v in outputs if v.producer is None}
     made: dict[int, dict[Value, None]] = {}
     for value in [*outputs, *analysis.kept]:

@@ -24,7 +24,6 @@ from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points, cuts_at
-from shardmap.plan.inside.effects import add_effect, silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.plan.lax.control.unroll import MOST_EQUATIONS
 from shardmap.plan.lax.passes import analysed, begins
@@ -72,7 +71,7 @@ def _made(
     """A jaxpr, cut at points.
 
     Raises:
-      Refused: it has an effect that is not one of the host.
+      Refused: it has an effect.
     """
     every, count = cuts_at("chunked", asked), len(jaxpr.in_avals)
     cuts, inside = every[:count], every[count:]
@@ -84,7 +83,6 @@ def _made(
     # Each stage of a loop is compiled with all others, as one function.
     analysis = analysed(
         *(jaxpr, cuts, partial),
-        effects=add_effect,
         keeps=keeps,
         most_equations=MOST_EQUATIONS,
         inside=inside,
@@ -99,7 +97,7 @@ def fit(jaxpr: ClosedJaxpr, options: Options) -> Fit:
     """The `Fit` of a jaxpr. It is cached, and remembers the cuts that it tried."""
     assert options.memory is not None
     make = functools.partial(_made, jaxpr)
-    inside = functools.partial(begins, jaxpr, add_effect)
+    inside = functools.partial(begins, jaxpr)
     given = jaxpr, make, options.partial, options.memory, options.finds
     return Fit(*given, in_loops=True, begins=inside)
 
@@ -109,7 +107,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     """A jaxpr, cut as asked, in as few pieces as fit.
 
     Raises:
-      Refused: it has an effect that is not one of the host.
+      Refused: it has an effect.
       ValueError: it does not fit, however small the pieces are.
     """
     if options.memory is None:
@@ -229,15 +227,12 @@ def _jvp_rule(
     moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
     smooth = list(map(is_inexact, jaxpr.out_avals))
 
-    # Callbacks without results are called once, by the function itself.
-    quiet = silent(jaxpr)
-
     def tangent_function(*operands: Any) -> list[Any]:
         along = list(operands[len(moves) :])
         moving, rest = split(moves, operands[: len(moves)])
 
         def of_moving(*moving: Any) -> list[Any]:
-            found = _evaluate(quiet, merge(moves, moving, rest))
+            found = _evaluate(jaxpr, merge(moves, moving, rest))
             return list(compress(found, smooth))
 
         return jax.jvp(of_moving, moving, along)[1]

@@ -56,7 +56,7 @@ def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
         made = {
             result.value: _new_buffer(result.value, result.combiner)
             for result in stage.results
-            if result.value not in known and result.value not in graph.effects
+            if result.value not in known
         }
         every = with_same_steps(stage)
         for shards in every:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap._jax.types import AnyJaxpr
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.jaxpr_key import key_of
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Scalar, Value, flatten
@@ -33,15 +33,12 @@ from shardmap.plan.lax.staged import (
 )
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
 
-Effects = Callable[[Graph, Node, Equation], Sequence[Operand] | None]
-
 
 def analysed(
     closed: AnyJaxpr,
     cuts: list[list[Cut]],
     partial: bool,
     out_cuts: list[list[Cut]] | None = None,
-    effects: Effects | None = None,
     keeps: bool = True,
     most_equations: int = unroll.MOST_IN_STAGES,
     inside: Sequence[Sequence[Cut]] = (),
@@ -55,7 +52,6 @@ def analysed(
       cuts: of the arguments.
       partial: whether to cut axes that are summed over.
       out_cuts: of the results, in addition to those that reach them.
-      effects: rewrites equations with effects; None: they are refused.
       keeps: whether values may be kept that could be recomputed.
       most_equations: the most equations of a loop whose steps become stages.
       inside: the cuts of the first values of `begins`.
@@ -65,7 +61,7 @@ def analysed(
 
     def followed(unroller: Unroller | None) -> functools.partial[Analysis]:
         """Makes a graph that follows the cuts, and returns what analyses it."""
-        graph = flatten(closed, CALLS._replace(effects=effects))
+        graph = flatten(closed, CALLS)
         if out_cuts is not None:
             barrier.ask(graph, out_cuts)
         barrier.begin(graph, inside)
@@ -87,11 +83,9 @@ def analysed(
             return measured(make) if measures else make()
 
         found = made()
-        # What is rewritten may have values kept that comparisons take.
-        for reductions in (True, False) if partial else (False,):
-            if writers := one_pass.writers(found, reductions):
-                found.graph.rewrite(functools.partial(_written, writers))
-                found = made()
+        if partial and (writers := one_pass.writers(found)):
+            found.graph.rewrite(functools.partial(_written, writers))
+            found = made()
         while (more := must_store(found)).keys() - stored.keys():
             stored |= more
             found = made()
@@ -130,12 +124,9 @@ def _shared(graph: Graph) -> Callable[[Node], Sequence[Operand] | None]:
     XLA does so too, but stages are compiled apart: the last bits of their results may
     differ, and ``f(x) >= f(x).max()`` would find nothing.
     """
-    effects = {*graph.effects}
     known: dict[Hashable, tuple[Value, ...]] = {}
 
     def replaced(node: Node) -> Sequence[Operand] | None:
-        if not effects.isdisjoint(node.outs):
-            return None
         ins = [key_of(x.value) if isinstance(x, Scalar) else x for x in node.ins]
         types = [x.aval for x in (*node.ins, *node.outs)]
         key = node.primitive, key_of(node.params), tuple(ins), tuple(types)
@@ -155,9 +146,9 @@ def _last(analysis: Analysis) -> int:
     return max(analysis.level.values(), default=0)
 
 
-def begins(closed: AnyJaxpr, effects: Effects | None = None) -> list[Value]:
+def begins(closed: AnyJaxpr) -> list[Value]:
     """The values at which cuts can begin, such as random numbers."""
-    return barrier.begins(flatten(closed, CALLS._replace(effects=effects)))
+    return barrier.begins(flatten(closed, CALLS))
 
 
 def _ends(analysis: Analysis) -> set[Any]:

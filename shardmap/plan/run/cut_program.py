@@ -138,7 +138,7 @@ class CutProgram:
     @functools.cached_property
     def kept(self) -> list[list[Value]]:
         """Per stage, the values held while it runs, besides arguments and results."""
-        others = {*self.graph.outputs, *self.graph.effects}
+        others = {*self.graph.outputs}
         last = {v: place for place, each in enumerate(self.stages) for v in each.reads}
         found: list[list[Value]] = [[] for _ in self.stages]
         for place, stage in enumerate(self.stages):

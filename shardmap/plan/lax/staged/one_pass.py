@@ -15,16 +15,11 @@ It gives variances and covariances. With the maximum of a piece as ``p``,
 gives softmax, log-sum-exp and attention. An argmax is the argmax over the maxima of the
 pieces. The first stage computes these statistics of each piece, and the next stage
 combines them. The sum or the maximum that ``c`` is made of comes from them too.
-
-A float that is compared with its own maximum, as in ``y == y.max()`` and the gradient
-of ``y.max()``, may differ in its last bits from what the maximum was taken of, as a
-later stage recomputes it. So the elements that are the maximum of their piece are
-replaced by the maximum, if it is in this piece, and no element is larger.
 """
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -35,11 +30,9 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, made_by
-from shardmap.plan.engine.pieces import WithinPiece, in_pieces
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.lax.compared import COMPARISONS, is_rounded
 from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
-from shardmap.plan.lax.staged.blocks import PIECES, of_each_piece
+from shardmap.plan.lax.staged.blocks import of_each_piece
 
 SMALLER = 8
 """The statistics of all pieces must be this many times smaller than what is read."""
@@ -99,14 +92,9 @@ class OnePass(NamedTuple):
 
 
 def writers(
-    analysis: Analysis, reductions: bool
+    analysis: Analysis,
 ) -> dict[Node, Callable[[], Sequence[Operand] | None]]:
-    """Nodes that can be computed from statistics -> what rewrites them so.
-
-    Args:
-      analysis: the analysis.
-      reductions: whether reductions are rewritten, or only comparisons.
-    """
+    """Nodes that can be computed from statistics -> what rewrites them so."""
     graph, nodes = analysis.graph, analysis.graph.nodes
     reduced = [nodes[k] for k in dict.fromkeys(r.node for r in analysis.reductions)]
     extrema = [
@@ -114,11 +102,8 @@ def writers(
         for node in dict.fromkeys(ended.node for ended in analysis.ended)
         if node.primitive in (p.argmax_p, p.argmin_p) and arg_fits(node)
     ]
-    if not reductions:
-        reduced, extrema = [], []
     found = {node: _sum(analysis, node) for node in reduced}
     found |= {node: _arg(analysis, node) for node in extrema}
-    found |= {n: _compared(analysis, n) for n in nodes if n.primitive in COMPARISONS}
     kinds: dict[Any, dict[Statistic, Pieces]] = {}
     for match in found.values():
         for each in match.pieces if match else ():
@@ -129,7 +114,6 @@ def writers(
         if match
         and (
             _must_be_one_pass(node)
-            or node.primitive in COMPARISONS
             or all(len(kinds[x.value, x.axes]) <= MOST_KINDS for x in match.pieces)
         )
     }
@@ -193,17 +177,6 @@ def _largest(x: jax.Array, axes: Sequence[int], *starts: Any) -> list[jax.Array]
     """The maximum, and the same where it is finite."""
     largest = jnp.max(x, axes, keepdims=True)
     return [largest, jnp.where(jnp.isfinite(largest), largest, 0)]
-
-
-@functools.cache
-def _alone(is_largest: bool) -> Statistic:
-    """The extremum of a piece."""
-    reduce = lax.reduce_max if is_largest else lax.reduce_min
-
-    def of_piece(x: jax.Array, axes: Sequence[int], *starts: Any) -> list[jax.Array]:
-        return [lax.expand_dims(reduce(x, axes), axes)]
-
-    return Statistic(1, of_piece, p.reduce_max_p if is_largest else p.reduce_min_p)
 
 
 CENTRED = Statistic(3, _centred, p.reduce_sum_p)
@@ -539,105 +512,6 @@ def _arg(analysis: Analysis, node: Node) -> OnePass | None:
         return graph.call(combined, statistics(pieces))
 
     return OnePass([pieces], write)
-
-
-def _compared(analysis: Analysis, node: Node) -> OnePass | None:
-    """A comparison of a computed float with its extremum, which a stage before made."""
-    if not jnp.issubdtype(node.ins[0].aval.dtype, jnp.floating):
-        return None
-    first, second = node.ins
-    found = _extremum_of(first, second, analysis.kept)
-    reduction = found or _extremum_of(second, first, analysis.kept)
-    if reduction is None:
-        return None
-    is_first, value = found is not None, reduction.ins[0]
-    assert isinstance(value, Value)
-    if value.shape != node.out_shapes[0] or not is_rounded(analysis, value):
-        return None
-    axes = tuple(sorted(reduction.params["axes"]))
-    cuts = {k: analysis.cuts[value][k].at if analysis.partial else () for k in axes}
-    edges = {k: (0, *at, value.shape[k]) for k, at in cuts.items()}
-    is_largest = reduction.primitive is p.reduce_max_p
-    kind, side = _alone(is_largest), 1 if is_largest else -1
-    is_cut = any(cuts.values())
-    pieces = [Pieces(value, kind, tuple(edges.items()))] if is_cut else []
-
-    def best(extrema: jax.Array) -> list[jax.Array]:
-        """The extremum, and for each piece the most that its elements may be."""
-        [extremum] = kind.of_piece(extrema, axes)
-        most = lax.nextafter(extremum, jnp.full_like(extremum, -side * jnp.inf))
-        # XLA takes the numbers next to 0 for 0.
-        tiny = jnp.finfo(extremum.dtype).tiny
-        most = jnp.where(jnp.abs(extremum) < tiny, -side * tiny, most)
-        return [extremum, jnp.where(extrema == extremum, extremum, most)]
-
-    def exact(piece: jax.Array, most: jax.Array) -> jax.Array:
-        is_best = piece == kind.of_piece(piece, axes)[0]
-        limited = (jnp.minimum if is_largest else jnp.maximum)(piece, most)
-        return jnp.where(is_best, most, limited)
-
-    def compared(x: jax.Array, extremum: jax.Array) -> jax.Array:
-        extremum = lax.broadcast_in_dim(extremum, x.shape, range(x.ndim))
-        ins = [x, extremum] if is_first else [extremum, x]
-        return node.primitive.bind(*ins, **node.params)
-
-    def write(graph: Graph, statistics: Statistics) -> Sequence[Operand]:
-        if pieces:
-            extremum, own = graph.call(best, statistics(*pieces))
-        else:
-            whole = [graph.current(reduction.outs[0])]
-            [extremum] = graph.call(lambda made: [lax.expand_dims(made, axes)], whole)
-            own = extremum
-        every = range(len(value.shape))
-        rule = functools.partial(
-            in_pieces,
-            value=every,
-            numbers=every,
-            windows={k: WithinPiece(ends[-1], edges=ends) for k, ends in edges.items()},
-            function=exact,
-        )
-        now = graph.current(value)
-        [found] = graph.add(PIECES, {"rule": rule}, [now, own], [value.aval])
-        return graph.call(compared, [found, extremum])
-
-    return OnePass(pieces, write)
-
-
-def _extremum_of(
-    value: Operand, operand: Operand, kept: Collection[Value]
-) -> Node | None:
-    """The reduction of a value that makes an operand, along its own axes.
-
-    Args:
-      value: the value.
-      operand: the extremum, possibly with the axes of the value again.
-      kept: kept values. One of them must lie between the extremum and the operand.
-    """
-    # The axes of the value that the operand has, without those of length 1.
-    axes, is_kept = _longer(operand.shape), False
-    while isinstance(operand, Value) and (node := operand.producer) is not None:
-        is_kept |= operand in kept
-        if node.primitive in (p.reduce_max_p, p.reduce_min_p):
-            own = [k for k in _longer(value.shape) if k not in node.params["axes"]]
-            is_own = node.ins[0] is value and axes == own and is_kept
-            return node if is_own else None
-        if node.primitive is p.broadcast_in_dim_p:
-            dims = node.params["broadcast_dimensions"]
-            names = dict(zip(_longer(operand.shape), axes, strict=True))
-            axes = [names[dims[k]] for k in _longer(node.in_shapes[0])]
-        elif node.primitive in (p.reshape_p, p.squeeze_p):
-            sizes = [[n for n in x.shape if n != 1] for x in (operand, node.ins[0])]
-            if sizes[0] != sizes[1]:
-                return None
-        else:
-            return None
-        operand = node.ins[0]
-    return None
-
-
-def _longer(shape: Sequence[int]) -> list[int]:
-    """The axes that are not of length 1."""
-    return [axis for axis, size in enumerate(shape) if size != 1]
 
 
 def _plain(node: Node, known: Mapping[Any, Pieces]) -> OnePass | None:
