@@ -62,6 +62,25 @@ def def_checkify(primitive: Primitive, bind: Callable[..., list[Any]]) -> None:
     checkify.error_checks[primitive] = rule
 
 
+def refuse_checkify(primitive: Primitive, message: str) -> None:
+    """Refuses checks that JAX would add inside of equations of a primitive.
+
+    By JAX's own rule such an equation is bound as it is, so that nothing is found.
+
+    Args:
+      primitive: the primitive.
+      message: of the NotImplementedError. Checks of users are effects, not added here.
+    """
+
+    def rule(*args: Any, **params: Param) -> tuple[Any, Any]:
+        place = [isinstance(arg, checkify.Error) for arg in args].index(True)
+        if args[place + 1] - checkify.user_checks:
+            raise NotImplementedError(message)
+        return checkify.default_checkify_rule(primitive, *args, **params)
+
+    checkify.error_checks[primitive] = rule
+
+
 def _with_first(error: Any, each: Any) -> Any:
     """An error with that of the first element that has one.
 

@@ -36,7 +36,6 @@ from shardmap.plan.run.dask import to_dask
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards, index_of
-from shardmap.plan.run.traffic import Traffic, traffic
 from shardmap.units import bytes_of, check_bool, integer_of, shown
 
 
@@ -345,29 +344,6 @@ class ShardPlan:
     def __str__(self) -> str:
         return report.summary(self._cut_program)
 
-    def traffic(
-        self, *args: PyTree, out: PyTree = None, scratch: Any = None, **kwargs: PyTree
-    ) -> Traffic:
-        """Returns what a run in other processes would move, and how much of it through
-        this process.
-
-        Args:
-          *args: as for `run`. Default: those of `plan`, if they still exist.
-          out: as for `run`.
-          scratch: as for `run`; nothing is created there.
-          **kwargs: as for `run`.
-
-        Example:
-          >>> import numpy as np, shardmap as sm
-          >>> x = np.ones((8, 2), np.float32)
-          >>> made = sm.plan(lambda x: x.sum(0), x, in_slices={0: 4})
-          >>> print(made.traffic(x))
-          args[0]: 64 B are sent from here, as it lies in memory
-          result: 32 B come back
-        """
-        arrays = self._arrays(args, kwargs) if args or kwargs else self._given()
-        return traffic(self._cut_program, arrays, self._bare(out), scratch)
-
     def _arrays(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
     ) -> tuple[PyTree, ...]:
@@ -421,12 +397,11 @@ class ShardPlan:
           out: where to write the result: array-likes with ``__getitem__`` and
             ``__setitem__`` in the structure of the result. None: new NumPy arrays.
           executor: where shards run. None: this process, which reads, computes and
-            writes at the same time. An int: that many processes, each with its share of
-            the cores. A `concurrent.futures.Executor`: its threads, or its processes if
-            "spawn", loky or mpi4py starts them. A `distributed.Client`: its workers,
-            which also combine partial results. The module ``ray``: its tasks. Other
-            processes open files and stores themselves; `traffic` tells what goes
-            through this one.
+            writes at the same time. An int: that many processes, which start with the
+            run and end with it. A `concurrent.futures.Executor`: its threads, or its
+            processes if "spawn", loky or mpi4py starts them. A `distributed.Client`:
+            its workers, which also combine partial results. The module ``ray``: its
+            tasks. Other processes open files and stores themselves.
           max_in_flight: the number of shards that are read or computed at once. In this
             process, as many threads read what is not in memory, which hides the latency
             of remote stores. Default: one thread reads two shards ahead, or one if it

@@ -206,8 +206,6 @@ def test_a_store_stays_where_it_is(ds, tmp_path):
     made = plan(
         lambda ds: (ds.t * 2).mean("x", skipna=False), part, in_slices={"time": 3}
     )
-    told = str(made.traffic(part))
-    assert "['t']: 216 B are read by the workers (xarray)" in told
     got = made.run(part, executor=1)
     want = (ds.t[2:20] * 2).mean("x")
     xr.testing.assert_allclose(got, want.drop_attrs())
@@ -232,7 +230,6 @@ def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
 
     made = plan(add, array, (1, 2), in_slices={"a": 2}, static_argnums=1)
     assert made.num_shards == 2
-    assert "48 B are read by the workers (memmap)" in str(made.traffic())
 
 
 def test_to_dask_gives_labels(ds):

@@ -302,7 +302,6 @@ def test_a_plan_shows_what_is_documented_and_no_more():
         "stage_shards",
         "stages",
         "to_dask",
-        "traffic",
     }
     assert all(getattr(ShardPlan, name).__doc__ for name in shown)
 

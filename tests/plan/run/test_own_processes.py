@@ -4,13 +4,9 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from shardmap.plan.plan import plan
-from shardmap.plan.run.own_processes import share_of
 from tests import command_line
-from tests.plan.run.test_engines import W, X, assert_bytes, mapped, score
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 
@@ -60,16 +56,3 @@ def test_workers_end_with_a_program_that_is_killed(tmp_path):
         process.kill()
         # The workers have the same stdout, which ends with the last of them.
         assert process.communicate(timeout=20) == (b"", None)
-
-
-def test_every_core_is_somebodys_and_nobody_has_none():
-    for count in range(1, 9):
-        shares = [share_of(range(5), index, count) for index in range(count)]
-        assert all(shares)
-        assert {core for share in shares for core in share} == set(range(5))
-
-
-@pytest.mark.deep
-def test_processes_of_a_run_have_their_cores(tmp_path):
-    made = plan(score, X, W, in_slices=({0: 8}, None))
-    assert_bytes(made.run(mapped(tmp_path), W, executor=np.int64(2)), made.run(X, W))

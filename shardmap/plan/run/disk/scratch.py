@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from shardmap._jax.types import Aval
-from shardmap.arrays.sources.registry import Away, kind_named
 from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.stages import Result, Stage
@@ -68,22 +67,6 @@ def _chunks(stage: Stage, result: Result) -> tuple[int, ...]:
         longest = found.index(max(found))
         found[longest] = -(-found[longest] // 2)
     return tuple(found)
-
-
-def scratch_sinks(cut_program: CutProgram, scratch: Any) -> dict[Value, Away]:
-    """How other processes would open the values in ``scratch``. Creates nothing."""
-    is_folder = isinstance(scratch, pathlib.Path)
-    kind = kind_named("memmap" if is_folder else "zarr")
-    if scratch is None or kind is None:
-        return {}
-    about = {"place": str(scratch)} if is_folder else kind.describe(scratch)
-    return {
-        value: Away(
-            kind.name, about, kind.reopen, (1,) * len(chunks) if is_folder else chunks
-        )
-        for value, chunks in _chunks_of_values(cut_program).items()
-        if about and (is_folder or not _is_foreign(data_aval(value.aval).dtype))
-    }
 
 
 @contextlib.contextmanager

@@ -234,19 +234,6 @@ def test_a_place_that_is_none_is_refused(tmp_path):
         made.run(X, scratch=path)
 
 
-def test_traffic_knows_what_goes_through_scratch(place):
-    made = plan(spectrum, X, in_slices=({0: 4},))
-    here = made.traffic(X)
-    assert "what later stages need: 7.5 KiB come back" in str(here)
-    there = made.traffic(X, scratch=place)
-    assert "what later stages need: 7.5 KiB are written by the workers" in str(there)
-    assert "what earlier stages made: 7.5 KiB are read by the workers" in str(there)
-    assert here.here - there.here == there.there == 2 * KEPT
-    own = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
-    assert own.traffic(X) == there
-    assert content(place) == []
-
-
 def test_what_a_killed_run_left_in_a_group_is_removed(tmp_path, monkeypatch):
     zarr = pytest.importorskip("zarr", reason="a store of zarr")
     group = zarr.open_group(tmp_path / "store", mode="w")
