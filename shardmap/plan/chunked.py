@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
@@ -24,6 +24,7 @@ from shardmap.plan.inside.primitive import (
     without_tracers,
 )
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.static import static_keys, with_statics, without_static
 from shardmap.units import bytes_of, check_bool, decorator_with_options, shown
 
 P = ParamSpec("P")
@@ -59,19 +60,23 @@ class ChunkedFunction(Generic[P, R]):
         options: Options,
         remat: bool | Callable[..., Any],
         strict: bool,
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
     ) -> None:
         # First, as attributes of ``fun`` may have the names of ours.
         functools.update_wrapper(self, fun)
         self._fun, self._in_slices, self._options = fun, in_slices, options
         self._remat, self._strict = remat, strict
+        self._statics = static_argnums, static_argnames
         self._warned = False
         self._jitted = jax.jit(self._bind)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        given, named = self._with_statics(args, kwargs)
         try:
-            return self._jitted(*args, **kwargs)
+            return self._jitted(*given, **named)
         except Exception:
-            self._check_arrays(args, kwargs)
+            self._check_arrays(given, named)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -111,8 +116,15 @@ class ChunkedFunction(Generic[P, R]):
         """
         return report.stage_costs(self._cut_program(args, kwargs))
 
+    def _with_statics(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments, without leaves of those that are static."""
+        if self._statics == ((), ()):
+            return args, kwargs
+        keys = static_keys(self._fun, args, kwargs, *self._statics)
+        return with_statics(args, kwargs, keys)
+
     def _cut_program(self, args: Any, kwargs: Any) -> CutProgram:
-        read = self._read(args, kwargs)
+        read = self._read(*self._with_statics(args, kwargs))
         made = self._cut(read.jaxpr, read.asked)
         return CutProgram(
             made.analysis, made.in_tree, read.out_tree, made.cuts, read.names
@@ -148,7 +160,9 @@ class ChunkedFunction(Generic[P, R]):
         def flat(*leaves: Any) -> list[Any]:
             nonlocal out_tree
             args, kwargs = jax.tree.unflatten(tree, leaves)
-            results, out_tree = jax.tree.flatten(self._fun(*args, **kwargs))
+            named = {name: without_static(x) for name, x in kwargs.items()}
+            made = self._fun(*map(without_static, args), **named)
+            results, out_tree = jax.tree.flatten(made)
             return results
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
@@ -207,6 +221,8 @@ def chunked(
     partial: bool = True,
     remat: bool | Callable[..., Any] = True,
     strict: bool = False,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
 ) -> ChunkedFunction[P, R]: ...
 
 
@@ -219,6 +235,8 @@ def chunked(
     partial: bool = True,
     remat: bool | Callable[..., Any] = True,
     strict: bool = False,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], ChunkedFunction[P, R]]: ...
 
 
@@ -231,6 +249,8 @@ def chunked(
     partial: bool = True,
     remat: bool | Callable[..., Any] = True,
     strict: bool = False,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
 ) -> Any:
     """Runs a function in pieces, one after the other, so that it needs less memory.
 
@@ -256,6 +276,9 @@ def chunked(
         False: all values are kept, for reverse-mode differentiation only. One of
         `jax.checkpoint_policies`: the values that it saves are kept.
       strict: whether to raise an error, instead of a warning, if no cut has an effect.
+      static_argnums: the positions of arguments that are not arrays, as for `jax.jit`.
+        In ``in_slices`` they are None.
+      static_argnames: the names of such arguments.
 
     Returns:
       A function with the arguments and results of ``fun``. Its ``explain(*args)`` says

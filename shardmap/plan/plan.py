@@ -11,7 +11,6 @@
 array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 """
 
-import inspect
 import os
 import warnings
 import weakref
@@ -23,7 +22,6 @@ import jax
 from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
-from shardmap.api.arguments import Static
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
 from shardmap.plan.cutting import cut_function
@@ -31,11 +29,12 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices
 from shardmap.plan.labels import Labels, named_cuts, without_labels
 from shardmap.plan.memory.plan_peak import plan_peak
-from shardmap.plan.run.cut_program import CutProgram, in_order
+from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.dask import to_dask
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards, index_of
+from shardmap.plan.run.static import in_order, static_keys, without_static
 from shardmap.units import bytes_of, check_bool, integer_of, shown
 
 
@@ -112,7 +111,7 @@ def plan(
     check_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
-    statics = _statics(fun, args, kwargs, static_argnums, static_argnames)
+    statics = static_keys(fun, args, kwargs, static_argnums, static_argnames)
     own = in_order(args, kwargs, statics)
     function, given = _by_position(fun, own, kwargs), _weakly(own)
     function, labels = without_labels(function, own)
@@ -147,51 +146,6 @@ OPTIONS = frozenset(
 """The keyword options of a plan's methods."""
 
 
-def _statics(
-    fun: Callable[..., PyTree],
-    args: tuple[PyTree, ...],
-    kwargs: Mapping[str, PyTree],
-    argnums: int | Sequence[int],
-    argnames: str | Sequence[str],
-) -> set[int | str]:
-    """The static arguments, by position or name as they were given.
-
-    Raises:
-      TypeError: one is not hashable.
-      ValueError: there is no such argument.
-    """
-    numbers = [argnums] if isinstance(argnums, int) else argnums
-    names = [argnames] if isinstance(argnames, str) else argnames
-    parameters = list(inspect.signature(fun).parameters) if names else []
-    found: dict[int | str, Any] = {}
-    for number in numbers:
-        if not -len(args) <= number < len(args):
-            raise ValueError(
-                f"static_argnums names the positional argument {number}, but there are "
-                f"{len(args)}"
-            )
-        found[number % len(args)] = args[number]
-    for name in names:
-        if name in kwargs:
-            found[name] = kwargs[name]
-        elif name not in parameters:
-            raise ValueError(
-                f"static_argnames names {shown(name)}, no argument of {fun}"
-            )
-        elif (place := parameters.index(name)) < len(args):
-            found[place] = args[place]
-    for key, value in found.items():
-        try:
-            hash(value)
-        except TypeError:
-            where = f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
-            raise TypeError(
-                f"static arguments must be hashable, got {shown(value)} of type "
-                f"{type(value).__name__} in {where}"
-            ) from None
-    return set(found)
-
-
 def _by_position(
     fun: Callable[..., PyTree], own: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
 ) -> Callable[..., PyTree]:
@@ -209,13 +163,10 @@ def _by_position(
         )
     count, has_names = len(own) - bool(kwargs), bool(kwargs)
 
-    def bare(x: PyTree) -> PyTree:
-        return x.value if isinstance(x, Static) else x
-
     def call(*given: PyTree) -> PyTree:
         named = given[count] if has_names else {}
-        by_name = {name: bare(x) for name, x in named.items()}
-        return fun(*map(bare, given[:count]), **by_name)
+        by_name = {name: without_static(x) for name, x in named.items()}
+        return fun(*map(without_static, given[:count]), **by_name)
 
     trace_as(call, "plan", fun, own[:count], own[count] if has_names else {})
     return call

@@ -11,7 +11,6 @@ import numpy as np
 
 from shardmap._jax.context import config_value
 from shardmap._jax.types import PyTree, TreeDef
-from shardmap.api.arguments import Static
 from shardmap.arrays.sources.labelled import plain
 from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.jaxpr_key import jaxpr_key
@@ -30,20 +29,6 @@ IN_MEMORY = 2**20
 
 Spec: TypeAlias = tuple[tuple[int, ...], Any]
 """The shape and dtype of an array."""
-
-
-def in_order(
-    args: tuple[PyTree, ...],
-    kwargs: Mapping[str, PyTree],
-    statics: Collection[int | str] = (),
-) -> tuple[PyTree, ...]:
-    """Positional and keyword arguments, in the order of the graph's inputs.
-
-    Static ones have no leaves: their values are a part of the structure.
-    """
-    own = tuple(Static(x) if k in statics else x for k, x in enumerate(args))
-    named = {k: Static(x) if k in statics else x for k, x in kwargs.items()}
-    return (*own, named) if named else own
 
 
 def spec(value: Value, box: Box) -> Spec:

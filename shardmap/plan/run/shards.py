@@ -16,8 +16,9 @@ from shardmap.plan.engine.nodes import Operand, Scalar, Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
-from shardmap.plan.run.cut_program import CutProgram, arg_avals, in_order
+from shardmap.plan.run.cut_program import CutProgram, arg_avals
 from shardmap.plan.run.out import misfits
+from shardmap.plan.run.static import in_order
 from shardmap.plan.run.tasks import Target, targets
 from shardmap.units import integer_of
 
