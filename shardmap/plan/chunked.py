@@ -14,6 +14,7 @@ from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.trees import leaf_paths
 from shardmap.plan import report
+from shardmap.plan.cutting import numpy_calls_named
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
 from shardmap.plan.inside import primitive
@@ -166,7 +167,9 @@ class ChunkedFunction(Generic[P, R]):
             return results
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
-        jaxpr, held = without_tracers(jax.make_jaxpr(flat)(*leaves))
+        with numpy_calls_named("chunked"):
+            jaxpr = jax.make_jaxpr(flat)(*leaves)
+        jaxpr, held = without_tracers(jaxpr)
         asked += tuple(((),) * value.ndim for value in held)
         if self._in_slices is None and self._options.memory is not None:
             asked = primitive.fit(jaxpr, self._options).axes()
@@ -311,4 +314,5 @@ def chunked(
         )
     room = None if memory is None else bytes_of("memory", memory)
     options = Options(partial, room, finds=in_slices is None)
-    return ChunkedFunction(fun, in_slices, options, remat, strict)
+    statics = static_argnums, static_argnames
+    return ChunkedFunction(fun, in_slices, options, remat, strict, *statics)

@@ -1,7 +1,9 @@
 """Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -58,9 +60,10 @@ def cut_function(
     }
     given = asked_points("plan", in_slices, cut_args)
     given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
-    closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
-        *jax.tree.unflatten(in_tree, avals)
-    )
+    with numpy_calls_named("plan"):
+        closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
+            *jax.tree.unflatten(in_tree, avals)
+        )
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     out_tree = jax.tree.structure(out_shape)
 
@@ -80,7 +83,15 @@ def cut_function(
             sampled=sampled,
             measures=measures,
         )
-        return CutProgram(analysis, in_tree, out_tree, cuts, names, scratch, narrowed)
+        # Of the arguments that lie in chunks, how many pieces read each chunk.
+        read = {
+            name: times_read([leaf], (tuple(cut.at for cut in row),))
+            for name, leaf, row in zip(names, leaves, cuts, strict=True)
+            if any(borders(leaf, axis) is not None for axis in range(len(row)))
+        }
+        return CutProgram(
+            analysis, in_tree, out_tree, cuts, names, scratch, narrowed, read
+        )
 
     def chunks(leaf: int, axis: int) -> tuple[int, ...] | None:
         return borders(leaves[leaf], axis)
@@ -101,6 +112,27 @@ def cut_function(
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)
     return made
+
+
+@contextlib.contextmanager
+def numpy_calls_named(who: str) -> Iterator[None]:
+    """Says where a function that is traced calls NumPy, and what to do.
+
+    Raises:
+      TypeError: it does.
+    """
+    try:
+        yield
+    except jax.errors.TracerArrayConversionError as error:
+        where = ""
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            package = frame.f_globals.get("__name__", "").partition(".")[0]
+            if package not in ("jax", "jaxlib", "numpy", "shardmap"):
+                where = f" at {frame.f_code.co_filename}:{line}"
+        raise TypeError(
+            f"{who}: the function calls NumPy{where}, which needs the values of its "
+            "arrays before they are known: write it with jax.numpy"
+        ) from error
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:

@@ -118,6 +118,7 @@ def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
       makes: whether to tell what each stage makes.
     """
     yield from narrowed(cut_program)
+    yield from _chunks_read(cut_program)
     costs = stage_costs(cut_program)
     if cut_program.scratch is not None:
         most = max((cost.scratch_bytes for cost in costs), default=0)
@@ -173,6 +174,20 @@ def narrowed(cut_program: CutProgram) -> list[str]:
     ]
 
 
+CHUNKS_READ = 1.5
+"""A remark says so if this many pieces read each chunk of an argument."""
+
+
+def _chunks_read(cut_program: CutProgram) -> Iterator[str]:
+    """The arguments whose chunks several pieces read, and what to do."""
+    for name, times in cut_program.chunks_read.items():
+        if times >= CHUNKS_READ:
+            yield (
+                f"each chunk of {name} is read by {times:.3g} pieces: cut it "
+                "AS_CHUNKED, or in Pieces of a multiple of its chunks"
+            )
+
+
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
     """Random numbers that a shard draws whole, though it uses a part of them."""
     found: list[str] = []
@@ -222,6 +237,10 @@ def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
                 own = weight * math.prod(shape_of(box))
                 elements[value] = elements.get(value, 0) + own
     about = "about " if any(stage.spread().step > 1 for stage in stages) else ""
+    # A piece of a chunk costs all of it.
+    for name, value in zip(cut_program.names, cut_program.graph.inputs, strict=True):
+        if value in elements:
+            elements[value] *= cut_program.chunks_read.get(name, 1)
     names = zip(cut_program.names, cut_program.graph.inputs, strict=True)
     found: dict[str, list[str]] = {}
     for name, value in names:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import shardmap as sm
 from shardmap.plan.plan import plan
 
 xr = pytest.importorskip("xarray", reason="the arguments under test")
@@ -215,6 +216,22 @@ def test_a_store_stays_where_it_is(ds, tmp_path):
     tasks = [made.run(part, checkpoint=tmp_path / "job", task=(k, 2)) for k in (0, 1)]
     assert tasks[0] is None
     xr.testing.assert_identical(tasks[1], got)
+
+
+def test_pieces_begin_at_the_chunks_of_a_store(ds, tmp_path):
+    pytest.importorskip("zarr", reason="writes the store")
+    ds[["t"]].drop_vars("name").chunk({"time": 10}).to_zarr(
+        tmp_path / "z", consolidated=False
+    )
+    stored = xr.open_zarr(tmp_path / "z", chunks=None, consolidated=False)
+    for part, pieces, want in (
+        (stored.t, sm.AS_CHUNKED, [(0, 10), (10, 20), (20, 24)]),
+        (stored.t, 3, [(0, 10), (10, 20), (20, 24)]),
+        (stored.t[4:23], sm.AS_CHUNKED, [(0, 6), (6, 16), (16, 19)]),
+    ):
+        made = plan(lambda t: t * 2, part, in_slices={"time": pieces})
+        assert made.out_slices[0] == {0: want}
+        xr.testing.assert_allclose(made.run(part), part * 2)
 
 
 def test_chunks_of_dask_and_mapped_files(ds, tmp_path):

@@ -73,9 +73,35 @@ class Lazy:
     def __init__(self, variable: Any) -> None:
         self.variable = variable
         self.shape, self.dtype = tuple(variable.shape), variable.dtype
+        self.chunks = _chunks_of(variable)
 
     def __getitem__(self, index: Any) -> np.ndarray:
         return np.asarray(self.variable[index].values)
+
+
+def _chunks_of(variable: Any) -> tuple[tuple[int, ...], ...] | None:
+    """The lengths of the chunks of a store along each axis, as far as a part has them.
+
+    Returns:
+      None if it does not lie in chunks, or every other element of them is taken.
+    """
+    lengths = variable.encoding.get("preferred_chunks") or {}
+    starts, data = [0] * variable.ndim, variable._data
+    while (inner := getattr(data, "array", None)) is not None:
+        key = getattr(getattr(data, "key", None), "tuple", None)
+        if key is not None:
+            if not all(isinstance(k, slice) and k.step in (None, 1) for k in key):
+                return None
+            starts = [a + (k.start or 0) for a, k in zip(starts, key, strict=True)]
+        data = inner
+    found = []
+    for dim, start, size in zip(variable.dims, starts, variable.shape, strict=True):
+        length = lengths.get(dim)
+        if not isinstance(length, int):
+            return None
+        ends = range(length - start % length, size, length)
+        found.append(tuple(np.diff([0, *ends, size]).tolist()))
+    return tuple(found)
 
 
 class View:

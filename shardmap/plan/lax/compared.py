@@ -113,9 +113,9 @@ def _decides(node: Node) -> bool:
     if node.primitive is p.integer_pow_p:
         return bool(node.params["y"] < 0)
     if node.primitive is p.div_p or node.primitive in DECISIONS:
-        return any(_is_inexact(x.aval) for x in node.ins)
+        return True
     return any(
-        equation.primitive in DECISIONS and _is_inexact(equation.invars[0].aval)
+        equation.primitive in DECISIONS
         for jaxpr in jaxprs_in(node.params)
         for equation in equations(jaxpr)
     )

@@ -56,6 +56,8 @@ class CutProgram:
       scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
+      chunks_read: by name, of the arguments that lie in chunks, how many pieces read
+        each chunk.
 
     Attributes:
       statics: the positions and names of static arguments.
@@ -75,12 +77,14 @@ class CutProgram:
         names: Sequence[str],
         scratch: Any = None,
         narrowed: Mapping[str, tuple[np.dtype, np.dtype]] | None = None,
+        chunks_read: Mapping[str, float] | None = None,
     ) -> None:
         self.analysis = analysis
         self.graph = analysis.graph
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names = cuts, names
         self.scratch, self.narrowed = scratch, narrowed or {}
+        self.chunks_read = chunks_read or {}
         self.statics: Collection[int | str] = ()
         self.x64: bool = config_value("jax_enable_x64")
         self.partitionable: bool = config_value("jax_threefry_partitionable")

@@ -28,14 +28,18 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.engine.keys import itemsize, nbytes
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, made_by
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.lax.reduce import arg_by_parts, arg_fits, dot_names
+from shardmap.plan.lax.staged.barrier import barrier
 from shardmap.plan.lax.staged.blocks import of_each_piece
 
 SMALLER = 8
 """The statistics of all pieces must be this many times smaller than what is read."""
+
+SENT = 2**16
+"""The most bytes of statistics of all pieces that each shard gets."""
 
 MOST_KINDS = 2
 """The most kinds of statistics of one value. Each kind reads the value once, and two
@@ -147,6 +151,16 @@ def writers(
     for node, match in matches.items():
         made[node] = functools.partial(match.write, graph, statistics)
     return made
+
+
+def _merged(graph: Graph, made: Operand, statistics: Sequence[Value]) -> Operand:
+    """What statistics of all pieces are merged to, kept if they are large.
+
+    Otherwise each shard of the next stage would get all of them.
+    """
+    size = sum(map(nbytes, statistics))
+    is_large = isinstance(made, Value) and size > max(SENT, nbytes(made))
+    return barrier(graph, made) if is_large else made
 
 
 def _must_be_one_pass(node: Node) -> bool:
@@ -482,7 +496,8 @@ def _sum(analysis: Analysis, node: Node) -> OnePass | None:
         arrays = [array for each in pieces for array in statistics(each)]
         combined = product.centred if len(pieces) == 2 else product.weighted
         combine = functools.partial(combined, pieces[0].edges)
-        return graph.call(combine, [*sums, *given, *arrays])
+        [made] = graph.call(combine, [*sums, *given, *arrays])
+        return [_merged(graph, made, arrays)]
 
     return OnePass(pieces, write)
 
@@ -530,6 +545,8 @@ def _plain(node: Node, known: Mapping[Any, Pieces]) -> OnePass | None:
         return node.primitive.bind(_in_names(first, names, every), **node.params)
 
     def write(graph: Graph, statistics: Statistics) -> Sequence[Operand]:
-        return graph.call(reduced, statistics(pieces)[:1])
+        arrays = statistics(pieces)[:1]
+        [made] = graph.call(reduced, arrays)
+        return [_merged(graph, made, arrays)]
 
     return OnePass([pieces], write)

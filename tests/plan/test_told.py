@@ -1,0 +1,87 @@
+"""What a plan says of chunks, of NumPy and of statistics that are merged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+from tests.plan.checks import assert_same
+
+X = np.random.default_rng(0).standard_normal((400, 500)).astype(np.float32)
+
+
+class Chunks:
+    """An array that lies in chunks, as those of zarr do."""
+
+    chunks = (100, 250)
+
+    def __init__(self, values):
+        self.values, self.shape, self.dtype = values, values.shape, values.dtype
+        self.read = 0
+
+    def __getitem__(self, index):
+        edges = zip(index, self.chunks, strict=True)
+        self.read += np.prod([-(-k.stop // n) - k.start // n for k, n in edges])
+        return self.values[index]
+
+
+@pytest.mark.parametrize(
+    ("cut", "often"),
+    [({0: sm.AS_CHUNKED}, "once"), ({1: sm.Pieces(50)}, "5 times"), ({1: 2}, "once")],
+)
+def test_chunks_are_counted_as_often_as_they_are_read(cut, often):
+    x = Chunks(X)
+    made = sm.plan(lambda x: x * 2, x, in_slices=cut)
+    made.run(x)
+    assert x.read == {"once": 8, "5 times": 40}[often]
+    assert f"all read args[0] {often}" in str(made)
+    told = "each chunk of args[0] is read by 5 pieces: cut it AS_CHUNKED" in str(made)
+    assert told == (often != "once")
+
+
+@pytest.mark.parametrize("cut", ["plan", "chunked"])
+def test_a_function_that_calls_numpy_is_told_where(cut):
+    def fun(x):
+        return np.nanmean(x, 0)
+
+    call = {
+        "plan": lambda: sm.plan(fun, X, in_slices={0: 2}),
+        "chunked": lambda: sm.chunked(fun, {0: 2})(X),
+    }
+    line = fun.__code__.co_firstlineno + 1
+    told = rf"{cut}: the function calls NumPy at .*test_told.py:{line}, .*jax.numpy"
+    with pytest.raises(TypeError, match=told):
+        call[cut]()
+
+
+def test_merged_statistics_are_sent_not_those_of_all_pieces():
+    def standardised(x):
+        return (x - x.mean(0, keepdims=True)) / x.std(0, keepdims=True)
+
+    want = jax.jit(standardised)(X)
+    peaks = []
+    for pieces in (10, 40):
+        made = sm.plan(standardised, X, in_slices={0: pieces})
+        assert_same(made.run(X), want, 1e-4)
+        peaks.append(made.stage_costs[-1].shard_bytes)
+    assert peaks[1] < peaks[0]
+
+
+@pytest.mark.parametrize("given", [{"static_argnums": 1}, {"static_argnames": "n"}])
+def test_chunked_takes_static_arguments(given):
+    traced = []
+
+    @sm.chunked(in_slices=({0: 2}, None), **given)
+    def power(x, n, *, by=None):
+        traced.append(n)
+        return x**n if isinstance(n, int) else x
+
+    x = jnp.arange(4.0)
+    for n in (2, 3, 2):
+        np.testing.assert_array_equal(power(x, n), x**n)
+    assert traced == [2, 3]
+    assert "reaches axis 0" in str(power.explain(x, 2))
+    np.testing.assert_array_equal(jax.grad(lambda x: power(x, 2).sum())(x), 2 * x)
+    with pytest.raises(TypeError, match=r"must be hashable, got \[2\] .*in args\[1\]"):
+        power(x, [2])
