@@ -226,7 +226,6 @@ def test_pieces_begin_at_the_chunks_of_a_store(ds, tmp_path):
     stored = xr.open_zarr(tmp_path / "z", chunks=None, consolidated=False)
     for part, pieces, want in (
         (stored.t, sm.AS_CHUNKED, [(0, 10), (10, 20), (20, 24)]),
-        (stored.t, 3, [(0, 10), (10, 20), (20, 24)]),
         (stored.t[4:23], sm.AS_CHUNKED, [(0, 6), (6, 16), (16, 19)]),
     ):
         made = plan(lambda t: t * 2, part, in_slices={"time": pieces})
