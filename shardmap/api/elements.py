@@ -31,6 +31,7 @@ from shardmap.arrays.process_local import (
     which_are_global,
 )
 from shardmap.map import contexts, tracing
+from shardmap.map.batch import Batch, batched_results
 from shardmap.map.layout import (
     MapShardings,
     map_mesh,
@@ -239,18 +240,18 @@ class ElementPrograms(Programs):
         _refuse_sparse("out_axes", given, body.out_tree)
         out_axes = _out_axes_from_front(given, avals)
         if None in out_axes:
-            batch = tracing.Batch(self.options.axis_name, axis_size)
+            batch = Batch(self.options.axis_name, axis_size)
             self._check_unmapped(out_axes, body, in_axes, batch)
         return out_axes
 
     def _check_unmapped(
-        self, out_axes: Axes, body: tracing.Body, in_axes: Axes, batch: tracing.Batch
+        self, out_axes: Axes, body: tracing.Body, in_axes: Axes, batch: Batch
     ) -> None:
         """Checks that results without the mapped axis are equal on all elements."""
         dims = (None,) * len(body.constants) + tuple(
             None if axis is None else 0 for axis in in_axes
         )
-        differs = tracing.batched_results(body.jaxpr, batch, dims)
+        differs = batched_results(body.jaxpr, batch, dims)
         bad = [
             k
             for k, (axis, differ) in enumerate(zip(out_axes, differs, strict=True))

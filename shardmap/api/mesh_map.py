@@ -37,6 +37,7 @@ from shardmap.api.options import Lowering
 from shardmap.api.programs import Args, Call, FlatFunction, Kwargs, Programs
 from shardmap.arrays import placement, trees
 from shardmap.map import contexts, tracing
+from shardmap.map.batch import Batch, batched_results
 from shardmap.map.collectives.rewrites import in_mesh_order, tile_collectives
 from shardmap.map.layout import MapShardings
 from shardmap.map.mesh_compatibility import axes_used_inside
@@ -518,9 +519,7 @@ class MeshPrograms(Programs):
                 continue
             dims = tuple(0 if name in axes else None for axes in in_axes)
             with bound_axes(sizes):
-                differs = tracing.batched_results(
-                    jaxpr, tracing.Batch(name, size), constants + dims
-                )
+                differs = batched_results(jaxpr, Batch(name, size), constants + dims)
             if bad := [
                 k for k, axes in enumerate(out_axes) if differs[k] and name not in axes
             ]:

@@ -12,13 +12,13 @@ from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations, equations_for, primitives_in, rewrite_jaxpr
+from shardmap.map.batch import Batch, batch_observer, batched_results_of
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import PARTITION_RULES
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.map.primitives.params import MapParams
-from shardmap.map.tracing import Batch, batch_observer, batched_results_of
 from shardmap.sharding.mesh import with_manual_axes
 
 Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]

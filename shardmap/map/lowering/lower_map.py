@@ -30,6 +30,7 @@ from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import Jaxpr, Param, Value, without_sharding
 from shardmap._jax.walk import equations_with
 from shardmap.map import agreement
+from shardmap.map.batch import Batch
 from shardmap.map.layout import map_shardings, partition_spec
 from shardmap.map.lowering.decision import (
     Decision,
@@ -43,7 +44,6 @@ from shardmap.map.mesh_compatibility import check_meshes
 from shardmap.map.primitives.axis import AxisLayout, pad, unpad
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.map.primitives.params import MapParams
-from shardmap.map.tracing import Batch
 from shardmap.sharding.mesh import with_manual_axes
 
 

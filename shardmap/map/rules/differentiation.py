@@ -23,17 +23,12 @@ from shardmap._jax.types import (
     without_sharding,
 )
 from shardmap._jax.walk import equations, per_jaxpr
+from shardmap.map.batch import Batch, batched_results
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.first_element import on_first_element
 from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.map.primitives.tap import without_taps_in_loops
-from shardmap.map.tracing import (
-    Batch,
-    Body,
-    batched_results,
-    bind_map,
-    trace_body,
-)
+from shardmap.map.tracing import Body, bind_map, trace_body
 
 # Forward mode
 

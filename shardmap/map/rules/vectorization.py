@@ -9,16 +9,10 @@ import jax
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param
 from shardmap._jax.walk import per_jaxpr
+from shardmap.map.batch import Batch, batched_results
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
-from shardmap.map.tracing import (
-    Batch,
-    Body,
-    batched_results,
-    bind_map,
-    element_trace,
-    trace_body,
-)
+from shardmap.map.tracing import Body, bind_map, element_trace, trace_body
 
 
 @per_jaxpr

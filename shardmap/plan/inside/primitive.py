@@ -21,7 +21,7 @@ from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
 from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
-from shardmap.map.tracing import Batch, batched_results_of
+from shardmap.map.batch import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points, cuts_at

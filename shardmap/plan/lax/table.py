@@ -12,8 +12,8 @@ from shardmap._jax.lax_primitives import (
     linear_solve,
 )
 from shardmap._jax.primitives import branch_of_platform
+from shardmap.map.batch import Batch
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.tracing import Batch
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import (
     Calls,
