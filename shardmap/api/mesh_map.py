@@ -368,13 +368,14 @@ class MeshPrograms(Programs):
         """
         named = [name for name in names if name in self._named_axes]
         is_spmd = self.options.lowering == "spmd"
+        traced = None
         try:
-            closed, out_tree = self._traced_over(function, blocks, names, names)
+            traced = self._traced_over(function, blocks, names, names)
         except Exception:
             # A map inside may be over axes that no array is cut along here.
             if is_spmd or named == names:
                 raise
-            closed, out_tree = self._traced_over(function, blocks, names, named)
+        closed, out_tree = traced or self._traced_over(function, blocks, names, named)
         inside = axes_used_inside(closed.jaxpr) - self._named_axes
         if not inside:
             return closed, out_tree, names

@@ -5,7 +5,7 @@ before them runs in a `jax.lax.scan`, some elements at a time, and the reduction
 accumulate. What follows them is the same for all elements, and runs once at the end.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -19,11 +19,11 @@ from shardmap._jax.collectives import axis_names, with_axis_names
 from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
 from shardmap._jax.types import Atom, Equation, Jaxpr, Value, aval_of
 from shardmap._jax.walk import equations_for, inline_calls
+from shardmap.map.collectives.masked_sums import without_masked_sums
 from shardmap.map.collectives.split import collectives_of, is_collective, vectorizable
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.effects import has_effect, if_present
 from shardmap.map.primitives.axis import AxisLayout
-from shardmap.map.primitives.first_element import first_element_p, first_of
 
 
 class _Stages(NamedTuple):
@@ -69,14 +69,13 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
 
     # What a function calls may end with a reduction.
     jaxpr = inline_calls(jaxpr, lambda e: bool(collectives_of(e, axis.name)))
+    jaxpr = without_masked_sums(jaxpr, axis.name, in_axes)
     per_element: list[Any] = []
     indices: list[Any] = []
     reductions: list[Any] = []
     epilogue: list[Any] = []
     made_in_epilogue: set[Any] = set()
     differ = {v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is not None}
-    # What is zero on all elements but the first, and what it is there.
-    on_first: dict[Any, Any] = {}
     for equation in jaxpr.eqns:
         found = collectives_of(equation, axis.name)
         is_direct = is_collective(equation, axis.name)
@@ -84,28 +83,8 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
         if found or differing or has_effect(equation):
             differ.update(equation.outvars)
         if is_direct and _is_sum(equation) and not differing:
-            per_element += _sum_of_shared(equation, axis, axis.size)
+            per_element += _sum_of_shared(equation, axis)
             differ -= {*equation.outvars}
-        elif is_direct and _is_sum(equation) and differing <= on_first.keys():
-            there = equation.replace(invars=_replaced(equation.invars, on_first))
-            per_element += _sum_of_shared(there, axis, 1)
-            differ -= {*equation.outvars}
-        elif is_direct and equation.primitive is first_element_p and not differing:
-            index = jex_core.Var(jax.core.ShapedArray((), np.dtype(np.int32)))
-            indices.append(index)
-            [operand], outvars = equation.invars, equation.outvars
-            per_element += equations_for(first_of, [operand, index], outvars, equation)
-            on_first[outvars[0]] = operand
-        elif (
-            differing
-            and differing <= on_first.keys()
-            and not (found or has_effect(equation))
-        ):
-            # All that a gradient computes of its cotangents is linear in them.
-            invars = _replaced(equation.invars, on_first)
-            outvars = [jex_core.Var(aval_of(var)) for var in equation.outvars]
-            per_element += [equation, equation.replace(invars=invars, outvars=outvars)]
-            on_first.update(zip(equation.outvars, outvars, strict=True))
         elif _variables(equation.invars) & made_in_epilogue:
             if found or has_effect(equation):
                 refuse_collective(reductions[-1], "in the middle of")
@@ -173,17 +152,8 @@ def _is_sum(equation: Equation) -> bool:
     return equation.primitive is psum_p and _is_plain_reduction(equation)
 
 
-def _replaced(atoms: Iterable[Atom], values: Mapping[Any, Atom]) -> list[Atom]:
-    is_literal = jex_core.Literal
-    return [a if isinstance(a, is_literal) else values.get(a, a) for a in atoms]
-
-
-def _sum_of_shared(equation: Equation, axis: AxisLayout, count: int) -> list[Any]:
-    """The equations of a sum over the axis, of a value that ``count`` elements share.
-
-    The others have zeros. The transpose of a sum with an unmapped result is such a sum
-    of its cotangent, which one element has.
-    """
+def _sum_of_shared(equation: Equation, axis: AxisLayout) -> list[Any]:
+    """The equations of a sum over the axis, of a value that all elements share."""
     (result,) = equation.outvars
     product = jex_core.Var(aval_of(result))
     others = tuple(n for n in axis_names(equation.params) if n != axis.name)
@@ -198,7 +168,7 @@ def _sum_of_shared(equation: Equation, axis: AxisLayout, count: int) -> list[Any
         # Half precision ends at 65,504, and integers wrap around as their sums do.
         half = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
         wide = np.dtype(np.float32) if half else x.dtype
-        return (x.astype(wide) * np.asarray(count).astype(wide)).astype(x.dtype)
+        return (x.astype(wide) * np.asarray(axis.size).astype(wide)).astype(x.dtype)
 
     multiplied = equations_for(multiply, equation.invars, outvars, equation)
     return [*multiplied, summed] if others else multiplied

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core.primitives import jit_p
 from jax.interpreters import ad
 
 from shardmap._jax.types import (
@@ -22,9 +23,10 @@ from shardmap._jax.types import (
     aval_of,
     without_sharding,
 )
-from shardmap._jax.walk import equations, per_jaxpr
+from shardmap._jax.walk import equations, inline_calls, per_jaxpr
 from shardmap.map.batch import Batch, batched_results
-from shardmap.map.collectives.split import uses_axis
+from shardmap.map.collectives.masked_sums import without_masked_sums
+from shardmap.map.collectives.split import collectives_of, uses_axis
 from shardmap.map.primitives.first_element import on_first_element
 from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.map.primitives.tap import without_taps_in_loops
@@ -283,7 +285,14 @@ def _transpose(
         body = trace_body(as_one, avals, axis_name, axis_size)
         if not uses_axis(body.jaxpr, axis_name):
             return body
-    return trace_body(transposed, avals, axis_name, axis_size)
+    body = trace_body(transposed, avals, axis_name, axis_size)
+    operand_axes = [*compress(in_axes, is_residual), *cotangent_axes]
+    operand_axes = [None] * len(body.constants) + operand_axes
+    inlined = inline_calls(
+        body.jaxpr,
+        lambda e: e.primitive is jit_p and bool(collectives_of(e, axis_name)),
+    )
+    return body._replace(jaxpr=without_masked_sums(inlined, axis_name, operand_axes))
 
 
 def _transpose_rule(
