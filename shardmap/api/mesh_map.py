@@ -30,6 +30,7 @@ from shardmap._jax.types import (
     with_shape,
     without_sharding,
 )
+from shardmap._jax.walk import equations
 from shardmap.api import caches, options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
@@ -40,8 +41,10 @@ from shardmap.map import contexts, tracing
 from shardmap.map.batch import Batch, batched_results
 from shardmap.map.collectives.rewrites import in_mesh_order, tile_collectives
 from shardmap.map.layout import MapShardings
+from shardmap.map.lowering import retracing
 from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
+from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, mesh_devices, with_manual_axes
 from shardmap.units import check_bool, decorator_with_options, is_integer, shown
@@ -366,23 +369,24 @@ class MeshPrograms(Programs):
           The jaxpr; the structure of the result; and the mesh axes that the map is
           over: all but those that maps inside use, along which no array is cut here.
         """
-        named = [name for name in names if name in self._named_axes]
-        is_spmd = self.options.lowering == "spmd"
-        traced = None
-        try:
-            traced = self._traced_over(function, blocks, names, names)
-        except Exception:
-            # A map inside may be over axes that no array is cut along here.
-            if is_spmd or named == names:
-                raise
-        closed, out_tree = traced or self._traced_over(function, blocks, names, named)
+        # Maps inside may be over axes that no array is cut along here.
+        named = [name for name in names if name in self._named_axes] or names
+        closed, out_tree = self._traced_over(function, blocks, names, named)
         inside = axes_used_inside(closed.jaxpr) - self._named_axes
-        if not inside:
-            return closed, out_tree, names
         rest = [name for name in names if name not in inside]
-        if not is_spmd:
+        if self.options.lowering == "spmd" or set(rest) == set(named):
+            return closed, out_tree, rest
+        if any(not is_no_map(equation) for equation in equations(closed)):
             closed, out_tree = self._traced_over(function, blocks, names, rest)
+        else:
+            closed = retracing.retraced(closed, self._under(rest))
         return closed, out_tree, rest
+
+    def _under(self, manual: Sequence[str]) -> Any:
+        """The mesh with these Manual axes, and those of a `jax.shard_map` around."""
+        there = jax.sharding.get_abstract_mesh()
+        mesh: Any = there if there.manual_axes else self.options.mesh.abstract_mesh
+        return with_manual_axes(mesh, {*manual, *there.manual_axes})
 
     def _traced_over(
         self,
@@ -393,12 +397,10 @@ class MeshPrograms(Programs):
     ) -> tuple[ClosedJaxpr, TreeDef]:
         """Traces the function with mesh axes bound, some of which are Manual."""
         bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in names}
-        there = jax.sharding.get_abstract_mesh()
         if self.options.lowering == "spmd":
             bound |= {tracing.MeshAxisMarker(name): 1 for name in self._named_axes}
             manual = ()
-        mesh: Any = there if there.manual_axes else self.options.mesh.abstract_mesh
-        mesh = with_manual_axes(mesh, {*manual, *there.manual_axes})
+        mesh = self._under(manual)
         # With the types of `jax.shard_map`.
         typed = [
             without_sharding(aval).update(

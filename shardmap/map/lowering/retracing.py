@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from shardmap._jax.context import equation_context
 from shardmap._jax.effects import on_variables
 from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import AnyMesh, Atom, Aval, Equation, Jaxpr, Value
-from shardmap._jax.walk import with_same_constants
+from shardmap._jax.types import AnyJaxpr, AnyMesh, Atom, Aval, Equation, Jaxpr, Value
+from shardmap._jax.walk import rewrite_in_context, with_same_constants
 
 
 def retrace_under(equation: Equation, mesh: AnyMesh, made: dict[Any, Any]) -> Any:
@@ -33,6 +33,18 @@ def retrace_under(equation: Equation, mesh: AnyMesh, made: dict[Any, Any]) -> An
     if key not in made:
         made[key] = equation_context(equation, mesh)
     return equation.replace(params=params, ctx=made[key])
+
+
+def retraced(jaxpr: AnyJaxpr, mesh: AnyMesh) -> Any:
+    """``jaxpr``, which holds no maps, as if traced under an abstract mesh."""
+    made: dict[Any, Any] = {}
+    return rewrite_in_context(
+        jaxpr,
+        mesh,
+        lambda equation, mesh: retrace_under(equation, mesh, made),
+        lambda equation, mesh: mesh,
+        with_mesh_in_types,
+    )
 
 
 def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
