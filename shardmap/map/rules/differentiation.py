@@ -286,8 +286,11 @@ def _transpose(
         if not uses_axis(body.jaxpr, axis_name):
             return body
     body = trace_body(transposed, avals, axis_name, axis_size)
-    operand_axes = [*compress(in_axes, is_residual), *cotangent_axes]
-    operand_axes = [None] * len(body.constants) + operand_axes
+    operand_axes = [
+        *(None for _ in body.constants),
+        *compress(in_axes, is_residual),
+        *cotangent_axes,
+    ]
     inlined = inline_calls(
         body.jaxpr,
         lambda e: e.primitive is jit_p and bool(collectives_of(e, axis_name)),
