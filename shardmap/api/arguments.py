@@ -128,6 +128,12 @@ class Arguments(NamedTuple):
         """The number of positional arguments."""
         return len(self.in_tree.children()[0].children())
 
+    def advice_on_keywords(self) -> str:
+        """Advice for an error about axes, if arguments were passed by keyword."""
+        if not self.in_tree.children()[1].children():
+            return ""
+        return " Arguments passed by keyword are always mapped along axis 0."
+
     def advice_on_lists(self, bad: Collection[int]) -> str:
         """Advice for an error, if one of these leaves is in a list of numbers."""
         args, kwargs = self.with_leaves(self.leaves)

@@ -139,8 +139,8 @@ class ElementPrograms(Programs):
         if isinstance(prefix, tuple) and len(prefix) != count:
             raise ValueError(
                 f"spmap in_axes has {len(prefix)} entries, one for each positional "
-                f"argument, but {self.name} was called with {count}. Arguments passed "
-                "by keyword have none: they are always mapped along axis 0."
+                f"argument, but {self.name} was called with {count}."
+                + arguments.advice_on_keywords()
             )
         in_axes = self.broadcast_in("in_axes", prefix, arguments, 0)
         _refuse_sparse("in_axes", in_axes, arguments.in_tree)
@@ -383,8 +383,7 @@ def _from_front(
         raise ValueError(
             "spmap was requested to map its argument along an axis that it does not "
             f"have:{listed}\nGive None in in_axes for what every element should get "
-            "whole. Arguments passed by keyword are always mapped along axis 0."
-            + arguments.advice_on_lists(bad)
+            "whole." + arguments.advice_on_keywords() + arguments.advice_on_lists(bad)
         )
     return tuple(
         None if axis is None else axis % aval.ndim

@@ -67,10 +67,20 @@ def _checked_axes(parameter: str, axes: PyTree, mesh: AnyMesh) -> PyTree:
     """Checks that leaves are axes of ``mesh``, and returns them with Python's ints."""
     for leaf in jax.tree.leaves(axes, is_leaf=_is_axes):
         if not _is_axes(leaf):
+            write = ""
+            if isinstance(leaf, PartitionSpec):
+                as_dict = {
+                    name: dimension
+                    for dimension, names in enumerate(leaf)
+                    if isinstance(names, str | tuple)
+                    for name in ([names] if isinstance(names, str) else names)
+                }
+                spec = f"P({', '.join(map(repr, leaf))})"
+                write = f" {spec} is {as_dict} here."
             raise TypeError(
                 f"mesh_map {parameter} must be dicts of mesh axis names and "
                 f"dimensions, or (nested) containers of them, but got {shown(leaf)} in "
-                f"{shown(axes)}."
+                f"{shown(axes)}.{write}"
             )
         if unknown := set(leaf) - set(mesh.axis_names):
             raise ValueError(
@@ -469,13 +479,17 @@ class MeshPrograms(Programs):
                 "lowering='manual'."
             )
         mesh = self.options.mesh
-        problems = []
+        problems, divides = [], True
         for k, (aval, axes) in enumerate(zip(avals, in_axes, strict=True)):
             for dimension, names in _cuts(axes).items():
                 count = math.prod(mesh.shape[name] for name in names)
                 if dimension >= aval.ndim:
-                    what = f"it has no dimension {dimension}, which {axes} names"
+                    what = (
+                        f"{axes} names dimension {dimension}, but its rank is "
+                        f"{aval.ndim}"
+                    )
                 elif aval.shape[dimension] % count:
+                    divides = False
                     what = (
                         f"dimension {dimension} of size {aval.shape[dimension]} does "
                         f"not divide among the {count} devices along {names}"
@@ -488,7 +502,8 @@ class MeshPrograms(Programs):
             listed = trees.bullets([f"{paths[k]} is {text}" for k, text in problems])
             raise ValueError(
                 f"mesh_map cannot cut these arguments over the mesh:{listed}\n"
-                "Cut other dimensions, or pad them to a multiple."
+                + ("Cut" if divides else "Pad them to a multiple, or cut")
+                + " other dimensions."
                 + arguments.advice_on_lists([k for k, _ in problems])
             )
 
@@ -671,15 +686,16 @@ def mesh_map(
       (8, 3)
     """
     options.check_callable("mesh_map", fun)
+    options.check_mesh(mesh, "mesh_map")
+    if mesh is not None:
+        in_axes = _checked_axes("in_axes", in_axes, mesh)
+        out_axes = _checked_axes("out_axes", out_axes, mesh)
     if mesh is None or in_axes is None or out_axes is None:
         raise TypeError(
             "mesh_map needs mesh, in_axes and out_axes, but got "
             f"mesh={mesh}, in_axes={in_axes} and out_axes={out_axes}. "
-            "shardmap.make_mesh makes a mesh; axes of {} cut nothing."
+            "shardmap.make_mesh makes a mesh; axes of {} mean: do not split."
         )
-    options.check_mesh(mesh, "mesh_map")
-    in_axes = _checked_axes("in_axes", in_axes, mesh)
-    out_axes = _checked_axes("out_axes", out_axes, mesh)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     check_bool("mesh_map check_vma", check_vma)

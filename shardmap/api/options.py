@@ -237,9 +237,12 @@ def axis_name(name: Hashable) -> Hashable:
     try:
         hash(name)
     except TypeError:
+        write = ""
+        if not isinstance(name, list | dict | set):
+            write = " For a call with arguments, write spmap(f)(x)."
         raise TypeError(
             "spmap axis_name must be hashable, such as a string, but got "
-            f"{shown(name)}."
+            f"{shown(name)}.{write}"
         ) from None
     if isinstance(name, int):
         raise TypeError(

@@ -115,7 +115,8 @@ def spmap(
     Args:
       fun: the function of one element. Arguments and results are pytrees of arrays. If
         omitted, ``spmap(...)`` is a decorator.
-      axis_name: the name of the axis in collectives, any hashable. Default: no name.
+      axis_name: the name of the axis in collectives, any hashable. Default:
+        ``mesh_axes`` if that is one string, otherwise no name.
       in_axes: the mapped axis of each positional argument, as a pytree prefix. A leaf
         is an int, which may be negative, or None: every element gets the whole
         argument. Keyword arguments are mapped along axis 0. Default: 0.
@@ -190,6 +191,8 @@ def spmap(
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     batch, allowed = options.batch_size(batch_size, memory)
+    if axis_name is None and isinstance(mesh_axes, str):
+        axis_name = mesh_axes
     chosen = SpmapOptions(
         axis_name=UNNAMED if axis_name is None else options.axis_name(axis_name),
         in_axes=in_axes,

@@ -197,7 +197,7 @@ def refusal(value: object) -> str | None:
         )
     dtype = getattr(value, "dtype", None)
     if not (isinstance(dtype, np.dtype) and hasattr(value, "shape")):
-        return None
+        return _table_refusal(value)
     in_memory = isinstance(value, np.ndarray | np.generic)
     try:
         jax.typeof(np.empty(0, dtype if in_memory else dtype.newbyteorder("=")))
@@ -208,6 +208,23 @@ def refusal(value: object) -> str | None:
             "as x.astype('float32')."
         )
     return None
+
+
+def _table_refusal(value: object) -> str | None:
+    """Why a table, such as one of pandas or polars, is refused; None: it is no table.
+
+    >>> _table_refusal([1, 2]) is None
+    True
+    """
+    if not (hasattr(value, "to_numpy") and hasattr(value, "columns")):
+        return None
+    labelled = ""
+    if hasattr(value, "to_xarray"):
+        labelled = ", or .to_xarray() to shardmap.plan, which keeps the labels"
+    return (
+        f"is a {type(value).__name__}, a table whose columns have a dtype each. Give "
+        f"its .to_numpy(){labelled}."
+    )
 
 
 def device_dtype(dtype: DTypeLike) -> np.dtype:

@@ -11,11 +11,12 @@ import linecache
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from shardmap._jax.context import ArrayType
 from shardmap.arrays.shards import row_of
@@ -32,6 +33,7 @@ from shardmap.compat.names import (
     value_of,
 )
 from shardmap.compat.sources import uses_in
+from shardmap.sharding.mesh import submesh
 
 _undo: list[Callable[[], None]] = []
 # The lines and names of each file that has used old names.
@@ -69,6 +71,7 @@ def install() -> None:
         for name, (_, value) in ATTRIBUTES.items():
             _give_arrays(name, value)
         _index_rows()
+        _set(Mesh, "__getitem__", _part_of_mesh)
         for name, positions in KEYWORDS.items():
             _take_keywords(name, positions)
         _set(jax.Device, "__call__", _of_array)
@@ -228,6 +231,12 @@ def _index_rows() -> None:
 
     _set(ArrayType, "__getitem__", getitem)
     _set(ArrayType, "__iter__", iterate)
+
+
+def _part_of_mesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
+    """What ``mesh[("y",)]`` gives."""
+    _note("jax.sharding.Mesh.__getitem__")
+    return submesh(mesh, axis_names)
 
 
 def _take_keywords(name: str, positions: Mapping[str, int]) -> None:

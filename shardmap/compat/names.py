@@ -285,6 +285,7 @@ EDITS = {
     "jax.Array.__getitem__": "x[0] -> shardmap.shard_of(x, 0)",
     "jax.Array.__iter__": "for y in x -> for y in shardmap.unstack(x)",
     "jax.Array.device": "x.device() -> x.device",
+    "jax.sharding.Mesh.__getitem__": "mesh['y',] -> shardmap.submesh(mesh, ('y',))",
     "jax.dlpack.to_dlpack": "jax.dlpack.to_dlpack(x) -> x.__dlpack__()",
     "jax.experimental.disable_x64": (
         "jax.experimental.disable_x64() -> jax.enable_x64(False)"

@@ -38,6 +38,7 @@ from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explain.read.vmaps import marked
 from shardmap.explain.report import Collective, Cost, Held
 from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.tracing import explained_axis_names
 from shardmap.units import shown, size
 
 
@@ -289,7 +290,8 @@ def _trace(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Traces the function as a call does: by itself, or by `jax.jit`."""
     if not isinstance(fun, jax.stages.Wrapped):
         fun = jax.jit(fun)
-    traced = fun.trace(*args, **kwargs)
+    with explained_axis_names():
+        traced = fun.trace(*args, **kwargs)
     # The stages of a library, such as `flax.nnx.jit`, hold those of JAX.
     return getattr(traced, "traced", traced)
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -90,16 +90,22 @@ class Body(NamedTuple):
     out_tree: Any
 
 
-_UNBOUND = re.compile(r"(?:Found an )?(unbound axis name: .*?)(?:\. To fix this.*)?")
+_UNBOUND = re.compile(r"(?:Found an )?(unbound axis name: (.*?))(?:\. To fix this.*)?")
 _REMEDY = ". Give the map that is meant this axis_name"
 _BOUND = ", or use one that is bound here: "
 
 
 @contextlib.contextmanager
-def explained_axis_names(*bound: Hashable) -> Iterator[None]:
+def explained_axis_names(
+    *bound: Hashable, mesh_axes: Collection[str] = ()
+) -> Iterator[None]:
     """Context in which JAX's error for an unbound axis name lists the bound ones.
 
     JAX's own text advises `jax.shard_map`.
+
+    Args:
+      *bound: the names that are bound here.
+      mesh_axes: those that the map is laid over, which collectives do not know.
     """
     try:
         with casts_refused():
@@ -107,6 +113,14 @@ def explained_axis_names(*bound: Hashable) -> Iterator[None]:
     except NameError as error:
         text = str(error)
         if (unbound := _UNBOUND.fullmatch(text)) is None:
+            raise
+        if unbound[2] in mesh_axes:
+            instead = [repr(name) for name in bound if name != UNNAMED]
+            write = f"Write {instead[0]}, or pass" if instead else "Pass"
+            error.args = (
+                f"{unbound[2]!r} is a mesh axis: collectives in spmap use axis_name. "
+                f"{write} axis_name={unbound[2]!r}",
+            )
             raise
         if _REMEDY not in text:
             text = unbound[1] + _REMEDY
@@ -156,7 +170,8 @@ def trace_body(
     """
     check_types_unchecked()
     with element_trace(axis_name, axis_size, markers, mesh):
-        with explained_axis_names(axis_name):
+        over = {each.mesh_axis for each in markers if isinstance(each, MeshAxisMarker)}
+        with explained_axis_names(axis_name, mesh_axes=over):
             closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
                 *map(without_sharding, avals)
             )

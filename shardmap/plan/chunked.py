@@ -13,6 +13,7 @@ from shardmap._jax.stages import argument_names, trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.trees import leaf_paths
+from shardmap.map.tracing import explained_axis_names
 from shardmap.plan import report
 from shardmap.plan.cutting import numpy_calls_named
 from shardmap.plan.engine.nodes import Refused
@@ -167,7 +168,7 @@ class ChunkedFunction(Generic[P, R]):
             return results
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
-        with numpy_calls_named("chunked"):
+        with numpy_calls_named("chunked"), explained_axis_names():
             jaxpr = jax.make_jaxpr(flat)(*leaves)
         jaxpr, held = without_tracers(jaxpr)
         asked += tuple(((),) * value.ndim for value in held)

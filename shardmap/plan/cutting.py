@@ -10,9 +10,15 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
+from shardmap.arrays.array_likes import (
+    abstract_value,
+    device_dtype,
+    is_array_like,
+    refusal,
+)
 from shardmap.arrays.sources.stores import borders
 from shardmap.arrays.trees import leaf_paths
+from shardmap.map.tracing import explained_axis_names
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import (
     Asked,
@@ -60,7 +66,7 @@ def cut_function(
     }
     given = asked_points("plan", in_slices, cut_args)
     given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
-    with numpy_calls_named("plan"):
+    with numpy_calls_named("plan"), explained_axis_names():
         closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
             *jax.tree.unflatten(in_tree, avals)
         )
@@ -166,10 +172,12 @@ def _aval_of(leaf: Any, name: str) -> Any:
     if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
         return leaf
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        if (why := refusal(leaf)) is not None:
+            raise TypeError(f"plan cannot take {name}, which {why}")
         raise TypeError(
             f"plan takes arrays or what has a shape and a dtype, got {shown(leaf)} of "
-            f"type {type(leaf).__name__} in {name}; what is no array is static: name "
-            "it in static_argnums or static_argnames"
+            f"type {type(leaf).__name__} in {name}: non-array arguments must be "
+            "static, so name it in static_argnums or static_argnames"
         )
     dtype = leaf.dtype
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

@@ -13,14 +13,14 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.files import page_shape
 from shardmap.arrays.sources.stores import borders
 from shardmap.plan.engine.rules import UNCUT, Cut
-from shardmap.units import Auto, integer_of, shown
+from shardmap.units import Auto, integer_of, is_integer, shown
 
 MOST = 10_000_000
 """The most pieces of an axis, which are listed."""
 
 
 class _Each:
-    """Cuts an axis into pieces of length 1. Without a dict, cuts every axis so.
+    """Cuts an axis into pieces of length 1. Without a dict, cuts every axis this way.
 
     Example:
       >>> import jax.numpy as jnp
@@ -187,6 +187,7 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
             raise TypeError(
                 f"{where} is {shown(spec)}, but stands for one array: give None, EACH "
                 "or a dict {axis: cut}"
+                + (f", such as {{0: {spec}}}" if _is_cut(spec) else "")
             )
         return [spec] * count
     if isinstance(spec, dict):
@@ -201,16 +202,22 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
         has = list(tree) if isinstance(tree, dict) else "none"
         raise ValueError(f"{where} has the keys {list(spec)}, the arguments have {has}")
     if not isinstance(spec, tuple | list) or len(spec) != len(children):
+        mean = f": did you mean {{0: {spec}}}?" if _is_cut(spec) else ""
         raise ValueError(
             f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
             f"{len(children)} of them, one for each part of the arguments, got "
-            f"{shown(spec)}"
+            f"{shown(spec)}{mean}"
         )
     return [
         found
         for k, (part, child) in enumerate(zip(spec, children, strict=True))
         for found in _spread(part, child, f"{where}[{k}]")
     ]
+
+
+def _is_cut(spec: object) -> bool:
+    """Whether this is the cut of one axis, without the axis."""
+    return is_integer(spec) or isinstance(spec, Pieces | _AsChunked | Auto)
 
 
 def _children(tree: PyTree) -> list[PyTree] | None:
@@ -334,6 +341,8 @@ def cut_points(
             f"{size // 2, size - size // 2}, or [(0, {size // 2}), ({size // 2}, "
             f"{size})]"
         )
+    if isinstance(cut, str) and cut.lower() == "auto":
+        raise TypeError(f"{cut!r} is not a cut: write shardmap.AUTO")
     count = integer_of("a cut (a number, a tuple, a list, Pieces, EACH or AUTO)", cut)
     count = min(integer_of("a number of pieces", count, least=1), max(size, 1))
     _check_count(cut, count)
@@ -385,6 +394,8 @@ def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
     for pair in cut:
         if isinstance(pair, slice) and pair.step in (None, 1):
             pair = pair.indices(size)[:2]
+        if isinstance(pair, range) and pair.step == 1:
+            pair = (pair.start, pair.stop)
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise TypeError(
                 f"a list of cuts holds (start, stop) pairs, got {shown(pair)}"

@@ -155,11 +155,23 @@ def _by_position(
       TypeError: a keyword argument has the name of an option of a plan.
     """
     taken = sorted(OPTIONS & kwargs.keys())
+    if taken and not _takes(fun, taken[0]):
+        raise TypeError(
+            f"{taken[0]!r} is an option of a plan's run: write "
+            f"plan(...).run(..., {taken[0]}=...)"
+        )
     if taken:
         raise TypeError(
             f"plan cannot take the keyword argument {taken[0]!r} of the function, "
             "as a plan has an option of that name: bind it before, with "
             f"functools.partial(fun, {taken[0]}=...)"
+        )
+    unknown = [name for name in kwargs if not _takes(fun, name)]
+    if unknown:
+        name = getattr(fun, "__name__", type(fun).__name__)
+        raise TypeError(
+            f"plan got {unknown[0]}=, which is no option of plan nor an argument of "
+            f"{name}: did you mean in_slices= or memory=?"
         )
     count, has_names = len(own) - bool(kwargs), bool(kwargs)
 
@@ -170,6 +182,20 @@ def _by_position(
 
     trace_as(call, "plan", fun, own[:count], own[count] if has_names else {})
     return call
+
+
+def _takes(fun: Callable[..., PyTree], name: str) -> bool:
+    """Whether a function takes a keyword argument, as far as its signature says."""
+    try:
+        parameters = inspect.signature(fun).parameters
+    except (TypeError, ValueError):  # Some builtins have none.
+        return True
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return True
+    if name not in parameters:
+        return False
+    return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
 
 
 def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
@@ -345,6 +371,7 @@ class ShardPlan:
         Args:
           *args: the arguments of the function: arrays, or values with ``shape``,
             ``dtype`` and ``__getitem__``. Each shard reads only its own slices.
+            Default: those of `plan`, if they still exist.
           out: where to write the result: array-likes with ``__getitem__`` and
             ``__setitem__`` in the structure of the result. None: new NumPy arrays.
           executor: where shards run. None: this process, which reads, computes and
@@ -392,9 +419,16 @@ class ShardPlan:
         if executor is None and max_in_flight is None and self._memory is not None:
             if 2 * self.peak_bytes > self._memory:
                 max_in_flight = 1
+        if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
+            raise TypeError(
+                f"run got {unknown[0]}=, which is no option of run nor a keyword "
+                "argument that the plan was made with. The options are "
+                "out, executor, max_in_flight, progress, retries, checkpoint, scratch "
+                "and task."
+            )
         made = run(
             self._cut_program,
-            self._arrays(args, kwargs),
+            self._arrays(args, kwargs) if args or kwargs else self._given(),
             self._bare(out),
             executor=executor,
             max_in_flight=max_in_flight,

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.sharding.default_devices import local_devices
-from shardmap.units import integer_of, shown
+from shardmap.units import integer_of, is_integer, shown
 
 _MOST_VIRTUAL_DEVICES = 1024
 """More are no help on one CPU."""
@@ -124,8 +124,9 @@ def check_axis_names(caller: str, names: Iterable[object]) -> None:
 
 
 def make_mesh(
-    axis_sizes: Mapping[str, int],
-    devices: Sequence[jax.Device] | np.ndarray | None = None,
+    axis_sizes: Mapping[str, int] | Sequence[int] | None = None,
+    devices: Sequence[jax.Device] | Sequence[str] | np.ndarray | None = None,
+    **axes: int,
 ) -> Mesh:
     """Makes a mesh of devices with the given axes.
 
@@ -133,9 +134,12 @@ def make_mesh(
     process by default, and makes Auto axes.
 
     Args:
-      axis_sizes: a dict from axis names to sizes, in the order of the mesh.
+      axis_sizes: a dict from axis names to sizes, in the order of the mesh. One size
+        may be -1: as many devices as there are. Or, as for `jax.make_mesh`, the sizes,
+        with the names in place of ``devices``.
       devices: the devices, of which the first ``prod(sizes)`` are used in row-major
         order. Default: `jax.local_devices()`.
+      **axes: the axes as keyword arguments, instead of ``axis_sizes``.
 
     Raises:
       TypeError: `axis_sizes` is not a dict, a name is a number, a size is not an
@@ -144,7 +148,23 @@ def make_mesh(
 
     >>> make_mesh({"data": 1, "model": 1}).axis_names
     ('data', 'model')
+    >>> make_mesh(data=1, model=1) == make_mesh((1, 1), ("data", "model"))
+    True
     """
+    if axes and axis_sizes is None:
+        axis_sizes = axes
+    elif axes:
+        raise TypeError(
+            "make_mesh takes axes as a dict or as keyword arguments, but got "
+            f"{shown(axis_sizes)} and {axes}."
+        )
+    if _are_sizes(axis_sizes) and _are_names(devices):
+        if len(axis_sizes) != len(devices):
+            raise ValueError(
+                f"make_mesh got {len(axis_sizes)} sizes, {axis_sizes}, for "
+                f"{len(devices)} names, {devices}."
+            )
+        axis_sizes, devices = dict(zip(devices, axis_sizes, strict=True)), None
     if not isinstance(axis_sizes, Mapping):
         raise TypeError(
             "make_mesh takes a dict from the names of axes to their sizes, such as "
@@ -157,12 +177,9 @@ def make_mesh(
             f"the name of a mesh axis must be a string, got {shown(numbers[0])} in "
             f"{dict(axis_sizes)}"
         )
-    sizes = [
-        integer_of(f"the size of mesh axis {name!r}", size, least=1)
-        for name, size in axis_sizes.items()
-    ]
     available = local_devices() if devices is None else devices
     flat = np.asarray(available, dtype=object).reshape(-1)
+    sizes = _filled(axis_sizes, flat.size)
     needed = math.prod(sizes)
     if flat.size < needed:
         raise ValueError(
@@ -171,6 +188,43 @@ def make_mesh(
         )
     check_devices("make_mesh", flat[:needed])
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
+
+
+def _are_sizes(value: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(value, tuple | list) and all(map(is_integer, value))
+
+
+def _are_names(value: object) -> TypeGuard[Sequence[str]]:
+    return (
+        isinstance(value, tuple | list)
+        and bool(value)
+        and all(isinstance(name, str) for name in value)
+    )
+
+
+def _filled(axis_sizes: Mapping[str, int], count: int) -> list[int]:
+    """The sizes of axes, with the one that is -1 filled up to all ``count`` devices."""
+    rest = [
+        name for name, size in axis_sizes.items() if is_integer(size) and size == -1
+    ]
+    sizes = [
+        1
+        if name in rest[:1]
+        else integer_of(f"the size of mesh axis {name!r}", size, 1)
+        for name, size in axis_sizes.items()
+    ]
+    if not rest:
+        return sizes
+    others = math.prod(sizes)
+    if count % others or not count:
+        raise ValueError(
+            f"the axis {rest[0]!r} of {dict(axis_sizes)} cannot have all the rest: "
+            f"{others} do not divide {count} devices"
+        )
+    return [
+        count // others if name == rest[0] else size
+        for name, size in zip(axis_sizes, sizes, strict=True)
+    ]
 
 
 def mesh_devices(mesh: Mesh | AbstractMesh | None) -> list[jax.Device]:

@@ -242,7 +242,7 @@ def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
             ValueError,
             r"cannot cut these arguments over the mesh:\n  \* b is float32\[6\]: "
             r"dimension 0 of size 6 does not divide among the 4 devices along "
-            r"\('y',\)\nCut other dimensions, or pad them to a multiple\.$",
+            r"\('y',\)\nPad them to a multiple, or cut other dimensions\.$",
         ),
         (
             lambda: sm.mesh_map(lambda a: a, MESH, {"y": 1}, {})(array(8)),

@@ -17,7 +17,7 @@ import shardmap as sm
 from shardmap import compat
 from shardmap._jax.context import ArrayType
 from shardmap.compat import core, ops
-from shardmap.compat.edits import Use
+from shardmap.compat.edits import Use, told
 from tests.command_line import python
 
 # Each imports, and makes `found`.
@@ -148,6 +148,14 @@ def test_a_module_that_was_what_is_an_object_now_can_be_imported(installed):
 def test_all_names_of_a_module_are_one_use(installed):
     run("from jax.experimental.maps import *")
     assert compat.uses() == [Use("program.py", 1, "jax.experimental.maps", "from")]
+
+
+def test_a_part_of_a_mesh_is_a_submesh_and_told(installed):
+    space = run("mesh = sm.make_mesh({'x': 4, 'y': 2})\npart = mesh['y',]", sm=sm)
+    assert space["part"] == sm.submesh(space["mesh"], ("y",))
+    (use,) = compat.uses()
+    edited = "program.py:2: mesh['y',] -> shardmap.submesh(mesh, ('y',))"
+    assert told(use, "program.py") == edited
 
 
 def test_an_exception_in_the_program_changes_nothing(installed):

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import sparse
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.arrays.sources.labelled import Lazy
 
+pd = pytest.importorskip("pandas", reason="tables")
 xr = pytest.importorskip("xarray", reason="arrays with labels")
 
 FOUR, SIXTEEN = np.ones(4, np.float32), np.ones(16, np.float32)
@@ -38,6 +40,7 @@ def plan_with(cut):
 
 
 BCOO = sparse.BCOO.fromdense(jnp.eye(4), n_batch=1)
+TABLE = pd.DataFrame({"a": FOUR})
 LABELLED = xr.DataArray(FOUR, dims="time")
 OF_NO_NUMBERS = {
     "swapped bytes": FOUR.astype(FOUR.dtype.newbyteorder()),
@@ -99,12 +102,12 @@ CASES = {
         lambda: sm.spmap(add)(FOUR, {"w": 3.0}),
         ValueError,
         r"axis that it does not have:\n  \* params\['w'\] is float32\[\] \(rank 0\), "
-        r"in_axes asks for axis 0\nGive None in in_axes.*along axis 0\.$",
+        r"in_axes asks for axis 0\nGive None in in_axes .* get whole\.$",
     ),
     "numbers, not a list of them": (
         lambda: sm.spmap(lambda a, b: a)(1.0, 2.0),
         ValueError,
-        r"\* b is float32\[\] \(rank 0\).*\nGive None in in_axes.*along axis 0\.$",
+        r"\* b is float32\[\] \(rank 0\).*\nGive None in in_axes .* get whole\.$",
     ),
     "axis out of range": (
         lambda: sm.spmap(lambda x: x, in_axes=-3)(np.ones((4, 3))),
@@ -268,6 +271,11 @@ CASES = {
         TypeError,
         r"submesh takes a jax.sharding.Mesh, got None",
     ),
+    "arguments for an axis name": (
+        lambda: sm.spmap(double, FOUR),
+        TypeError,
+        r"must be hashable.* For a call with arguments, write spmap\(f\)\(x\)\.$",
+    ),
     "an axis name without a hash": (
         lambda: sm.spmap(add, ["i"]),
         TypeError,
@@ -309,7 +317,36 @@ CASES = {
         lambda: sm.mesh_map(double, None, {}, {}),
         TypeError,
         r"mesh_map needs mesh, in_axes and out_axes, but got mesh=None, in_axes=\{\} "
-        r"and out_axes=\{\}. shardmap.make_mesh makes a mesh; axes of \{\} cut nothing",
+        r"and out_axes=\{\}. shardmap.make_mesh makes a mesh; axes of \{\} mean: "
+        r"do not split",
+    ),
+    "a PartitionSpec for axes": (
+        lambda: sm.mesh_map(double, MESH, in_axes=P("data", None, ("model",))),
+        TypeError,
+        r"in_axes must be dicts .* P\('data', None, ('model'|\('model',\))\) is "
+        r"\{'data': 0, 'model': 2\} here\.$",
+    ),
+    "a dimension beyond the rank": (
+        lambda: sm.mesh_map(double, MESH, {"data": 3}, {})(np.ones((8, 8))),
+        ValueError,
+        r"x is float\d+\[8,8\]: \{'data': 3\} names dimension 3, but its rank is 2\n"
+        r"Cut other dimensions\.$",
+    ),
+    "sizes and names that differ in number": (
+        lambda: sm.make_mesh((4, 2), ("data",)),
+        ValueError,
+        r"make_mesh got 2 sizes, \(4, 2\), for 1 names, \('data',\)\.$",
+    ),
+    "axes of a mesh given twice": (
+        lambda: sm.make_mesh({"data": 4}, model=2),
+        TypeError,
+        r"as a dict or as keyword arguments, but got \{'data': 4\} and \{'model': 2\}",
+    ),
+    "a rest of devices that is none": (
+        lambda: sm.make_mesh(data=3, model=-1),
+        ValueError,
+        r"the axis 'model' of \{'data': 3, 'model': -1\} cannot have all the rest: 3 "
+        r"do not divide 8 devices$",
     ),
     "sizes for a mesh": (
         lambda: sm.mesh_map(double, {"data": 4}, {}, {}),
@@ -381,6 +418,36 @@ CASES = {
         NameError,
         r"use one that is bound here: 'data', 'model'$",
     ),
+    "psum over the mesh axis of a map": (
+        lambda: sm.spmap(
+            lambda x: lax.psum(x, "data"), "i", mesh=MESH, mesh_axes="data"
+        )(FOUR),
+        NameError,
+        r"^'data' is a mesh axis: collectives in spmap use axis_name. Write 'i', or "
+        r"pass axis_name='data'$",
+    ),
+    "psum over one of two mesh axes": (
+        lambda: sm.spmap(
+            lambda x: lax.psum(x, "model"), mesh=MESH, mesh_axes=("data", "model")
+        )(np.ones(8)),
+        NameError,
+        r"^'model' is a mesh axis: .* Pass axis_name='model'$",
+    ),
+    "psum in a plan": (
+        lambda: sm.plan(lambda x: lax.psum(x, "k"), FOUR, in_slices={0: 2}),
+        NameError,
+        r"^unbound axis name: k. Give the map that is meant this axis_name$",
+    ),
+    "psum in pieces": (
+        lambda: sm.chunked(lambda x: lax.psum(x, "k"), {0: 2})(FOUR),
+        NameError,
+        r"^unbound axis name: k. Give the map that is meant this axis_name$",
+    ),
+    "psum to be explained": (
+        lambda: sm.explain(lambda x: lax.psum(x, "k"))(FOUR),
+        NameError,
+        r"^unbound axis name: k. Give the map that is meant this axis_name$",
+    ),
     "psum in a map without a name": (
         lambda: sm.spmap(lambda x: lax.axis_index("k"))(FOUR),
         NameError,
@@ -406,7 +473,7 @@ CASES = {
     "a list of numbers for blocks": (
         lambda: sm.mesh_map(double, MESH, {"data": 0}, {"data": 0})([1.0] * 4),
         ValueError,
-        r"x\[0\] is float32\[\]: it has no dimension 0, which \{'data': 0\} names\n"
+        r"x\[0\] is float32\[\]: \{'data': 0\} names dimension 0, but its rank is 0\n"
         r"(?s:.*)A list of numbers is a pytree: pass numpy.asarray of it",
     ),
     "an array of objects": (
@@ -605,6 +672,84 @@ CASES = {
         TypeError,
         r"a cut \(a number, a tuple, a list, Pieces, EACH or AUTO\) must be an "
         r"integer, got '4'",
+    ),
+    "auto as text": (
+        lambda: plan_with("auto"),
+        TypeError,
+        r"axis 0: 'auto' is not a cut: write shardmap.AUTO\n",
+    ),
+    "a number of pieces without an axis": (
+        lambda: sm.plan(double, FOUR, in_slices=8),
+        ValueError,
+        r"a sequence of 1 of them, .* got 8: did you mean \{0: 8\}\?$",
+    ),
+    "a number of pieces for an array": (
+        lambda: sm.plan(add, FOUR, FOUR, in_slices=(2, None)),
+        TypeError,
+        r"in_slices\[0\] is 2, but stands for one array: give None, EACH or a dict "
+        r"\{axis: cut\}, such as \{0: 2\}$",
+    ),
+    "chunks for a plan": (
+        lambda: sm.plan(double, FOUR, chunks=4),
+        TypeError,
+        r"plan got chunks=, which is no option of plan nor an argument of double: did "
+        r"you mean in_slices= or memory=\?$",
+    ),
+    "out for a plan": (
+        lambda: sm.plan(double, FOUR, out="o.zarr"),
+        TypeError,
+        r"'out' is an option of a plan's run: write plan\(...\).run\(..., out=...\)$",
+    ),
+    "a path for out": (
+        lambda: plan_with(2).run(SIXTEEN, out="o.zarr"),
+        ValueError,
+        r"result has the path 'o.zarr' as out: open it, with zarr.open or "
+        r"numpy.lib.format.open_memmap, and give the array$",
+    ),
+    "workers for a run": (
+        lambda: plan_with(2).run(SIXTEEN, workers=4),
+        TypeError,
+        r"run got workers=, which is no option of run nor a keyword argument that the "
+        r"plan was made with\. The options are out, executor, ",
+    ),
+    "an argument by keyword without the axis": (
+        lambda: sm.spmap(lambda x, y: x + y)(FOUR, y=1.0),
+        ValueError,
+        r"y is float32\[\] .* get whole\. Arguments passed by keyword are always mapped "
+        r"along axis 0\.$",
+    ),
+    "an argument too many for a run": (
+        lambda: plan_with(2).run(SIXTEEN, SIXTEEN),
+        ValueError,
+        r"the plan was made for 1 argument, got 2$",
+    ),
+    "arguments that are gone": (
+        lambda: plan_with(2).run(),
+        ValueError,
+        r"the arguments that the plan was made with are shapes only, or are gone: pass "
+        r"them again",
+    ),
+    "a table for a plan": (
+        lambda: sm.plan(double, TABLE, in_slices={0: 2}),
+        TypeError,
+        r"plan cannot take args\[0\], which is a DataFrame, a table whose columns have "
+        r"a dtype each\. Give its .to_numpy\(\), or .to_xarray\(\) to shardmap.plan",
+    ),
+    "a table for a map": (
+        lambda: sm.spmap(double)(TABLE),
+        TypeError,
+        r"spmap argument x is a DataFrame, .* Give its .to_numpy\(\), or .to_xarray",
+    ),
+    "a text for a plan": (
+        lambda: sm.plan(double, "text"),
+        TypeError,
+        r"got 'text' of type str in args\[0\]: non-array arguments must be static, so "
+        r"name it in static_argnums or static_argnames$",
+    ),
+    "memory for nothing": (
+        lambda: sm.chunked(lambda x: x[::-1].cumsum(), memory="3 B")(FOUR),
+        ValueError,
+        r"memory=3 B is too little: .* Pass memory=\d+ or more\.$",
     ),
     "no function to plan": (
         lambda: sm.plan(3, FOUR),

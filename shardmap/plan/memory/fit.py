@@ -551,7 +551,7 @@ class Fit:
         held = f"{size(least.bytes)}{exact} at once" + value * bool(least.largest)
         message = (
             f"memory={size(self._memory)} is too little: {pieces} the function still "
-            f"holds {held}. Give as much{remedy}."
+            f"holds {held}. Pass memory={least.bytes} or more{remedy}."
         )
         self._refusal = min(self._refusal, (least.bytes, message))
         return _TooLittle(self._refusal[1])

@@ -110,6 +110,13 @@ class CutProgram:
         return sum(stage.num_shards for stage in self.stages)
 
     @functools.cached_property
+    def keywords(self) -> frozenset[str]:
+        """The names of the keyword arguments, which the last argument is a dict of."""
+        *_, last = self.in_tree.children() or [None]
+        node = None if last is None else last.node_data()
+        return frozenset(node[1] if node is not None and node[0] is dict else ())
+
+    @functools.cached_property
     def result_names(self) -> list[str]:
         """The names in messages of the leaves of the results."""
         return result_names(self.out_tree)
@@ -146,6 +153,12 @@ class CutProgram:
         """The arguments, flat, after a check against those of the plan."""
         leaves, tree = jax.tree.flatten(plain(arrays))
         if tree != self.in_tree:
+            planned, given = len(self.in_tree.children()), len(tree.children())
+            if planned != given and not self.keywords:
+                raise ValueError(
+                    f"the plan was made for {planned} "
+                    f"argument{'' if planned == 1 else 's'}, got {given}"
+                )
             raise ValueError(
                 "the plan was made for arguments of the structure "
                 f"{shown(self.in_tree)}, got {shown(tree)}"

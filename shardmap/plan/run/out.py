@@ -107,6 +107,11 @@ def _misfit(aval: Aval, array: Any) -> str | None:
             "or no out and jax.device_put the result"
         )
     if not all(hasattr(array, name) for name in ("shape", "dtype", "__setitem__")):
+        if isinstance(array, str | os.PathLike):
+            return (
+                f"has the path {shown(array)} as out: open it, with zarr.open or "
+                "numpy.lib.format.open_memmap, and give the array"
+            )
         return (
             f"has a {type(array).__name__} as out, which has no shape, dtype or "
             "__setitem__"

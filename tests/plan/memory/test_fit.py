@@ -173,12 +173,15 @@ def test_a_refusal_names_the_least_that_it_can_do_with():
 
     x = jax.ShapeDtypeStruct((512, 4), np.float32)
     message = (
-        r"in 512 pieces .* holds 2\.1 MiB \(2,\d+,\d+ bytes\) at .* Give as much\.$"
+        r"in 512 pieces .* holds 2\.1 MiB \(2,\d+,\d+ bytes\) at .* "
+        r"Pass memory=2\d+ or more\.$"
     )
     with pytest.raises(ValueError, match=message):
         sm.plan(fun, x, memory="300 KB")
     # All axes were tried, unless the cuts are given.
-    with pytest.raises(ValueError, match=r"Give as much, or cut other axes\.$"):
+    with pytest.raises(
+        ValueError, match=r"Pass memory=\d+ or more, or cut other axes\.$"
+    ):
         sm.plan(fun, x, in_slices={1: sm.AUTO}, memory="300 KB")
 
 
