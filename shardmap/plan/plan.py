@@ -11,6 +11,7 @@
 array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 """
 
+import inspect
 import os
 import warnings
 import weakref

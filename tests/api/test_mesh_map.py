@@ -247,7 +247,7 @@ def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
         (
             lambda: sm.mesh_map(lambda a: a, MESH, {"y": 1}, {})(array(8)),
             ValueError,
-            r"  \* a is float32\[8\]: it has no dimension 1, which \{'y': 1\} names",
+            r"  \* a is float32\[8\]: \{'y': 1\} names dimension 1, but its rank is 1",
         ),
         (
             lambda: sm.mesh_map(lambda a: a.sum(), MESH, {"y": 0}, {"y": 0})(array(8)),

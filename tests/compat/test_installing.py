@@ -151,7 +151,8 @@ def test_all_names_of_a_module_are_one_use(installed):
 
 
 def test_a_part_of_a_mesh_is_a_submesh_and_told(installed):
-    space = run("mesh = sm.make_mesh({'x': 4, 'y': 2})\npart = mesh['y',]", sm=sm)
+    made = "import shardmap as sm; mesh = sm.make_mesh(x=4, y=2)"
+    space = run(f"{made}\npart = mesh['y',]")
     assert space["part"] == sm.submesh(space["mesh"], ("y",))
     (use,) = compat.uses()
     edited = "program.py:2: mesh['y',] -> shardmap.submesh(mesh, ('y',))"

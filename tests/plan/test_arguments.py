@@ -68,7 +68,9 @@ def test_keyword_arguments_are_whole():
 
 def test_other_keyword_arguments_than_planned_are_refused():
     made = plan(functools.partial(_powers, power=2), X, scale={"by": 2.0}, shift=None)
-    for given in ({}, {"scal": 1}, {"scale": {"by": 1.0}}):
+    with pytest.raises(TypeError, match="run got scal=, which is no option of run"):
+        made.run(X, scal=1)
+    for given in ({}, {"scale": {"by": 1.0}}):
         with pytest.raises(ValueError, match=r"of the structure .*'scale': \{'by': \*"):
             made.run(X, **given)
     with pytest.raises(ValueError, match="arguments of the structure"):
