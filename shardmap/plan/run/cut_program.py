@@ -112,7 +112,7 @@ class CutProgram:
     @functools.cached_property
     def keywords(self) -> frozenset[str]:
         """The names of the keyword arguments, which the last argument is a dict of."""
-        *_, last = self.in_tree.children() or [None]
+        last: Any = (self.in_tree.children() or [None])[-1]
         node = None if last is None else last.node_data()
         return frozenset(node[1] if node is not None and node[0] is dict else ())
 
@@ -153,7 +153,8 @@ class CutProgram:
         """The arguments, flat, after a check against those of the plan."""
         leaves, tree = jax.tree.flatten(plain(arrays))
         if tree != self.in_tree:
-            planned, given = len(self.in_tree.children()), len(tree.children())
+            planned = len(self.in_tree.children())
+            given = len(jax.tree_util.treedef_children(tree))
             if planned != given and not self.keywords:
                 raise ValueError(
                     f"the plan was made for {planned} "
