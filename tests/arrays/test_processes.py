@@ -34,6 +34,12 @@ FEW = [
 ]
 
 
+class Client:
+    """That of devices which run programs."""
+
+    runtime_type = "cpu"
+
+
 @dataclasses.dataclass(frozen=True)
 class Device:
     """As much of a device as a mesh looks at."""
@@ -42,7 +48,7 @@ class Device:
     process_index: int
     platform: str = "cpu"
     device_kind: str = "cpu"
-    client: None = None
+    client: type = Client
 
 
 def devices_of(*processes):
