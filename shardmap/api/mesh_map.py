@@ -41,7 +41,6 @@ from shardmap.map import contexts, tracing
 from shardmap.map.batch import Batch, batched_results
 from shardmap.map.collectives.rewrites import in_mesh_order, tile_collectives
 from shardmap.map.layout import MapShardings
-from shardmap.map.lowering import retracing
 from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -389,6 +388,8 @@ class MeshPrograms(Programs):
         if any(not is_no_map(equation) for equation in equations(closed)):
             closed, out_tree = self._traced_over(function, blocks, names, rest)
         else:
+            from shardmap.map.lowering import retracing  # Slow, and rarely needed.
+
             closed = retracing.retraced(closed, self._under(rest))
         return closed, out_tree, rest
 
