@@ -97,8 +97,7 @@ class ChunkedFunction(Generic[P, R]):
           **kwargs: its keyword arguments.
 
         Returns:
-          An `Explanation` of the pieces alone: nothing is compiled. `shardmap.explain`
-          gives one of the whole program.
+          An `Explanation` of the pieces alone. `shardmap.explain` gives one of all.
         """
         cut_program = self._cut_program(args, kwargs)
         text = report.explain(cut_program)
@@ -172,8 +171,6 @@ class ChunkedFunction(Generic[P, R]):
             jaxpr = jax.make_jaxpr(flat)(*leaves)
         jaxpr, held = without_tracers(jaxpr)
         asked += tuple(((),) * value.ndim for value in held)
-        if self._in_slices is None and self._options.memory is not None:
-            asked = primitive.fit(jaxpr, self._options).axes()
         names = [*leaf_paths("args", args), *leaf_paths("kwargs", kwargs)]
         names += [f"closed-over value {number}" for number in range(len(held))]
         return _Read(jaxpr, asked, names, [*leaves, *held], out_tree)

@@ -28,9 +28,10 @@ from shardmap.plan.in_slices import (
     result_cuts,
     times_read,
 )
-from shardmap.plan.lax.passes import analysed, begins
-from shardmap.plan.memory.fit import Fit
-from shardmap.plan.memory.plan_peak import sample
+from shardmap.plan.lax.passes import analysed, uncut
+from shardmap.plan.memory.compiled import peak_bytes, sample
+from shardmap.plan.memory.loops import Uncut
+from shardmap.plan.memory.search import Problem, program_within
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import shown
@@ -73,22 +74,10 @@ def cut_function(
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     out_tree = jax.tree.structure(out_shape)
 
-    def make(
-        asked: Asked,
-        partial: bool,
-        keeps: bool,
-        sampled: bool = False,
-        measures: bool = True,
-    ) -> CutProgram:
+    def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
         every = cuts_at("plan", asked)
         cuts, inside = every[: len(leaves)], every[len(leaves) :]
-        analysis = analysed(
-            *(closed, cuts, partial, out_cuts),
-            keeps=keeps,
-            inside=inside,
-            sampled=sampled,
-            measures=measures,
-        )
+        analysis = analysed(closed, cuts, partial, out_cuts, keeps=keeps, inside=inside)
         # Of the arguments that lie in chunks, how many pieces read each chunk.
         read = {
             name: times_read([leaf], (tuple(cut.at for cut in row),))
@@ -99,21 +88,22 @@ def cut_function(
             analysis, in_tree, out_tree, cuts, names, scratch, narrowed, read
         )
 
-    def chunks(leaf: int, axis: int) -> tuple[int, ...] | None:
-        return borders(leaves[leaf], axis)
-
     try:
         if memory is None:
             made = make(given, partial, keeps=True)
         else:
-            finds = in_slices is None
-            fit = Fit(
-                *(closed, make, partial, memory, finds),
-                chunks=chunks,
+            problem = Problem(
+                make,
+                Uncut(*uncut(closed), in_loops=False),
+                given,
+                finds=in_slices is None,
+                partial=partial,
+                memory=memory,
+                took=peak_bytes,
+                chunks=lambda leaf, axis: borders(leaves[leaf], axis),
                 times_read=functools.partial(times_read, leaves),
-                begins=functools.partial(begins, closed),
             )
-            made = fit.program(fit.axes() if finds else given)
+            made = program_within(problem)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)

@@ -29,7 +29,7 @@ from shardmap.plan.cutting import cut_function
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices
 from shardmap.plan.labels import Labels, named_cuts, without_labels
-from shardmap.plan.memory.plan_peak import plan_peak
+from shardmap.plan.memory.compiled import peak_bytes
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.dask import to_dask
 from shardmap.plan.run.disk.scratch import checked
@@ -277,14 +277,14 @@ class ShardPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """An upper bound for the bytes that one shard uses.
+        """The bytes that one shard uses at most.
 
-        It counts what the shard reads, computes and returns, and the values that are
-        kept for later stages at that time. It does not count arguments, results, values
-        in ``scratch``, and free memory that the allocator keeps. With ``memory``, it
-        counts the scratch memory of XLA's kernels too.
+        It counts what the shard reads and returns, what XLA says that it takes besides,
+        and the values that are kept for later stages at that time. It does not count
+        arguments, results, values in ``scratch``, and free memory that the allocator
+        keeps. The largest shard of each stage is compiled for this.
         """
-        return plan_peak(self._cut_program).bytes
+        return peak_bytes(self._cut_program)
 
     @property
     def cut_fraction(self) -> float:

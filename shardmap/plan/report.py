@@ -12,17 +12,16 @@ from shardmap._jax.types import PyTree
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Operand, Value
-from shardmap.plan.engine.recompute import counted
+from shardmap.plan.engine.recipe import Step
 from shardmap.plan.engine.slices import Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.engine.work import Choice, operations
 from shardmap.plan.lax.random import DRAWN_WHOLE
-from shardmap.plan.memory.plan_peak import (
+from shardmap.plan.memory.compiled import (
     kept_bytes,
-    plan_peak,
+    peak_bytes,
     sample,
     scratch_bytes,
-    shard_peak,
+    shard_bytes,
     temporaries,
 )
 from shardmap.plan.run.cut_program import CutProgram
@@ -64,7 +63,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             stage.num_shards,
             tuple(_name(cut_program, result.value) for result in stage.results),
             _reads(cut_program, [stage]),
-            shard_peak(cut_program, stage).bytes,
+            shard_bytes(cut_program, stage),
             kept_bytes(cut_program, place),
             scratch_bytes(cut_program, place),
             again,
@@ -82,7 +81,7 @@ def summary(cut_program: CutProgram) -> str:
     several = f" in {stages} stages" if stages > 1 else ""
     lines = [
         f"ShardPlan: {cut_program.num_shards:,} shards{several}",
-        f"  a shard holds at most {size(plan_peak(cut_program).bytes)}; all read "
+        f"  a shard holds at most {size(peak_bytes(cut_program))}; all read "
         f"{_reads(cut_program, cut_program.stages) or 'nothing'}",
     ]
     for leaf, row in enumerate(cut_program.cuts):
@@ -128,15 +127,16 @@ def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
         made = ", ".join(_grouped(cost.makes))
         first = f"{cost.shards:,} shards" + f" make {made}" * makes
         told = Counter(
-            f"  {choice_text(_name(cut_program, value), choice)}"
-            for value, choice in choices(cut_program, stage)
+            f"  keeps {_name(cut_program, result.value)}, {size(nbytes(result.value))}"
+            for result in stage.results
+            if result.value in cut_program.analysis.costly
         )
-        told_choices = [
-            line + f", for each of {often} such values" * (often > 1)
+        kept = [
+            line + f", and {often - 1} more such values" * (often > 1)
             for line, often in told.items()
         ]
         drawn = _drawn_whole(cut_program, stage)
-        blocks.append([first + _costs(cut_program, stage, cost), *told_choices, *drawn])
+        blocks.append([first + _costs(cut_program, stage, cost), *kept, *drawn])
     yield from _by_stage(blocks)
 
 
@@ -376,35 +376,32 @@ def repeated(cut_program: CutProgram) -> list[int]:
     found = []
     for stage in cut_program.stages:
         more = 0.0
-        for number, often in counted(stage)[0].items():
+        for number, often in counted(stage).items():
             again = min(often, max(before[number] + often - 1, 0))
-            more += again * operations(rules[number])
+            more += again * rules[number].operations()
             before[number] += often
         found.append(round(more))
     return found
 
 
-def choices(cut_program: CutProgram, stage: Stage) -> Iterator[tuple[Value, Choice]]:
-    """Yields the values that a stage keeps or recomputes, with the choice."""
-    made = {result.value for result in stage.results}
-    for value, choice in cut_program.analysis.work.choices.items():
-        if choice.kept and value in made:
-            yield value, choice
-        elif not choice.kept and cut_program.analysis.level[value] == stage.number:
-            yield value, choice
+def counted(stage: Stage) -> dict[int, float]:
+    """How often the shards of a stage run each node; half of a node counts as 0.5.
 
-
-def choice_text(name: str, choice: Choice) -> str:
-    """A choice in words."""
-    times = "once more" if choice.times == 1 else f"{choice.times:,} times more"
-    again = f"{count(choice.operations)} operations and reads {size(choice.reads)}"
-    if choice.kept:
-        return (
-            f"keeps {name}, {size(choice.nbytes)}: to compute it {times} takes {again}"
-            + " each time" * (choice.times > 1)
-        )
-    return (
-        f"computes {name} {times}, which takes {again}"
-        + " each time" * (choice.times > 1)
-        + f": kept it would be {size(choice.nbytes)}"
-    )
+    If nothing is repeated, all shards together run each node once.
+    """
+    rules = stage.analysis.rules
+    runs: dict[int, float] = defaultdict(float)
+    numbers = stage.spread()
+    alike = Counter(stage.recipe(number)[1].static for number in numbers)
+    for static, members in alike.items():
+        # XLA computes once what is computed whole, whichever parts of it are taken.
+        steps: dict[Any, Step] = {
+            (step.node, step.ins) if rules[step.node].wholes else step: step
+            for step in static.steps
+        }
+        for step in steps.values():
+            shapes = [None if ref is None else ref.shape for ref in step.ins]
+            own, every = rules[step.node].fraction(step.static, shapes)
+            part = own / every if every else 1.0
+            runs[step.node] += members * stage.num_shards / len(numbers) * part
+    return runs

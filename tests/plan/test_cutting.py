@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.memory import fit
 from tests.plan.checks import assert_same
 
 
@@ -47,7 +46,7 @@ def test_arguments_count_as_shards_read_them():
 def test_a_cut_that_is_given_stays():
     wide = np.ones((16, 512), np.float32)
     cuts = ({0: 4}, {1: sm.AUTO})
-    made = sm.plan(score, X, wide, in_slices=cuts, memory="400 kB")
+    made = sm.plan(score, X, wide, in_slices=cuts, memory="40 kB")
     assert len(made.out_slices[0]) > 1
     assert made.stage_shards(0)[0].in_slices[0] == (slice(0, 250), slice(0, 16))
 
@@ -56,7 +55,8 @@ def test_too_little_memory_names_what_needs_it():
     with pytest.raises(
         ValueError,
         match=r"memory=100 B is too little: in 1,000 pieces the function still holds "
-        r".* of it .* made at .*test_cutting.py:\d+:\d+ \(score\)",
+        r".* at once, of it 256 B in float32\[16,4\]\. "
+        "Pass memory=719 or more, or cut other axes",
     ):
         sm.plan(score, X, W, in_slices=ROWS, memory=100)
 
@@ -96,15 +96,11 @@ def test_a_plan_of_64_bits_is_run_with_64_bits():
 
 
 def test_what_is_only_read_has_no_place():
-    for what, make in {
-        "in up to 1,000 pieces along each of 2 axes the function still holds 8 B at "
-        r"once, of it 4 B in float32\[1,1\]\.": lambda: sm.plan(jnp.sin, X, memory=1),
-        r"\(34,000 bytes\) at once. Pass memory=34000 or more": lambda: sm.chunked(
-            lambda x: x, {0: 4}, memory=1
-        )(X),
-    }.items():
-        with pytest.raises(ValueError, match=what):
-            make()
+    what = r"in 1,000 pieces the function still holds 8 B at once, of it 4 B in float32"
+    with pytest.raises(ValueError, match=what + r"\[1,1\]\."):
+        sm.plan(jnp.sin, X, memory=1)
+    # XLA returns the argument.
+    assert_same(sm.chunked(lambda x: x, {0: 4}, memory=1)(X), X)
 
 
 def test_what_no_shard_can_do_is_refused_as_without_memory():
@@ -116,27 +112,13 @@ def test_what_no_shard_can_do_is_refused_as_without_memory():
         sm.plan(noisy, X, memory="1 kB")
 
 
-@pytest.fixture
-def tried(monkeypatch):
-    """A list that grows by one with every plan that is tried."""
-    found, model = [], fit.plan_peak
-
-    def noted(*args):
-        found.append(args)
-        return model(*args)
-
-    monkeypatch.setattr(fit, "plan_peak", noted)
-    return found
-
-
-def test_few_numbers_of_pieces_are_tried(tried):
+def test_no_more_pieces_than_it_takes():
     made = sm.plan(jnp.cos, X, in_slices={0: sm.AUTO}, memory="10 kB")
     assert made.num_shards == 13  # Of 77 rows, which take 64 bytes twice.
     assert made.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
-    assert len(tried) < 10
 
 
-def test_few_numbers_are_tried_where_more_pieces_do_not_help(tried):
+def test_more_pieces_may_not_help():
     """The least is held in 256 pieces, of which 16 at once are combined, twice."""
 
     def quantiles(x):
@@ -148,7 +130,6 @@ def test_few_numbers_are_tried_where_more_pieces_do_not_help(tried):
     least = sm.plan(quantiles, X, in_slices={0: 256}).peak_bytes
     with pytest.raises(ValueError, match="the function still holds 2") as refused:
         made(least - 500)
-    assert len(tried) < 25
     [told] = re.findall(r"([\d,]+) bytes", str(refused.value))
     enough = int(told.replace(",", ""))
     assert made(enough).peak_bytes <= enough

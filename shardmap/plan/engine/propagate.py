@@ -8,9 +8,17 @@ depends on the value runs in a later stage.
 """
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+import math
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
@@ -23,20 +31,21 @@ from shardmap.plan.engine.rules import (
     Reason,
     Rule,
 )
-from shardmap.plan.engine.work import Choice, Work, again
 
 if TYPE_CHECKING:
     from shardmap.plan.engine.stages import Stage
 
-OTHER_STAGES = 16
-"""A cheap value that is cut may be kept if this many other stages recompute it."""
+COSTLY = 16
+"""The operations that take as long as keeping a byte and reading it again."""
+
+WORTH_KEEPING = 2**24
+"""The operations that pieces repeat to have each of them wait for one result."""
+
+FAR = 16
+"""So many stages back, a value that is cut is kept in place of computed again."""
 
 MOST_KEPT = 16
 """The most values that are kept in place of the one that they are made of."""
-
-SMALL = 2**20
-"""The most bytes of a value that is kept although it is cheap to compute."""
-
 
 AxisKey = tuple[int, int]
 """An axis of a value: the value's number, and the axis."""
@@ -108,11 +117,6 @@ class Ended(NamedTuple):
     reason: Reason
 
 
-Runs: TypeAlias = Callable[[Node, int], float]
-"""How often the shards of all stages run a node, also from the number of stages that
-take its results."""
-
-
 class Analysis:
     """The cuts, the stage and the state of every value of a graph.
 
@@ -121,9 +125,7 @@ class Analysis:
       rule_of: returns the rule of a node.
       input_cuts: the cut of each axis of each input.
       partial: whether to cut axes that are summed over.
-      keeps: whether values may be kept instead of recomputed.
-      kept_for: node number -> operands that are kept, as each piece of the node would
-        recompute them, and the choice.
+      keeps: whether values are kept that could be computed again, see `_keep_costly`.
       stored: values that are kept. The equations that take them run in later stages.
       may_recompute: whether later stages and other shards may recompute values.
       classes: which axes are one loop, if that is known.
@@ -137,12 +139,10 @@ class Analysis:
       pending: values that are partial in their stage.
       level: value -> the first stage that can compute it.
       kept: values that a later stage reads; they are results of their own stage.
-      work: the work of recomputing values from kept ones.
       reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
+      costly: the kept values that later stages could compute again.
       stages: the stages, once `stages_of` has made them.
-      step_ratio: how many times more steps an unrolled loop has than the graph, which
-        is a sample if it is more than 1.
     """
 
     def __init__(
@@ -152,7 +152,6 @@ class Analysis:
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
         keeps: bool = True,
-        kept_for: Mapping[int, Mapping[int, Choice]] = MappingProxyType({}),
         stored: Collection[Value] = (),
         may_recompute: bool = True,
         classes: UnionFind | None = None,
@@ -168,12 +167,20 @@ class Analysis:
         self.level: dict[Operand, int] = {}
         self.kept: dict[Value, None] = {}
         self._stored = frozenset(stored)
-        self.work = Work(keeps)
-        self._kept_for = kept_for
+        self.costly: dict[Value, None] = {}
+        self._keeps = keeps and may_recompute
+        self._may_recompute = may_recompute
+        # The operations that computing a value in its stage takes, and the first stage
+        # of which it computes something again.
+        self._work: dict[Operand, int] = {}
+        self._origin: dict[Operand, int] = {}
+        # The values of which no part can be computed without all of it, as of a sort.
+        self._computed_whole: set[Operand] = set()
+        # The last costly value that a value is made of.
+        self._source: dict[Operand, Value] = {}
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
         self.stages: list[Stage] = []
-        self.step_ratio = 1.0
         for value, cuts in zip(graph.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
             self.level[value] = 0
@@ -193,7 +200,9 @@ class Analysis:
             self._link_carried(carried)
             self._link_views()
         for node in graph.nodes:
-            self._visit(node, may_recompute)
+            self._visit(node)
+        if self._keeps:
+            self._keep_costly()
 
     def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
         """Unites the axes of each output with those of the input that it becomes."""
@@ -235,7 +244,7 @@ class Analysis:
                 view = self.classes.find(source), how
                 self.classes.unite(known.setdefault(view, key), key)
 
-    def _visit(self, node: Node, may_recompute: bool) -> None:
+    def _visit(self, node: Node) -> None:
         rule = self.rules[node.number]
         cuts = [self.cuts.get(v) or [UNCUT] * len(v.shape) for v in node.ins]
         forward = rule.forward(cuts)
@@ -248,25 +257,71 @@ class Analysis:
                 reason = Reason("it is summed over", "only partial=True cuts such axes")
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
-        level, pending = self._combine(node, rule, contracted)
+        pieces = max(
+            (
+                math.prod(len(cut.at) + 1 for cut in row)
+                for row in (*forward.outs, [each.cut for each in contracted])
+            ),
+            default=1,
+        )
+        level, pending = self._combine(node, rule, contracted, forward.outs, pieces)
+        if self._may_recompute:
+            self._keep_far(node, level)
         for out, out_cuts, lacks in zip(node.outs, forward.outs, pending, strict=True):
             self.cuts[out] = out_cuts
             self.level[out] = level
             if lacks is not None:
                 self.pending[out] = lacks
-        if may_recompute:
-            again = [v for v in node.ins if self.level.get(v) == level]
-            self.work.count(node, rule, {*again} - self.kept.keys())
+        again = [v for v in node.ins if v.producer and v not in self.kept]
+        work = max((self._work[v] for v in again if self.level[v] == level), default=0)
+        origin = min((self._origin[v] for v in again), default=level)
+        is_whole = any(v in self._computed_whole for v in again)
+        for k, out in enumerate(node.outs):
+            if is_whole or rule.whole_axes(k):
+                self._computed_whole.add(out)
+            sources = [v for v in again if v in self._source]
+            if not rule.cheap:
+                self._source[out] = out
+            elif sources:
+                longest = max(sources, key=lambda v: self._work[v])
+                self._source[out] = self._source[longest]
+            self._work[out] = work + rule.operations()
+            self._origin[out] = min(origin, level)
+
+    def _keep_far(self, node: Node, level: int) -> None:
+        """Keeps operands that a later stage would compute from results of many others.
+
+        An example is the carry of an unrolled loop, which each step would compute again
+        from the first step.
+        """
+        for v in node.ins:
+            if (
+                isinstance(v, Value)
+                and v.producer
+                and self.level[v] < level
+                and v not in self.kept
+                and v not in self.pending
+            ):
+                is_cut = any(cut.at for cut in self.cuts[v])
+                if self.level[v] - self._origin[v] >= (FAR if is_cut else 1):
+                    self.kept[v] = self.costly[v] = None
 
     def _combine(
         self,
         node: Node,
         rule: Rule,
         contracted: Sequence[Contraction],
+        outs: Sequence[Sequence[Cut]],
+        pieces: int,
     ) -> tuple[int, list[Pending | None]]:
-        """The stage of a node's results, and the state of each that is partial."""
+        """The stage of a node's results, and the state of each that is partial.
+
+        Args:
+          outs: the cuts of its results.
+          pieces: the number of its pieces.
+        """
         operands = [v for v in node.ins if isinstance(v, Value)]
-        outs = range(len(node.outs))
+        numbers_of_outs = range(len(node.outs))
         level = max(
             (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
             default=0,
@@ -279,10 +334,8 @@ class Analysis:
             if v.producer
             and (v in self._stored or self.rules[v.producer.number].runs_once)
         }
-        for number, choice in self._kept_for.get(node.number, {}).items():
-            if isinstance(value := node.ins[number], Value):
-                self.work.choices[value] = choice
-                complete |= {number}
+        if self._keeps:
+            complete |= self._repeated(node, rule, outs, pieces)
         for number in complete:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
@@ -294,7 +347,7 @@ class Analysis:
             if v in self.pending and self.level[v] == level
         ]
         late = [v for v in operands if v in self.pending and self.level[v] < level]
-        own = [{c for each in contracted if (c := each.of(k))} for k in outs]
+        own = [{c for each in contracted if (c := each.of(k))} for k in numbers_of_outs]
         joint = self._joint(node, rule, partial, own) if partial else None
         # Parts that the rule does not pass must be combined first, in this stage, so
         # that the node belongs to the next one.
@@ -307,7 +360,7 @@ class Analysis:
             raise AssertionError(f"{node.name} combines in several ways")
         numbers = [self._reduction(node, each) for each in contracted]
         found: list[Pending | None] = []
-        for k in outs:
+        for k in numbers_of_outs:
             reductions = joint.reductions if joint else ()
             combiner = joint.combiner if joint else None
             for number, each in zip(numbers, contracted, strict=True):
@@ -391,11 +444,51 @@ class Analysis:
             value = partial[0]
         self.kept[value] = None
 
-    def keep_costly(self, runs: Runs) -> None:
-        """Keeps values that several stages take and that are costly to recompute.
+    def _repeated(
+        self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]], pieces: int
+    ) -> set[int]:
+        """The operands that are costly, and that each piece would compute whole."""
+        found = set()
+        seen = {link.number for link, _, _ in rule.windows()}
+        cut = {
+            self.classes.find((v.number, axis))
+            for v in (*node.outs, *node.ins)
+            if isinstance(v, Value)
+            for axis, each in enumerate(self.cuts.get(v, ()))
+            if each.at
+        }
+        cut |= {
+            self.classes.find((out.number, axis))
+            for out, row in zip(node.outs, outs, strict=True)
+            for axis, each in enumerate(row)
+            if each.at
+        }
+        for k, v in enumerate(node.ins):
+            # Pieces take a part of what has one of their axes, unless it is computed
+            # whole.
+            source = self._source.get(v)
+            if source is not None and v not in self._computed_whole:
+                axes = range(len(source.shape))
+                own = {self.classes.find((source.number, axis)) for axis in axes}
+                if k in seen or not cut.isdisjoint(own):
+                    continue
+            if (
+                isinstance(v, Value)
+                and v.producer
+                and v not in self.pending
+                and k not in rule.shared_out
+                and not any(cut.at for cut in self.cuts[v])
+                and (pieces - 1) * self._work[v] >= WORTH_KEEPING
+            ):
+                found.add(k)
+                self.costly[v] = None
+        return found
 
-        Args:
-          runs: see `Runs`.
+    def _keep_costly(self) -> None:
+        """Keeps values that two stages take, if computing them again costs more.
+
+        A value is kept if computing it takes `COSTLY` operations for each of its bytes.
+        All others are computed again.
         """
         needed: dict[Value, set[int]] = {}
         for value in [*self.graph.outputs, *self.kept]:
@@ -403,27 +496,22 @@ class Analysis:
                 needed.setdefault(value, set()).add(self.level[value])
         smallest = self.smallest()
         for node in reversed(self.graph.nodes):
-            cheap = self.rules[node.number].cheap
+            rule = self.rules[node.number]
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
-                if len(stages) > 1 and out not in self.kept:
-                    if cheap:
-                        kept = [out]
-                        keep = self._is_long(out, len(stages) - 1)
-                    else:
-                        taken = [v for v in smallest[out] if len(needed.get(v, ())) > 1]
-                        kept = taken or [out]
-                        keep = self._is_costly(node, kept, runs, len(stages))
-                    if keep:
+                if len(stages) > 1 and out not in self.kept and not rule.cheap:
+                    taken = [v for v in smallest[out] if len(needed.get(v, ())) > 1]
+                    kept = taken or [out]
+                    if self._work[out] >= COSTLY * sum(map(nbytes, kept)):
                         self.kept |= dict.fromkeys(kept)
+                        self.costly |= dict.fromkeys(kept)
                         stages = {self.level[out]}
                 levels |= {self.level[out]} if out in self.kept else stages
-            shared_out = self.rules[node.number].shared_out
             for number, v in enumerate(node.ins):
                 if isinstance(v, Value):
                     # Stages that share it out repeat nothing: they count as one.
-                    own = {-1} if number in shared_out else levels
+                    own = {-1} if number in rule.shared_out else levels
                     needed.setdefault(v, set()).update(own)
 
     def smallest(self) -> dict[Value, list[Value]]:
@@ -451,25 +539,18 @@ class Analysis:
                 users.setdefault(operand, {})[node] = None
         return found
 
-    def _is_costly(
-        self, node: Node, values: Sequence[Value], runs: Runs, stages: int
-    ) -> bool:
-        """Returns True if values that are made of a node's result are worth keeping."""
-        made = [value.producer for value in values if value.producer is not None]
-        often = max(runs(each, stages) for each in made)
-        times = again(often)
-        # If a part of the result is used, a part of the node is run.
-        share = min(runs(node, stages) / (often or 1), 1)
-        return times > 0 and self.work.worth_keeping(values, times, share)
-
-    def _is_long(self, value: Value, times: int) -> bool:
-        """Returns True if a cheap value is kept because recomputing it reads too much.
-
-        An example is the carry of an unrolled loop, which each step would recompute
-        from the first step.
-        """
-        # A partial value is recomputed from the complete one, and a cut value from
-        # pieces that are read anyway, unless very many stages do so.
-        is_whole = not any(c.at for c in self.cuts[value]) or times >= OTHER_STAGES
-        is_small = value not in self.pending and nbytes(value) <= SMALL
-        return is_whole and is_small and self.work.choice(value, times).kept
+    def bytes_read(self, values: Iterable[Value]) -> int:
+        """The bytes that computing values again reads; each is counted once."""
+        read: set[Value] = set()
+        stack, seen = list(values), set[Value]()
+        while stack:
+            value = stack.pop()
+            for v in value.producer.ins if value.producer else ():
+                if not isinstance(v, Value) or v in seen:
+                    continue
+                seen.add(v)
+                if v.producer and v not in self.kept:
+                    stack.append(v)
+                else:
+                    read.add(v)
+        return sum(map(nbytes, read))

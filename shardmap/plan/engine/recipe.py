@@ -53,13 +53,23 @@ class Ref(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One equation for one shard. Results go to the slots from ``first`` on."""
+    """One equation for one shard.
+
+    Attributes:
+      node: the number of its node.
+      ins: its operands; None for a scalar, or one that is not read.
+      static: see `Need`.
+      start_count: the number of its starts.
+      first: results go to the slots from this one on.
+      shapes: of the results' boxes; None where one is not wanted.
+    """
 
     node: int
     ins: tuple[Ref | None, ...]
     static: Any
     start_count: int
     first: int
+    shapes: tuple[tuple[int, ...] | None, ...]
 
 
 class _StaticRecipe(NamedTuple):
@@ -165,7 +175,9 @@ def trace_back(
     for node, boxes, need in reversed(visits):
         refs = tuple(map(made.find, node.ins, need.boxes))
         first = made.slots
-        steps.append(Step(node.number, refs, need.static, len(need.starts), first))
+        made_shapes = tuple(None if box is None else shape_of(box) for box in boxes)
+        step = node.number, refs, need.static, len(need.starts), first, made_shapes
+        steps.append(Step(*step))
         starts.extend(need.starts)
         for out, box in zip(node.outs, boxes, strict=True):
             made.add(out, box)

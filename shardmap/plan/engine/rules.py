@@ -212,6 +212,10 @@ class Rule(ABC):
         shapes = (*self.node.in_shapes, *self.node.out_shapes)
         return sum(math.prod(shape) for shape in shapes)
 
+    def operations(self) -> int:
+        """About the operations of the whole equation; 0 where it is cheap."""
+        return 0 if self.cheap else self.elements() * self.each
+
     def fraction(
         self, static: Any, shapes: Sequence[tuple[int, ...] | None]
     ) -> tuple[int, int]:

@@ -4,13 +4,14 @@ import functools
 from typing import Any
 
 import jax
+import jax.extend.core
 
 from shardmap._jax.types import aval_of
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Context
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.params import MapParams
-from shardmap.plan.memory.liveness import Peak, peak
+from shardmap.plan.memory.held import peak_of
 from shardmap.units import size
 
 
@@ -25,28 +26,29 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
       ValueError: not even one element fits.
     """
     block = params.axis.block
-    model = functools.cache(lambda count: _peak(params, block, count))
-    if model(block).bytes <= memory:
+    traced = functools.cache(lambda count: _traced(params, block, count))
+    took = functools.cache(lambda count: _temporaries(*traced(count)))
+    if took(block) <= memory:
         return None
-    if (one := model(1)).bytes > memory:
+    if took(1) > memory:
+        jaxpr, _ = traced(1)
+        one = peak_of(jaxpr)
         place = f" made at {one.source}" if one.source else ""
         raise ValueError(
             f"memory={size(memory)} is too little for {params}: one "
-            f"element holds {size(one.bytes)} at once besides its operands and results,"
+            f"element holds {size(took(1))} at once besides its operands and results,"
             f" of it {size(one.largest)} in {one.shape}{place}."
         )
-    fits, too_many = 1, block
-    while too_many - fits > max(1, fits // 16):
-        middle = (fits + too_many) // 2
-        if model(middle).bytes <= memory:
-            fits = middle
-        else:
-            too_many = middle
-    return fits
+    # About a constant, and as much more for each element.
+    each = (took(block) - took(1)) / (block - 1)
+    count = max(int(1 + (memory - took(1)) / max(each, 1)), 1)
+    while count > 1 and took(count) > memory:
+        count = max(int(0.95 * count * memory / took(count)), 1)
+    return count
 
 
-def _peak(params: MapParams, block: int, batch_size: int) -> Peak:
-    """What a device holds at once with this batch size."""
+def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[Any]]:
+    """What a device computes with this batch size, and the avals of its operands."""
     jaxpr, in_axes = params.call_jaxpr, params.in_axes
     axis = AxisLayout(params.axis_name, block, batch_size=batch_size)
     context = Context.outermost(axis)
@@ -58,4 +60,13 @@ def _peak(params: MapParams, block: int, batch_size: int) -> Peak:
         if in_axis is not None:
             shape.insert(in_axis, block)
         operands.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    return peak(jax.make_jaxpr(run)(*operands).jaxpr)
+    return jax.make_jaxpr(run)(*operands), operands
+
+
+def _temporaries(jaxpr: Any, operands: list[Any]) -> int:
+    """The bytes that XLA takes besides operands and results."""
+    function = jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr))
+    analysis = function.lower(*operands).compile().memory_analysis()
+    if analysis is None:  # Some backends have none.
+        return peak_of(jaxpr).bytes
+    return int(analysis.temp_size_in_bytes)

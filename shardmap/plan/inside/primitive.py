@@ -27,9 +27,11 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points, cuts_at
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.plan.lax.control.unroll import MOST_EQUATIONS
-from shardmap.plan.lax.passes import analysed, begins
+from shardmap.plan.lax.passes import analysed, uncut
 from shardmap.plan.lax.table import LOOKED_THROUGH
-from shardmap.plan.memory.fit import Fit
+from shardmap.plan.memory.compiled import estimated
+from shardmap.plan.memory.loops import Uncut
+from shardmap.plan.memory.search import Problem, program_within
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import AUTO, Auto
 
@@ -62,12 +64,7 @@ chunked_p = ChunkedPrimitive("chunked")
 
 
 def _made(
-    jaxpr: ClosedJaxpr,
-    asked: Asked,
-    partial: bool,
-    keeps: bool = True,
-    sampled: bool = False,
-    measures: bool = True,
+    jaxpr: ClosedJaxpr, asked: Asked, partial: bool, keeps: bool = True
 ) -> CutProgram:
     """A jaxpr, cut at points.
 
@@ -87,25 +84,13 @@ def _made(
         keeps=keeps,
         most_equations=MOST_EQUATIONS,
         inside=inside,
-        sampled=sampled,
-        measures=measures,
     )
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 
 
-@functools.lru_cache(maxsize=8)
-def fit(jaxpr: ClosedJaxpr, options: Options) -> Fit:
-    """The `Fit` of a jaxpr. It is cached, and remembers the cuts that it tried."""
-    assert options.memory is not None
-    make = functools.partial(_made, jaxpr)
-    inside = functools.partial(begins, jaxpr)
-    given = jaxpr, make, options.partial, options.memory, options.finds
-    return Fit(*given, in_loops=True, begins=inside)
-
-
 @functools.lru_cache(maxsize=256)
 def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
-    """A jaxpr, cut as asked, in as few pieces as fit.
+    """A jaxpr, cut as asked, or so that it fits.
 
     Raises:
       Refused: it has an effect.
@@ -113,7 +98,29 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     """
     if options.memory is None:
         return _made(jaxpr, asked, options.partial)
-    return fit(jaxpr, options).program(asked)
+    problem = Problem(
+        functools.partial(_made, jaxpr),
+        Uncut(*uncut(jaxpr), in_loops=True),
+        asked,
+        finds=options.finds,
+        partial=options.partial,
+        memory=options.memory,
+        took=_temporaries,
+    )
+    return program_within(problem)
+
+
+def _temporaries(cut_program: CutProgram) -> int:
+    """The bytes that the loops take besides arguments and results, as XLA says."""
+    avals = [
+        jax.ShapeDtypeStruct(value.shape, value.aval.dtype)
+        for value in cut_program.graph.inputs
+    ]
+    function = jax.jit(lambda *leaves: run_in_loops(cut_program, leaves))
+    analysis = function.lower(*avals).compile().memory_analysis()
+    if analysis is None:
+        return estimated(cut_program, in_loops=True).bytes
+    return int(analysis.temp_size_in_bytes)
 
 
 @functools.lru_cache(maxsize=256)

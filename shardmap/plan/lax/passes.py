@@ -15,7 +15,6 @@ from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.jaxpr_key import key_of
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Scalar, Value, flatten
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.recompute import measured
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.plan.lax import batched, reduce
 from shardmap.plan.lax.compared import must_store
@@ -42,8 +41,6 @@ def analysed(
     keeps: bool = True,
     most_equations: int = unroll.MOST_IN_STAGES,
     inside: Sequence[Sequence[Cut]] = (),
-    sampled: bool = False,
-    measures: bool = True,
 ) -> Analysis:
     """The analysis of a function, after the passes.
 
@@ -55,8 +52,6 @@ def analysed(
       keeps: whether values may be kept that could be recomputed.
       most_equations: the most equations of a loop whose steps become stages.
       inside: the cuts of the first values of `begins`.
-      sampled: whether a few steps may represent all steps of an unrolled loop.
-      measures: whether to find out what is worth keeping, from samples of shards.
     """
 
     def followed(unroller: Unroller | None) -> functools.partial[Analysis]:
@@ -77,11 +72,7 @@ def analysed(
     def finished(analysis: functools.partial[Analysis]) -> Analysis:
         """Rewrites reductions, and keeps what is worth it or has to be."""
         stored: dict[Value, None] = {}
-        make = functools.partial(analysis, stored=stored)
-
-        def made() -> Analysis:
-            return measured(make) if measures else make()
-
+        made = functools.partial(analysis, stored=stored)
         found = made()
         if partial and (writers := one_pass.writers(found)):
             found.graph.rewrite(functools.partial(_written, writers))
@@ -108,10 +99,6 @@ def analysed(
         return finished(of_steps)
     in_stages = _last(trial) >= _last(found) + unroll.SAMPLE - 1
     most = most_equations if in_stages else unroll.MOST_EQUATIONS
-    if sampled and unroller.equations <= most:
-        made = finished(of_steps)
-        made.step_ratio = unroller.step_ratio
-        return made
     of_steps = followed(Unroller(most))
     return finished(
         of_steps if len(_ends(of_steps())) < len(_ends(found)) else of_loops
@@ -146,9 +133,16 @@ def _last(analysis: Analysis) -> int:
     return max(analysis.level.values(), default=0)
 
 
-def begins(closed: AnyJaxpr) -> list[Value]:
-    """The values at which cuts can begin, such as random numbers."""
-    return barrier.begins(flatten(closed, CALLS))
+def uncut(closed: AnyJaxpr) -> tuple[Analysis, list[Value]]:
+    """A function before its passes, without cuts, and where cuts can begin in it.
+
+    Returns:
+      Its analysis; its arguments, then the values that `analysed` cuts ``inside``.
+    """
+    graph = flatten(closed, CALLS)
+    cuts = [[UNCUT] * len(value.shape) for value in graph.inputs]
+    analysis = Analysis(graph, _Rules().rule, cuts, partial=True, keeps=False)
+    return analysis, [*graph.inputs, *barrier.begins(graph)]
 
 
 def _ends(analysis: Analysis) -> set[Any]:

@@ -64,8 +64,6 @@ class CutProgram:
       x64: whether it was made with 64-bit numbers.
       partitionable: whether it was made with ``jax_threefry_partitionable``.
       parts: the number of partial results of each box of a value.
-      kernel_bytes: what compiled shards hold that the model does not know, such as
-        scratch memory of kernels; 0 if it was not asked.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class CutProgram:
         self.statics: Collection[int | str] = ()
         self.x64: bool = config_value("jax_enable_x64")
         self.partitionable: bool = config_value("jax_threefry_partitionable")
-        self.kernel_bytes = 0
         self.stages = stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)

@@ -1,7 +1,5 @@
 """``spmap(batch_size=AUTO, memory=...)``: as many elements at once as fit."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,29 +33,23 @@ def test_results_are_those_of_all_at_once():
 def test_the_more_memory_the_more_elements_at_once():
     sizes = [
         batch_size(sm.spmap(pairs, batch_size=sm.AUTO, memory=memory), ROWS)
-        for memory in ("250 KiB", "500 KiB", "1 MiB", "1 GB")
+        for memory in ("140 KiB", "250 KiB", "1 GB")
     ]
     assert sizes[-1] is None
-    assert 1 <= sizes[0] < sizes[1] < sizes[2] < 8
+    assert 1 <= sizes[0] <= (sizes[1] or 8) <= 8
+    assert sizes[0] < 8
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "element",
     [lambda x: jnp.tanh(x)[::-1], lambda x: (x * 2).sum()],
     ids=["reversed", "a sum"],
 )
-def test_the_arguments_are_not_counted_but_what_a_step_takes_of_them(element):
-    row = ROWS[0].nbytes
-    for rows in (4, 16):
-        mapped = sm.spmap(
-            element,
-            batch_size=sm.AUTO,
-            memory=ROWS.nbytes * rows // 64 + 600,
-            devices=jax.devices()[:1],
-        )
-        at_once = batch_size(mapped, ROWS)
-        assert rows // 4 <= at_once <= rows + 600 // row
+def test_arguments_and_results_are_not_counted(element):
+    mapped = sm.spmap(
+        element, batch_size=sm.AUTO, memory=1000, devices=jax.devices()[:1]
+    )
+    assert batch_size(mapped, ROWS) is None
 
 
 def test_temporaries_are_within_the_memory():
@@ -91,7 +83,6 @@ def test_too_little_memory_names_what_needs_it():
     with pytest.raises(
         ValueError,
         match=r"memory=9.8 KiB is too little for spmap of pairs: one element holds .* "
-        + re.escape("float32[")
-        + r".* made at .*test_batch_size.py:\d+",
+        r"at once besides its operands and results, of it .* in float32\[",
     ):
         mapped(ROWS)

@@ -7,11 +7,10 @@ import pytest
 
 import shardmap as sm
 from tests.plan.checks import assert_same
-from tests.plan.memory.test_liveness import COUNTED
 
 
 def temporaries(fun, *args):
-    compiled = jax.jit(fun).lower(*args).compile(compiler_options=COUNTED)
+    compiled = jax.jit(fun).lower(*args).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 

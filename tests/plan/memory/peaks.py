@@ -3,7 +3,7 @@
     python -m tests.plan.memory.peaks NAME
 
 prints both, and what few rows take, in bytes, as JSON: the growth of the process'
-memory beyond the results, for a tenth of what the model says of the function as a
+memory beyond the results, for a tenth of what XLA says of the function as a
 whole. `MALLOC_MMAP_THRESHOLD_` should be small, so that what is freed is given back.
 """
 
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import shardmap as sm
-from shardmap.plan.memory.liveness import peak
 from tests.plan.run.peaks import COLUMNS, PROGRAMS, ROWS, SMALL, status
 
 SHARE, LEAST = 10, 2**22
@@ -34,7 +33,8 @@ def measured(fun, rows):
     """The bytes that are allowed, and those that a call took besides its results."""
     row = np.random.default_rng(0).standard_normal((1, COLUMNS), np.float32)
     x = jax.block_until_ready(jnp.tile(row, (rows, 1)))
-    allowed = max(peak(jax.make_jaxpr(fun)(x).jaxpr).bytes // SHARE, LEAST)
+    whole = jax.jit(fun).lower(x).compile().memory_analysis()
+    allowed = max(whole.temp_size_in_bytes // SHARE, LEAST)
     chunked = sm.chunked(fun, ({0: sm.AUTO},), memory=allowed)
     compiled = jax.jit(chunked).lower(x).compile()
     took, results = growth(lambda: compiled(x))

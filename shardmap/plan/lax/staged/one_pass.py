@@ -482,7 +482,7 @@ def _sum(analysis: Analysis, node: Node) -> OnePass | None:
     if product.is_matrix_product:
         count = math.prod(len(ends) - 1 for ends in edges.values())
         kept = count * node.outs[0].size * itemsize(node.outs[0].aval)
-        if kept * SMALLER > analysis.work.bytes_read(read):
+        if kept * SMALLER > analysis.bytes_read(read):
             return None  # Two passes read less.
 
     def write(graph: Graph, statistics: Statistics) -> Sequence[Operand]:

@@ -1,5 +1,6 @@
-"""What the model of memory says is at least what compilers and processes count."""
+"""The memory that is told is what XLA says of the largest shards, and is enough."""
 
+import contextlib
 import pathlib
 
 import jax
@@ -9,15 +10,10 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.inside.primitive import Options, cut
-from shardmap.plan.inside.stage_loops import run_in_loops
-from shardmap.plan.memory.liveness import peak
-from shardmap.plan.memory.plan_peak import plan_peak
+from shardmap.plan.run.cut_program import arg_avals
 from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
 
-# Without it, the fused operations of CPU keep memory that is not counted.
-COUNTED = {"xla_cpu_experimental_ynn_fusion_type": ""}
-ROWS, COLUMNS, PIECES = 2048, 256, 7
+ROWS, COLUMNS, PIECES = 512, 64, 7
 KEY = np.array([0, 1], np.uint32)
 
 
@@ -26,13 +22,13 @@ def normal(x, draw):
 
 
 def mlp(x):
-    ones = jnp.ones((COLUMNS, 512), x.dtype)
+    ones = jnp.ones((COLUMNS, 128), x.dtype)
     centred = x - x.mean(-1, keepdims=True)
     return x + jax.nn.gelu(centred / (x.std(-1, keepdims=True) + 1) @ ones) @ ones.T
 
 
 def attention(x):
-    return jax.nn.softmax(x @ x[:1024].T) @ x[:1024]
+    return jax.nn.softmax(x @ x[:256].T) @ x[:256]
 
 
 def per_sample(x):
@@ -59,20 +55,16 @@ MORE = {
     "filtered": filtered,
     "moving average": moving_average,
     "largest of moving averages": lambda x: moving_average(moving_average(x)).max(0),
-    "moving averages of tanh": lambda x: jnp.tanh(moving_average(x)).sum(1),
     "products of moving averages": lambda x: moving_average(x) @ x[:64].T,
     "running moving averages": lambda x: jnp.cumsum(moving_average(x), 1),
     "largest of filtered": lambda x: filtered(jax.nn.relu(filtered(x))).max(0),
     "branches": lambda x: sum(jax.nn.softmax(x * k).max(0) for k in (1.0, 2.0, 3.0)),
     "sorts": lambda x: sum(jnp.sort(x * k, 1) for k in (1.0, 2.0, 3.0)),
     "sums": lambda x: (x.sum(0), (x * x).sum(0), jnp.exp(x).sum(0)),
-    "sum of rows": lambda x: x.sum(1),
     "half precision": lambda x: (x.astype(jnp.bfloat16) * 2).astype(x.dtype).sum(1),
-    "uniform": lambda x: normal(x, jax.random.uniform),
     "normal": lambda x: normal(x, jax.random.normal).max(0),
     "dropout": lambda x: jnp.where(normal(x, jax.random.uniform) > 0.5, x, 0.0).sum(1),
     "median": lambda x: jnp.median(x, 1),
-    "running sum of rows": lambda x: jnp.cumsum(x, 1),
     "largest of rows": lambda x: jax.lax.top_k(jnp.sin(x), 4)[0],
     "pooled": lambda x: jax.lax.reduce_window(
         jnp.sin(x), -jnp.inf, jax.lax.max, (1, 3), (1, 1), "SAME"
@@ -86,12 +78,11 @@ MORE = {
     "gradient of layer norm and MLP": of(mlp),
     "gradient of softmax": of(jax.nn.softmax),
     "gradient of log-sum-exp": of(lambda x: jax.nn.logsumexp(x, 1)),
-    "gradient of running sum": of(lambda x: jnp.cumsum(x, 1)),
 }
 LATE = 2**20
 """The kernel counts the pages of a process in batches, one for each thread."""
 
-QUICK = ("branches", "running sum", "sums", "uniform", "softmax of rows")
+QUICK = ("branches", "gradient of attention", "sums", "normal")
 ALL = {**PROGRAMS, **MORE}
 MEASURED = ("softmax of rows", "standardised", "product", "sorted rows")
 
@@ -102,56 +93,60 @@ def some(names, quick):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", some(ALL, QUICK))
-def test_the_compiler_counts_at_most_what_the_model_says(name):
-    points = tuple(np.linspace(0, ROWS, PIECES + 1).astype(int)[1:-1].tolist())
+def test_no_shard_takes_more_than_is_told(name):
     x = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
     with jax.numpy_rank_promotion("allow"):
-        jaxpr = jax.make_jaxpr(ALL[name])(x)
-        made = cut(jaxpr, ((points, ()),), Options(partial=True))
-        lowered = jax.jit(lambda x: run_in_loops(made, [x])).lower(x)
-    said = plan_peak(made, in_loops=True).bytes
-    for options in (COUNTED, None):
-        compiled = lowered.compile(compiler_options=options)
-        # What is not counted are numbers such as the loops' counters.
-        assert compiled.memory_analysis().temp_size_in_bytes <= said + 1024
+        made = sm.plan(ALL[name], x, in_slices={0: PIECES})
+    told = {cost.number: cost.shard_bytes for cost in made.stage_costs}
+    assert made.peak_bytes >= max(told.values())
+    seen = set()
+    for shard in made.shards:
+        function, args = shard.function, arg_avals(shard.recipe)
+        key = shard.stage, function, tuple((each.shape, each.dtype) for each in args)
+        if key not in seen:
+            seen.add(key)
+            analysis = function.lower(*args).compile().memory_analysis()
+            took = analysis.temp_size_in_bytes + shard.nbytes
+            assert took <= 1.02 * told[shard.stage]
 
 
-@pytest.mark.parametrize(
-    # Of a filter, a piece with its edges, and the result in another layout, too.
-    ("fun", "times"),
-    [
-        (moving_average, 2.2),
-        (lambda x: moving_average(x).max(1), 2.3),
-        (filtered, 4.3),
-    ],
-)
-def test_what_is_fused_is_not_held(fun, times):
-    x = np.ones((ROWS, COLUMNS), np.float32)
-    made = sm.plan(fun, x, in_slices={0: 8})
-    assert made.peak_bytes <= times * x.nbytes / 8
+@pytest.mark.parametrize("name", some(ALL, QUICK))
+def test_what_runs_in_pieces_takes_what_is_given_and_no_more_than_the_whole(name):
+    x = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
+
+    def temporaries(fun):
+        compiled = jax.jit(fun).lower(x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    with jax.numpy_rank_promotion("allow"):
+        whole = temporaries(ALL[name])
+        for given in (whole, max(whole // 3, 30_000)):
+            with contextlib.suppress(ValueError):  # It may be too little.
+                took = temporaries(sm.chunked(ALL[name], memory=given))
+                assert took <= given
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [
-        *("ijk,kjl->il", "jki,jkl->il", "ijk,ljk->il", "jik,jkl->il", "jki,k->ji"),
-        *("bihk,blhk->bhil", "hbik,bhlk->bhil", "bhik,hblk->bhil", "hikb,bhkl->bhil"),
-    ],
-)
-def test_operands_of_products_are_transposed_before(axes):
-    sizes = dict(zip("ijklbh", (256, 4, 1024, 256, 2, 2), strict=True))
-    left, right, _ = axes.replace("->", ",").split(",")
-    args = [
-        jax.ShapeDtypeStruct([sizes[axis] for axis in each], np.float32)
-        for each in (left, right)
+def test_a_function_that_takes_nothing_runs_as_it_is():
+    def pairs(x, y):
+        return ((x[:, None] - y[None]) ** 2).sum(1)
+
+    x, y = np.ones(200, np.float32), np.ones(3000, np.float32)
+    lowered = jax.jit(sm.chunked(pairs, memory="4 kB")).lower(x, y)
+    assert "while" not in lowered.as_text()
+
+
+def test_a_hessian_of_which_xla_holds_little_runs_as_it_is():
+    def energy(x):
+        distances = ((x[:, None] - x[None]) ** 2).sum(-1)
+        return (1 / (distances + jnp.eye(len(x), dtype=x.dtype))).sum()
+
+    x = np.random.default_rng(0).standard_normal((20, 3), np.float32)
+    hessian = jax.hessian(energy)
+    took = [
+        jax.jit(fun).lower(x).compile().memory_analysis().temp_size_in_bytes
+        for fun in (hessian, sm.chunked(hessian, memory="100 kB"))
     ]
-
-    def fun(x, y):
-        return jnp.einsum(axes, x, y)
-
-    counted = jax.jit(fun).lower(*args).compile().memory_analysis()
-    said = peak(jax.make_jaxpr(fun)(*args).jaxpr).bytes
-    assert 2**20 <= counted.temp_size_in_bytes <= said
+    assert took[1] <= took[0] <= 100_000
 
 
 @pytest.mark.skipif(
@@ -178,6 +173,6 @@ def test_a_literal_may_be_reshaped(fun):
     made = sm.plan(fun, x, in_slices={0: 4})
     assert made.peak_bytes >= x.nbytes // 4
     assert "stage 0" in str(made.explain())
-    assert sm.plan(fun, x, memory="10 kB").peak_bytes <= 10_000
-    got = sm.chunked(fun, memory="10 kB")(x)
+    assert sm.plan(fun, x, memory="1 kB").peak_bytes <= 1000
+    got = sm.chunked(fun, memory="1 kB")(x)
     np.testing.assert_allclose(got, fun(x), rtol=1e-6)
