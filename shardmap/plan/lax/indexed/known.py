@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.collectives import axis_names
 from shardmap._jax.context import configuration
 from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
 from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.walk import jaxprs_in
 from shardmap.plan.engine.factors import bind
 from shardmap.plan.engine.jaxpr_key import key_of
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Scalar, Value, made_by
@@ -275,6 +277,13 @@ def _evaluate(operands: Iterable[Operand]) -> None:
         _VALUES[value] = np.asarray(jax.device_get(known))
 
 
+def _knows_axes(node: Node) -> bool:
+    """Whether a node depends on the axes of a map around the function."""
+    names = any(isinstance(name, str) for name in axis_names(node.params))
+    is_named = node.primitive is p.axis_index_p or names
+    return is_named or any(jaxpr.effects for jaxpr in jaxprs_in(node.params))
+
+
 def _nodes_of(value: Value) -> dict[Node, None] | None:
     """The nodes that make a value, first to last.
 
@@ -292,6 +301,7 @@ def _nodes_of(value: Value) -> dict[Node, None] | None:
             len(stack) + len(found) > MOST_NODES
             or node.primitive in NOT_EVALUATED
             or not isinstance(node.primitive, jex_core.Primitive)
+            or _knows_axes(node)
             or max(out.size for out in node.outs) > MOST_ELEMENTS
             or any(x.producer is None and constant(x) is None for x in node.ins)
         ):

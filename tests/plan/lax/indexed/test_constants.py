@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import shardmap as sm
 from shardmap.plan.chunked import chunked
 from shardmap.plan.plan import plan
 from tests.plan.checks import check_cut, iota
@@ -84,6 +85,16 @@ def test_one_call_evaluates_all_that_a_graph_needs(monkeypatch):
 
     plan(fun, X, in_slices={0: 4})
     assert len(compiled) == 1
+
+
+def test_places_in_a_map_around_are_no_constants():
+    def fun(x):
+        places = (lax.axis_index("i") + jnp.arange(4)) % 4
+        return x[places] + x[lax.psum(1, "i") - 2 + jnp.arange(2)].sum()
+
+    x = iota(2, 8, dtype=np.float32)
+    mapped = sm.spmap(sm.chunked(fun, {0: 2}), "i")
+    np.testing.assert_array_equal(mapped(x), jax.vmap(fun, axis_name="i")(x))
 
 
 Z = np.full(16, -0.0, np.float32)
