@@ -37,6 +37,40 @@ def many_equations() -> dict[str, Contender]:
     }
 
 
+LAYERS, WIDTH, ROWS = 12, 64, 4096
+
+
+def layers(x: Any, weights: Any) -> Any:
+    import jax
+
+    for w in weights:
+        x = x + jax.nn.gelu(jax.nn.softmax(x @ w) @ w)
+    return x
+
+
+def within_memory() -> dict[str, Contender]:
+    """Planning in as few pieces as fit: the shards are compiled, as for a run."""
+    import jax
+
+    from shardmap.plan.plan import plan
+
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)
+    weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), np.float32)] * LAYERS
+    small = jax.ShapeDtypeStruct((ROWS // 8, WIDTH), np.float32)
+
+    def planned() -> None:
+        plan(layers, x, weights, memory="1 MB")
+
+    def compiled() -> None:
+        plan(layers, x, weights, in_slices=({0: 8}, None))
+        jax.jit(lambda *args: layers(*args)).lower(small, weights).compile()
+
+    return {
+        OURS: Contender(planned),
+        "given pieces, one compiled": Contender(compiled),
+    }
+
+
 FIELDS, PIECES = (256, 256, 256), 8
 
 
@@ -74,6 +108,13 @@ def over_time() -> dict[str, Contender]:
 
 
 BENCHMARKS = (
+    Benchmark(
+        "plan within memory",
+        "12 layers in as few pieces as fit into 1 MB, their shards compiled",
+        within_memory,
+        {"given pieces, one compiled": 4},
+        repeats=3,
+    ),
     Benchmark(
         "mean over time, chunked",
         "the mean of squares over the leading axis, 64 MiB in 8 pieces",
