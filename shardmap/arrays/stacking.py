@@ -361,7 +361,9 @@ def _avals(caller: str, name: str, tree: PyTree) -> list[Any]:
             avals.append(array_likes.abstract_value(leaf))
         except TypeError:
             path = trees.leaf_paths(name, tree)[k]
-            why = array_likes.refusal(leaf) or f"is {shown(leaf)}, which is no array."
+            why = (
+                array_likes.refusal(leaf) or f"is {shown(leaf)}, which is not an array."
+            )
             raise TypeError(f"{caller} takes pytrees of arrays: {path} {why}") from None
     return avals
 
@@ -431,5 +433,5 @@ def _kind(leaf: Value) -> str:
     try:
         aval = array_likes.abstract_value(leaf)
     except TypeError:
-        return f"{shown(leaf)}, which is no array"
+        return f"{shown(leaf)}, which is not an array"
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

@@ -337,7 +337,7 @@ def cut_points(
         return _from_pairs(cut, size)
     if isinstance(cut, range | slice):
         raise TypeError(
-            f"{shown(cut)} is no cut: give the lengths of the pieces, such as "
+            f"{shown(cut)} is not a cut: give the lengths of the pieces, such as "
             f"{size // 2, size - size // 2}, or [(0, {size // 2}), ({size // 2}, "
             f"{size})]"
         )

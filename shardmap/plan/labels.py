@@ -260,8 +260,8 @@ def _refuse_unknown(spec: Mapping[Any, Any], known: set[Any]) -> None:
     unknown = [dim for dim in spec if dim not in known]
     if unknown:
         raise ValueError(
-            f"in_slices cuts the dimension {unknown[0]!r}, which the argument has not: "
-            f"it has {sorted(map(str, known))}"
+            f"in_slices cuts the dimension {unknown[0]!r}, which the argument does not "
+            f"have: it has {sorted(map(str, known))}"
         )
 
 

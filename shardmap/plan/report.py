@@ -81,8 +81,8 @@ def summary(cut_program: CutProgram) -> str:
     several = f" in {stages} stages" if stages > 1 else ""
     lines = [
         f"ShardPlan: {cut_program.num_shards:,} shards{several}",
-        f"  a shard holds at most {size(peak_bytes(cut_program))}; all read "
-        f"{_reads(cut_program, cut_program.stages) or 'nothing'}",
+        f"  a shard holds at most {size(peak_bytes(cut_program))}; together the "
+        f"shards read {_reads(cut_program, cut_program.stages) or 'nothing'}",
     ]
     for leaf, row in enumerate(cut_program.cuts):
         for axis, asked in enumerate(row):
@@ -246,7 +246,9 @@ def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
     for name, value in names:
         if elements.get(value):
             times = f"{elements[value] / value.size:.3g}"
-            often = "once" if times == "1" else f"{about}{times} times"
+            often = {"1": "once", "2": f"{about}twice"}.get(
+                times, f"{about}{times} times"
+            )
             found.setdefault(often, []).append(name)
     return ", ".join(
         f"{name} {often}" for often, names in found.items() for name in _grouped(names)
@@ -279,11 +281,11 @@ def _cut(cut_program: CutProgram, leaf: int, axis: int) -> str:
     lengths = {b - a for a, b in pieces(cut_program.cuts[leaf][axis].at, length)}
     number = len(cut_program.cuts[leaf][axis].at) + 1
     span = f"{min(lengths)} to {max(lengths)}" if len(lengths) > 1 else min(lengths)
-    return f"axis {axis}: asked to be cut into {number} pieces of {span}"
+    return f"axis {axis}: cut into {number} pieces of {span}"
 
 
 def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
-    """Where a cut arrives, and where it ends."""
+    """Where a cut arrives, and where it stops."""
     origin = leaf, axis
     reached: dict[tuple[str, str], list[str]] = {}
     for stage in cut_program.stages:
@@ -308,7 +310,7 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
         # If the cut arrives, the parts that a slice leaves out need no line.
         if origin in ended.origins and not (arrives and ended.reason == BESIDE):
             node = ended.node
-            what = "stays cut" if ended.reason.in_stages else "ends"
+            what = "stays cut" if ended.reason.in_stages else "stops"
             lines.append(f"{what} at {node.name} ({node.source}): {ended.reason}")
     if not lines:
         lines.append("reaches no result: whole where it is read")

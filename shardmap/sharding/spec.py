@@ -287,7 +287,7 @@ class ShardingSpec:
                     f"dimensions {dimensions}: use it once, and Replicated for copies"
                 )
         if problems:
-            raise ValueError(f"{self!r} is no layout: {'; '.join(problems)}")
+            raise ValueError(f"{self!r} is not a valid layout: {'; '.join(problems)}")
 
     __repr__ = _as_code
 

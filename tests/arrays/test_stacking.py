@@ -225,9 +225,11 @@ def test_structures_that_differ():
 
 
 def test_what_is_no_array():
-    with pytest.raises(TypeError, match=r"shards\[0\] is 'text', which is no array"):
+    with pytest.raises(
+        TypeError, match=r"shards\[0\] is 'text', which is not an array"
+    ):
         device_put_sharded(["text", 1], jax.devices()[:2])
-    with pytest.raises(TypeError, match=r"x\['a'\] is 'text', which is no array"):
+    with pytest.raises(TypeError, match=r"x\['a'\] is 'text', which is not an array"):
         device_put_replicated({"a": "text"}, jax.devices())
 
 

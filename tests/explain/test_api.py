@@ -204,11 +204,11 @@ def test_a_function_in_pieces_says_what_became_of_its_cuts(tmp_path):
     assert stage == fun.stage_costs(ones(8, 3))[0]
     assert (stage.shards, report.to_dict()["stages"][0]["shards"]) == (4, 4)
     lines = str(report).splitlines()
-    assert "    axis 0: asked to be cut into 4 pieces of 2" in lines
+    assert "    axis 0: cut into 4 pieces of 2" in lines
     report.save(tmp_path / "report.html")
     for page in (report._repr_html_(), (tmp_path / "report.html").read_text()):
         assert "stage 0: 4 shards make result" in page
-        assert "asked to be cut into 4 pieces of 2" in page
+        assert "cut into 4 pieces of 2" in page
 
 
 @pytest.mark.parametrize("inside", [False, True])

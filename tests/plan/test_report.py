@@ -17,10 +17,10 @@ def test_explain_and_str():
     text = str(made.explain())
     for line in (
         "args[0]: float32[8, 6]",
-        "axis 0: asked to be cut into 2 pieces of 4",
+        "axis 0: cut into 2 pieces of 4",
         "gives parts of result[1], combined by add",
         "reaches axis 0 of result[1]",
-        "ends at fft",
+        "stops at fft",
         "test_report.py",
         "(cut a batch axis instead)",
         "axis 0: whole, as asked",
@@ -36,7 +36,9 @@ def test_a_plan_begins_with_its_memory_and_what_it_reads():
     assert made.cut_fraction == 5 / 8
     first, second, *_ = str(made).splitlines()
     assert first == "ShardPlan: 2 shards"
-    assert second == "  a shard holds at most 240 B; all read args[0] once"
+    assert (
+        second == "  a shard holds at most 240 B; together the shards read args[0] once"
+    )
 
 
 def test_slices_of_each_output():
@@ -121,7 +123,7 @@ def test_many_leaves_of_one_tree_are_counted():
     told = str(made.explain())
     assert "    gives parts of 5 arrays of result[0], combined by add\n" in told
     assert "2 shards make 5 arrays of result[0], result[1]; " in told
-    assert "; reads 5 arrays of args[0] 2 times, args[1] once" in told
+    assert "; reads 5 arrays of args[0] twice, args[1] once" in told
 
 
 def test_what_shards_compute_again_is_counted():

@@ -35,7 +35,7 @@ def test_chunks_are_counted_as_often_as_they_are_read(cut, often):
     made = sm.plan(lambda x: x * 2, x, in_slices=cut)
     made.run(x)
     assert x.read == {"once": 8, "5 times": 40}[often]
-    assert f"all read args[0] {often}" in str(made)
+    assert f"together the shards read args[0] {often}" in str(made)
     told = "each chunk of args[0] is read by 5 pieces: cut it AS_CHUNKED" in str(made)
     assert told == (often != "once")
 

@@ -179,7 +179,9 @@ def test_a_spec_of_very_many_devices_costs_nothing():
 def test_refuses_a_mapping_that_does_not_use_each_axis_once(
     sharding, mesh_mapping, problem
 ):
-    with pytest.raises(ValueError, match=f"ShardingSpec.* is no layout: .*{problem}"):
+    with pytest.raises(
+        ValueError, match=f"ShardingSpec.* is not a valid layout: .*{problem}"
+    ):
         ShardingSpec(sharding, mesh_mapping)
 
 

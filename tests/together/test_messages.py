@@ -590,7 +590,7 @@ CASES = {
     "a text in one shard": (
         lambda: sm.device_put_sharded([{"a": FOUR}, {"a": "b"}], DEVICES[:2]),
         ValueError,
-        r"shards\[1\]\['a'\] is 'b', which is no array, but in shards\[0\] it is ",
+        r"shards\[1\]\['a'\] is 'b', which is not an array, but in shards\[0\] it is ",
     ),
     "a sparse array": (
         lambda: sm.spmap(lambda m: m.todense())(BCOO),
@@ -659,13 +659,13 @@ CASES = {
     "a range for a cut": (
         lambda: plan_with(range(0, 16, 4)),
         TypeError,
-        r"args\[0\] of shape \(16,\), axis 0: range\(0, 16, 4\) is no cut: give the "
+        r"args\[0\] of shape \(16,\), axis 0: range\(0, 16, 4\) is not a cut: give the "
         r"lengths of the pieces, such as \(8, 8\), or \[\(0, 8\), \(8, 16\)\]",
     ),
     "a slice for a cut": (
         lambda: sm.chunked(double, {0: slice(0, 4)})(np.ones(16)),
         TypeError,
-        r"axis 0: slice\(0, 4, None\) is no cut: give the lengths of the pieces",
+        r"axis 0: slice\(0, 4, None\) is not a cut: give the lengths of the pieces",
     ),
     "text for a cut": (
         lambda: plan_with("4"),

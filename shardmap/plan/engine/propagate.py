@@ -110,7 +110,7 @@ class Pending(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A cut that ends at a node, and why."""
+    """A cut that stops at a node, and why."""
 
     origins: Origins
     node: Node

@@ -102,7 +102,7 @@ class Reason(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A cut that ends at an equation."""
+    """A cut that stops at an equation."""
 
     origins: Origins
     reason: Reason

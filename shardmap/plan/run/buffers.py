@@ -59,8 +59,8 @@ def fold(combiner: str, parts: Iterable[Any], own: bool = False) -> np.ndarray:
 class Fold:
     """A tree of partial results. Its shape depends on their number alone.
 
-    Sixteen of them make one, sixteen of those the next, and so on, so that every
-    executor gives the same bytes. The top of the tree is the buffer.
+    They are combined in a tree, sixteen at a time, so that every executor gives the
+    same bytes. The top of the tree is the buffer.
 
     Nodes are arrays, or stand for arrays, as results of tasks do.
 

@@ -1,6 +1,6 @@
 """The tasks of a stage: its shards, and folds of their partial results.
 
-Sixteen partial results make one, sixteen of those the next, and so on, in the order of
+Partial results are combined in a tree, sixteen at a time, in the order of
 the shards. The bytes are the same on every executor.
 """
 

@@ -91,7 +91,7 @@ def test_a_plan_shows_each_stage_with_its_numbers(shown):
         plan.peak_bytes
     )
     assert "reads args[0] once, args[1] 12 times" in text
-    assert "axis 0: asked to be cut into 12 pieces of 8" in text
+    assert "axis 0: cut into 12 pieces of 8" in text
     assert text == shown["explained plan"]._repr_html_()
 
 

@@ -96,7 +96,7 @@ def test_one_in_a_call_that_jax_writes_anew():
 
     made = plan(fun, X, in_slices=({0: (3, 4, 1)},))
     assert_same(made.run(X), jax.jit(fun)(X))
-    assert "ends at" not in str(made)
+    assert "stops at" not in str(made)
     assert [stage.num_shards for stage in made.stages][-2:] == [3, 1]
 
 

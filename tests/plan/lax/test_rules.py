@@ -64,7 +64,7 @@ def test_any_cut_gives_the_same_result(name):
         made = plan(program.fun, *program.args, in_slices=in_slices)
         assert_same(made.run(*program.args), want, program.tolerance)
         # Refused cuts have a reason.
-        assert made.num_shards > 1 or "ends at" in str(made.explain())
+        assert made.num_shards > 1 or "stops at" in str(made.explain())
 
     check()
     for line in rules_of(program.fun, *program.args).splitlines():

@@ -51,7 +51,7 @@ def test_the_gradient_of_a_pooling_is_whole_along_the_axes_that_are_pooled(paddi
     batches = plan(gradient, x, in_slices={0: 4})
     assert_same(batches.run(x), jax.jit(gradient)(x))
     assert (batches.num_shards, len(batches.stages)) == (4, 1)
-    assert "ends at" not in str(batches.explain())
+    assert "stops at" not in str(batches.explain())
 
 
 CONVOLVED = {
@@ -84,7 +84,7 @@ def test_the_gradient_of_a_kernel_is_a_sum_over_tiles(name, cut):
     assert_same(made.run(kernels, images), want, 1e-3)
     assert len(made.stages) == 1
     assert {shard.combiner[0] for shard in made.shards} >= {"add"}
-    assert "ends at" not in str(made)
+    assert "stops at" not in str(made)
 
 
 def test_a_kernel_that_is_larger_than_the_result_gives_parts():

@@ -100,7 +100,7 @@ def test_what_only_the_condition_takes_is_cut_with_it(of):
     bounds = np.arange(8, dtype=np.float32) * 3
     made = check_cut(jax.vmap(one), X, bounds, in_slices=of)
     assert made.num_shards >= 4
-    assert "ends at" not in str(made)
+    assert "stops at" not in str(made)
 
 
 def test_what_a_condition_sums_over_is_not_its_loop():

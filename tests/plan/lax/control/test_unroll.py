@@ -155,7 +155,7 @@ def test_a_loop_that_gains_nothing_stays_a_loop():
 
     made = plan(fun, X, in_slices=({0: 2},))
     text = str(made.explain())
-    assert "ends at scan" in text
+    assert "stops at scan" in text
     assert "the body of the loop or branch mixes this axis at fft" in text
     assert "test_unroll.py" in text
 
