@@ -279,7 +279,7 @@ def _evaluate(operands: Iterable[Operand]) -> None:
 
 def _knows_axes(node: Node) -> bool:
     """Whether a node depends on the axes of a map around the function."""
-    names = any(isinstance(name, str) for name in axis_names(node.params))
+    names = any(not isinstance(k, int | None) for k in axis_names(node.params))
     is_named = node.primitive is p.axis_index_p or names
     return is_named or any(jaxpr.effects for jaxpr in jaxprs_in(node.params))
 
