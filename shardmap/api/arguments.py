@@ -95,7 +95,9 @@ class Arguments(NamedTuple):
                 leaf.dtype,
                 getattr(leaf, "weak_type", False),
                 is_global_array(leaf),
-                isinstance(leaf, jax.Array) and memory_kind(jax.typeof(leaf)),
+                leaf.sharding
+                if isinstance(leaf, jax.ShapeDtypeStruct)
+                else isinstance(leaf, jax.Array) and memory_kind(jax.typeof(leaf)),
             )
             if hasattr(leaf, "dtype")
             else type(leaf)

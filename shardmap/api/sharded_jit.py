@@ -6,9 +6,10 @@ there are partitions. As a part of another program, and inside `spmap`, it is a
 sharding constraint around the arguments and the results.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -30,7 +31,12 @@ from shardmap.map.constraint import (
     total_partitions,
 )
 from shardmap.map.layout import MapShardings
+from shardmap.sharding.default_devices import default_devices
+from shardmap.sharding.mesh import check_devices
 from shardmap.units import decorator_with_options, is_integer, shown
+
+T = TypeVar("T")
+Q = ParamSpec("Q")
 
 Counts = tuple[int, ...] | None
 """Partitions along each dimension; None: every device has the whole value."""
@@ -158,6 +164,35 @@ class ShardedJitOptions(NamedTuple):
     num_partitions: int | None
     static_argnums: tuple[int, ...]
     donate_argnums: tuple[int, ...]
+    devices: tuple[jax.Device, ...] | None
+
+
+def _devices_of(leaves: Sequence[Value]) -> list[jax.Device]:
+    """The devices of the first aval with a sharding over several; none without one."""
+    shardings = (x.sharding for x in leaves if isinstance(x, jax.ShapeDtypeStruct))
+    return next(
+        (
+            list(sharding.mesh.devices.flat)
+            for sharding in shardings
+            if isinstance(sharding, NamedSharding) and sharding.num_devices > 1
+        ),
+        [],
+    )
+
+
+def _over(
+    devices: Sequence[jax.Device] | None, function: Callable[Q, T]
+) -> Callable[Q, T]:
+    """``function``, for which these devices are the default ones."""
+    if not devices:
+        return function
+
+    @functools.wraps(function)
+    def run(*args: Q.args, **kwargs: Q.kwargs) -> T:
+        with default_devices(devices):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _sharding(aval: Aval, parts: Counts, total: int) -> NamedSharding:
@@ -176,6 +211,15 @@ class PartitionPrograms(Programs):
     options: ShardedJitOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> Call:
+        devices = self.options.devices or _devices_of(arguments.leaves)
+        call = _over(devices, self._infer_params)(arguments, alone)
+        return dataclasses.replace(
+            call,
+            bind=_over(devices, call.bind),
+            find_shardings=_over(devices, call.find_shardings),
+        )
+
+    def _infer_params(self, arguments: Arguments, alone: bool) -> Call:
         what, names = self.full_name, functools.partial(self.leaf_names, arguments)
         avals = self.leaf_avals(arguments)
         in_parts = self.broadcast_in("in_parts", self.options.in_parts, arguments, None)
@@ -249,8 +293,10 @@ class PartitionPrograms(Programs):
     def under_mesh(
         self, alone: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
     ) -> PyTree:
+        there = contexts.current_mesh_devices()
+        alone = _over(self.options.devices or there, alone)
         leaves, tree = jax.tree.flatten(super().under_mesh(alone, args, kwargs))
-        devices = set(contexts.current_mesh_devices())
+        devices = set(there)
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
         if all(array.sharding.device_set == devices for array in arrays):
             leaves = contexts.place(leaves)
@@ -278,6 +324,7 @@ def sharded_jit(
     static_argnums: int | Iterable[int] = (),
     *,
     donate_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
 ) -> ShardedFunction[P, R]: ...
 
 
@@ -290,6 +337,7 @@ def sharded_jit(
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
 ) -> Decorator: ...
 
 
@@ -302,6 +350,7 @@ def sharded_jit(
     static_argnums: int | Iterable[int] = (),
     *,
     donate_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
 ) -> Any:
     """Compiles a function of arrays that are partitioned over several devices.
 
@@ -309,7 +358,9 @@ def sharded_jit(
     counts for each dimension. Partition k, in row-major order, is on the k-th device;
     inside `spmap`, on the k-th device of each element.
 
-    With more partitions than this process has devices, it runs on the first of
+    It runs on ``devices``; or else on those of `jax.set_mesh`; or, where it is lowered,
+    on those of an aval's `jax.sharding.NamedSharding`; or on the first ones of this
+    process. With more partitions than this process has devices, those are the first of
     `jax.devices()`, and arguments and results are global arrays, as for `jax.jit`.
 
     Args:
@@ -325,6 +376,8 @@ def sharded_jit(
       static_argnums: positions of arguments that are compile-time constants; negative
         ones count from the last argument.
       donate_argnums: as for `spmap`.
+      devices: the devices to use, in this order; the first ones of them with fewer
+        partitions.
 
     Returns:
       The compiled function. It has ``lower`` and ``trace``, like a `jax.jit` function,
@@ -355,6 +408,11 @@ def sharded_jit(
     )
     if isinstance(in_parts, list):
         in_parts = tuple(in_parts)
+    if devices is not None:
+        devices = check_devices("sharded_jit", devices)
     return ShardedFunction(
-        fun, ShardedJitOptions(in_parts, out_parts, num_partitions, static, donated)
+        fun,
+        ShardedJitOptions(
+            in_parts, out_parts, num_partitions, static, donated, devices
+        ),
     )

@@ -268,3 +268,32 @@ def test_a_replicated_constraint_alone_changes_nothing():
     assert_close(with_sharding_constraint(jnp.asarray(X), None), jnp.asarray(X))
     got = jax.jit(lambda x: with_sharding_constraint(x, None))(X)
     assert buffers(got) == [(8, 8)]
+
+
+def test_devices_are_those_given_or_of_the_mesh_or_of_the_avals():
+    last = jax.devices()[4:]
+
+    def product(**options):
+        return sharded_jit(lambda x, y: x @ y, ((2, 2), None), (2, 2), **options)
+
+    x, y = np.ones((4, 6), np.float32), np.ones((6, 4), np.float32)
+    result = product(devices=last)(x, y)
+    np.testing.assert_array_equal(result, x @ y)
+    assert result.sharding.device_set == {*last}
+    mesh = jax.sharding.Mesh(np.array(last), ("a",))
+    with jax.set_mesh(mesh):
+        assert product()(x, y).sharding.device_set == {*last}
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("a"))
+    aval = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    here = product()
+    for like, devices in ((x, jax.devices()[:4]), (aval, last)):
+        compiled = here.lower(like, y).compile()
+        assert compiled.output_shardings.device_set == {*devices}
+
+
+def test_too_few_of_the_given_devices_are_refused():
+    product = sharded_jit(jnp.sin, (2,), (2,), devices=jax.devices()[:1])
+    with pytest.raises(ValueError, match="requires 2 devices, but only 1 device is"):
+        product(np.ones(4, np.float32))
+    with pytest.raises(TypeError, match="sharded_jit devices must be a sequence of"):
+        sharded_jit(jnp.sin, (2,), (2,), devices=4)
