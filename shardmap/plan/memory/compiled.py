@@ -19,6 +19,9 @@ from shardmap.plan.run.buffers import depth
 from shardmap.plan.run.cut_program import CutProgram, arg_avals
 from shardmap.plan.run.tasks import targets
 
+COMPILED = 4
+"""The most functions of a stage that are compiled: those of its largest shards."""
+
 SAMPLED = 64
 """The most shards of each family that are sampled."""
 
@@ -64,7 +67,7 @@ class LargestShard(NamedTuple):
     held: Peak
 
 
-_LARGEST: "weakref.WeakKeyDictionary[Stage, LargestShard]"
+_LARGEST: "weakref.WeakKeyDictionary[Stage, list[LargestShard]]"
 _LARGEST = weakref.WeakKeyDictionary()
 _TEMPORARIES: "weakref.WeakKeyDictionary[CutProgram, dict[Any, int | None]]"
 _TEMPORARIES = weakref.WeakKeyDictionary()
@@ -72,6 +75,11 @@ _TEMPORARIES = weakref.WeakKeyDictionary()
 
 def largest_shard(stage: Stage) -> LargestShard:
     """The shard of a stage that holds the most, by the equations alone."""
+    return _largest_shards(stage)[0]
+
+
+def _largest_shards(stage: Stage) -> list[LargestShard]:
+    """The largest shards that compute something different, the largest first."""
     if stage not in _LARGEST:
         held: dict[StaticRecipe, Peak] = {}
         found: list[LargestShard] = []
@@ -87,7 +95,10 @@ def largest_shard(stage: Stage) -> LargestShard:
                 if shape_of(box) != value.shape or combiner != "insert":
                     copied += size
             found.append(LargestShard(recipe, moved, copied, held[recipe.static]))
-        _LARGEST[stage] = max(found, key=lambda each: each.moved + each.held.bytes)
+        found.sort(key=lambda each: -(each.moved + each.held.bytes))
+        distinct = {each.recipe.static: each for each in reversed(found)}
+        found = [each for each in found if distinct[each.recipe.static] is each]
+        _LARGEST[stage] = found[:COMPILED]
     return _LARGEST[stage]
 
 
@@ -168,7 +179,10 @@ def temporaries(cut_program: CutProgram, stage: Stage) -> int:
 
     It is compiled. If XLA does not tell, they are estimated.
     """
-    shard = largest_shard(stage)
+    return _temporaries(cut_program, stage, largest_shard(stage))
+
+
+def _temporaries(cut_program: CutProgram, stage: Stage, shard: LargestShard) -> int:
     known = _TEMPORARIES.setdefault(cut_program, {})
     if (key := _computation(stage, shard.recipe.static)) not in known:
         function = cut_program.compiled(stage, shard.recipe)
@@ -195,7 +209,10 @@ def _computation(stage: Stage, static: StaticRecipe) -> Any:
 
 def shard_bytes(cut_program: CutProgram, stage: Stage) -> int:
     """The most that a shard of a stage reads, computes and returns."""
-    return largest_shard(stage).moved + temporaries(cut_program, stage)
+    return max(
+        shard.moved + _temporaries(cut_program, stage, shard)
+        for shard in _largest_shards(stage)
+    )
 
 
 def peak_bytes(cut_program: CutProgram) -> int:
