@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "explain",
         "Tell what a function runs in parallel, where its arrays are, what moves "
-        "between\ndevices and what it costs. The function is compiled, but not run.",
+        "between\ndevices and what it costs. The function is compiled, but not run. "
+        "Its module\nor .py file is imported, which runs its top level.",
         (
             EXAMPLE,
             f"{EXAMPLE} --interconnect nvlink4",

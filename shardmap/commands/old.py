@@ -47,7 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "script", metavar="SCRIPT", help="the Python file, or what is to be checked"
     )
-    parser.add_argument("arguments", nargs="...", help="the script's own arguments")
+    # Argparse says that a rest of arguments is required, which may be empty.
+    rest = parser.add_argument(
+        "arguments", nargs="...", help="the script's own arguments"
+    )
+    rest.required = False
     options = parser.parse_args(arguments)
     if options.check:
         try:

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from shardmap.commands.old import report
+from shardmap.commands.old import main, report
 from shardmap.compat.edits import PACKAGES, Use
 from tests.command_line import ROOT, python, shardmap
 
@@ -212,3 +212,9 @@ def test_there_is_no_such_module():
     assert result.stderr == (
         "python -m shardmap old: there is no module no.such.module here\n"
     )
+
+
+def test_only_the_script_is_required(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "arguments are required: SCRIPT\n" in capsys.readouterr().err
