@@ -103,3 +103,15 @@ def test_a_matrix_with_a_trace_is_no_traced_function():
 def test_static_arguments_are_no_arrays():
     scale = sm.spmap(lambda x, k: x * k, static_broadcasted_argnums=1)
     assert [each.path for each in sm.explain(scale)(X, 2).inputs] == ["x"]
+
+
+def test_what_to_change_is_what_is_not_given_already():
+    mesh = sm.make_mesh(data=4, model=2)
+    on_mesh = sm.spmap(lambda x: x * 2, "i", mesh=mesh, mesh_axes="data")
+    (short,) = sm.explain(on_mesh)(X[:4]).axes
+    assert short.change == (
+        "Give other mesh_axes=, or another mesh=, for other devices; axis_size=, or "
+        "longer arrays, for more elements."
+    )
+    (long,) = sm.explain(on_mesh)(X).axes
+    assert "; batch_size= to vectorise fewer elements at once; " in long.change
