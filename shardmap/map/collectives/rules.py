@@ -120,14 +120,25 @@ def add_up(block: Value, dimensions: Sequence[int]) -> Any:
 def _with_nan(combiner: str, reduced: Callable[..., Any]) -> Callable[..., Any]:
     """A reduction that gives NaN if there is one.
 
-    XLA's all-reduce on CPU loses it, and sometimes the number beside it.
+    XLA's all-reduce on CPU loses it, and sometimes the number beside it. There the
+    bits of floats are compared as integers, of which NaN is the extreme.
     """
 
     def on_cpu(value: Value, *where: Any) -> Any:
-        flag = np.int32(1 if combiner == "max" else -1)
-        flags = jnp.where(jnp.isnan(value), flag, np.int32(0))
-        nan = jnp.array(np.nan, value.dtype)
-        return jnp.where(reduced(flags, *where) == flag, nan, reduced(value, *where))
+        dtype = np.promote_types(value.dtype, np.float32)  # Of 32 or 64 bits.
+        bits = np.iinfo(np.int32 if dtype == np.float32 else np.int64)
+        nan = np.array(bits.max if combiner == "max" else bits.min, bits.dtype)
+
+        def in_order(signed: Value) -> Any:
+            # Of negative floats, those with the larger bits are smaller.
+            flipped = signed ^ np.array(bits.max, bits.dtype)
+            return jnp.where(signed < 0, flipped, signed)
+
+        floats = value.astype(dtype)
+        places = in_order(lax.bitcast_convert_type(floats, bits.dtype))
+        result = reduced(jnp.where(jnp.isnan(value), nan, places), *where)
+        floats = lax.bitcast_convert_type(in_order(result), dtype)
+        return jnp.where(result == nan, jnp.nan, floats).astype(value.dtype)
 
     def by_platform(value: Value, *where: Any) -> Any:
         if not jnp.issubdtype(value.dtype, jnp.floating):
