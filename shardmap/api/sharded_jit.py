@@ -290,11 +290,22 @@ class PartitionPrograms(Programs):
     def devices(self) -> list[jax.Device]:
         return []
 
+    @functools.cached_property
+    def _num_partitions(self) -> int:
+        """The number of partitions that the options ask for."""
+        options = self.options
+        leaves = jax.tree.leaves(
+            (options.in_parts, options.out_parts), is_leaf=_is_leaf
+        )
+        totals = [total_partitions(parts) for parts in leaves if parts]
+        return max([options.num_partitions or 1, *totals])
+
     def under_mesh(
         self, alone: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
     ) -> PyTree:
         there = contexts.current_mesh_devices()
-        alone = _over(self.options.devices or there, alone)
+        if self._num_partitions <= len(there):
+            alone = _over(self.options.devices or there, alone)
         leaves, tree = jax.tree.flatten(super().under_mesh(alone, args, kwargs))
         devices = set(there)
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]

@@ -14,7 +14,7 @@ from shardmap._jax.collectives import named_axes
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of, without_sharding
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
@@ -70,7 +70,11 @@ def _walk(jaxpr: Jaxpr, around: _Around, found: list[Collective]) -> None:
             runs = None if primitive is while_p else here.runs
             if primitive is scan_p and runs is not None:
                 runs *= params["length"]
-            for body in filter(_sends, jaxprs_in(params)):
+            bodies: Sequence[Jaxpr] = list(jaxprs_in(params))
+            if platforms := params.get("branches_platforms"):
+                # The mesh has no platform: what most of them do.
+                bodies = [as_open_jaxpr(params["branches"][platforms.index(None)])]
+            for body in filter(_sends, bodies):
                 _walk(body, here._replace(runs=runs), found)
 
 

@@ -17,7 +17,7 @@ from tests.map_programs import collectives_of
     ("name", "expected"),
     [
         ("psum", {"all-reduce": 1}),
-        ("pmax", {"all-reduce": 2}),  # On CPU one is for NaN.
+        ("pmax", {"all-reduce": 1}),
         ("all_gather", {"all-gather": 1}),
         ("ppermute by 1", {"collective-permute": 1}),
         ("all_to_all", {"all-to-all": 1}),
