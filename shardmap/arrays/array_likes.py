@@ -198,7 +198,7 @@ def refusal(value: object) -> str | None:
     dtype = getattr(value, "dtype", None)
     if not (isinstance(dtype, np.dtype) and hasattr(value, "shape")):
         return _table_refusal(value)
-    in_memory = isinstance(value, np.ndarray | np.generic)
+    in_memory = not is_array_like(value) and isinstance(value, np.ndarray | np.generic)
     try:
         jax.typeof(np.empty(0, dtype if in_memory else dtype.newbyteorder("=")))
     except TypeError:

@@ -185,9 +185,9 @@ def temporaries(cut_program: CutProgram, stage: Stage) -> int:
 def _temporaries(cut_program: CutProgram, stage: Stage, shard: LargestShard) -> int:
     known = _TEMPORARIES.setdefault(cut_program, {})
     if (key := _computation(stage, shard.recipe.static)) not in known:
-        function = cut_program.compiled(stage, shard.recipe)
-        avals = arg_avals(shard.recipe)
         with cut_program.settings():
+            function = cut_program.compiled(stage, shard.recipe)
+            avals = arg_avals(shard.recipe)
             analysis = function.lower(*avals).compile().memory_analysis()
         known[key] = None if analysis is None else int(analysis.temp_size_in_bytes)
     found = known[key]

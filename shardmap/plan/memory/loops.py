@@ -6,7 +6,7 @@ of pieces.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from shardmap.plan.engine.factors import BESIDE
@@ -206,34 +206,23 @@ def ranked(
     memory: int,
     partial: bool,
     times_read: Callable[[Axes, int], float],
-) -> Iterator[tuple[int, float, Followed]]:
-    """Yields axes to cut besides those given, the most promising first.
+) -> list[tuple[float, Followed]]:
+    """Axes to cut: those that are given and one class more, the most promising first.
 
-    Before each come the number of classes that are cut in addition, and about the bytes
-    that all shards move.
-
-    First come single classes that fit, by what their shards move, then the one that
-    holds the least. If that does not fit either, it is cut together with others.
+    With each comes about what all shards move, in bytes. First come those that fit, by
+    what their shards move, then the others, by what they hold.
 
     Args:
       times_read: returns how often shards read each chunk, for axes and pieces.
     """
-    begin = given
-    for number in range(1, MOST_AXES + 1):
-        more = dict.fromkeys(begin | axes for axes in classes[:CLASSES])
-        every = [Followed(uncut, axes, partial) for axes in more if axes != begin]
-        fits: list[tuple[float, Followed]] = []
-        rest: list[Followed] = []
-        for each in every:
-            if (count := each.fewest(memory)) is None:
-                rest.append(each)
-            else:
-                moved = each.moved(count) * times_read(each.axes, count)
-                fits.append((moved, each))
-        fits.sort(key=lambda pair: pair[0])
-        yield from ((number, moved, each) for moved, each in fits)
-        rest.sort(key=lambda each: each.held(uncut.most(each.axes)))
-        yield from ((number, math.inf, each) for each in rest[:1])
-        if not every:
-            return
-        begin = (rest or every)[0].axes
+    more = dict.fromkeys(given | axes for axes in classes[:CLASSES])
+    fits: list[tuple[float, Followed]] = []
+    rest: list[Followed] = []
+    for each in (Followed(uncut, axes, partial) for axes in more if axes != given):
+        if (count := each.fewest(memory)) is None:
+            rest.append(each)
+        else:
+            fits.append((each.moved(count) * times_read(each.axes, count), each))
+    fits.sort(key=lambda pair: pair[0])
+    rest.sort(key=lambda each: each.held(uncut.most(each.axes)))
+    return fits + [(math.inf, each) for each in rest]

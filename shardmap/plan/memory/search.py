@@ -6,11 +6,10 @@ largest shards take, which corrects it once or twice. The way that moves the few
 bytes is chosen.
 """
 
-import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from shardmap.plan.memory.compiled import (
     largest_shard,
 )
 from shardmap.plan.memory.held import Peak
-from shardmap.plan.memory.loops import Axes, Followed, Uncut, ranked
+from shardmap.plan.memory.loops import MOST_AXES, Axes, Followed, Uncut, ranked
 from shardmap.plan.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import Auto, size
 
@@ -33,8 +32,8 @@ WAYS = 2
 NEAR = 1.5
 """Ways are compared if their shards move at most so many times more."""
 
-ATTEMPTS = 4
-"""The most axes, or sets of them, that are cut to find a way that fits."""
+ATTEMPTS = 3
+"""The most classes of axes that are tried, each with those that are cut already."""
 
 COMPILES = 3
 """How often the number of pieces is corrected by what XLA says, and once more."""
@@ -165,11 +164,20 @@ def program_within(problem: Problem) -> CutProgram:
         return _as_it_is(problem, given)
     except TooLittle as error:
         refused.append(error)
-    for axes in itertools.islice(_by_cost(problem, given), ATTEMPTS):
-        try:
-            return _kept_or_not(problem, axes)
-        except TooLittle as error:
-            refused.append(error)
+    ways: Iterable[Axes] = [given] if given else _by_cost(problem, given)
+    for _ in range(MOST_AXES):
+        here: list[TooLittle] = []
+        for axes in ways:
+            try:
+                return _kept_or_not(problem, axes)
+            except TooLittle as error:
+                here.append(error)
+        if not here:
+            break
+        # What holds the least is cut along further axes.
+        refused += here
+        best = min(here, key=lambda error: error.least.bytes)
+        ways = _by_cost(problem, best.axes)
     least = min(refused, key=lambda error: error.least.bytes)
     if least.program.num_shards <= MANY_SHARDS:
         # What is told is enough, not an estimate.
@@ -178,25 +186,25 @@ def program_within(problem: Problem) -> CutProgram:
     raise ValueError(_refusal(problem, least))
 
 
-def _by_cost(problem: Problem, given: Axes) -> Iterator[Axes]:
-    """The axes to cut, in order; the first ones are analysed if they are close."""
-    every = _axes(problem, given)
-    close: list[tuple[int, float, Axes]] = []
-    others: list[Axes] = []
-    for each in every:
-        number, moved, axes = each
-        if close and (number > close[0][0] or not moved <= NEAR * close[0][1]):
-            others.append(axes)
-            break
-        close.append(each)
-        if len(close) == WAYS:
-            break
-    if len(close) > 1:
-        costs = {axes: _estimated_cost(problem, axes) for _, _, axes in close}
-        close.sort(key=lambda each: costs[each[2]])
-    yield from (axes for _, _, axes in close)
-    yield from others
-    yield from (axes for _, _, axes in every)
+def _by_cost(problem: Problem, begin: Axes) -> Iterator[Axes]:
+    """A few ways to cut one class more, in order; close ones are analysed."""
+    uncut, memory = problem.uncut, problem.memory
+    classes = uncut.classes()
+    if not problem.finds:
+        # What no argument has may be cut nevertheless.
+        count = len(problem.asked)
+        classes = [axes for axes in classes if all(k >= count for k, _ in axes)]
+
+    def times_read(axes: Axes, count: int) -> float:
+        return problem.times_read(problem.points(axes, count))
+
+    every = ranked(uncut, begin, classes, memory, problem.partial, times_read)
+    every = every[:ATTEMPTS]
+    close = [f.axes for moved, f in every[:WAYS] if moved <= NEAR * every[0][0]]
+    if len(close) > 1 and every[0][0] < math.inf:
+        close.sort(key=lambda axes: _estimated_cost(problem, axes))
+    yield from close
+    yield from (followed.axes for _, followed in every[len(close) :])
 
 
 def _estimated_cost(problem: Problem, axes: Axes) -> float:
@@ -206,28 +214,6 @@ def _estimated_cost(problem: Problem, axes: Axes) -> float:
     if tried.held.bytes > problem.memory:
         return math.inf
     return _cost(problem, tried, axes)
-
-
-def _axes(problem: Problem, given: Axes) -> Iterator[tuple[int, float, Axes]]:
-    """The number of classes that are cut, what shards move, and the axes, as `ranked`.
-
-    The axes that are given come first.
-    """
-    uncut, memory = problem.uncut, problem.memory
-    classes = uncut.classes()
-    if not problem.finds:
-        if given:
-            yield 0, 0, given
-        # What no argument has may be cut nevertheless.
-        count = len(problem.asked)
-        classes = [axes for axes in classes if all(k >= count for k, _ in axes)]
-
-    def times_read(axes: Axes, count: int) -> float:
-        return problem.times_read(problem.points(axes, count))
-
-    every = ranked(uncut, given, classes, memory, problem.partial, times_read)
-    for number, moved, followed in every:
-        yield number, moved, followed.axes
 
 
 def _kept_or_not(problem: Problem, axes: Axes) -> CutProgram:
@@ -331,6 +317,8 @@ def _fitted(problem: Problem, axes: Axes, partial: bool, keeps: bool) -> CutProg
         if tried.held.bytes > HOPELESS * max(room, problem.memory):
             least = least or tried
             break
+        if tried.program is found:
+            break
         took = problem.took(tried.program)
         estimate = max(tried.held.bytes, 1)
         if took <= problem.memory:
@@ -401,6 +389,7 @@ class _Tries:
           room: the bytes.
         """
         fits: _Tried | None = None
+        before: Peak | None = None
         begin = below
         for _ in range(ESTIMATES):
             tried = self.at(count)
@@ -412,6 +401,9 @@ class _Tries:
                 below = count
                 if count >= self.most:
                     break
+                if _is_hopeless(tried.held, before, room):
+                    return min(tried, self.at(self.most), key=_bytes)
+            before = tried.held
             # The bytes are about proportional to the length of a piece.
             count = math.ceil(count * tried.held.bytes / max(room, 1))
             if fits is None:
@@ -426,10 +418,21 @@ class _Tries:
             for count in SCANNED:
                 if begin < count < self.most:
                     other = self.at(count)
-                    tried = min(tried, other, key=lambda each: each.held.bytes)
+                    if _is_hopeless(other.held, tried.held, room):
+                        return min(tried, other, key=_bytes)
+                    tried = min(tried, other, key=_bytes)
                     if other.held.bytes <= room:
                         return other
         return fits or tried
+
+
+def _bytes(tried: _Tried) -> int:
+    return tried.held.bytes
+
+
+def _is_hopeless(held: Peak, before: Peak | None, room: float) -> bool:
+    """Whether a value that is too large is as large as it was in fewer pieces."""
+    return held.largest > room and before is not None and before[1:] == held[1:]
 
 
 def _cost(problem: Problem, tried: _Tried, axes: Axes) -> float:

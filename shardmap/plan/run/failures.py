@@ -43,13 +43,15 @@ def contained(function: Callable[P, T]) -> Callable[P, T]:
 
     An exception that does not survive pickle would break a pool of processes, and
     `SystemExit` would end the program that waits for the result. `WorkerError` is
-    raised in their place.
+    raised in their place. Ctrl-C does end the program.
     """
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
             if isinstance(error, Exception) and _survives_pickle(error):
                 raise

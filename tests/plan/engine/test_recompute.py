@@ -227,7 +227,7 @@ def test_statistics_of_many_rows_are_selected_from_by_one_shard():
 def test_selections_of_a_product_that_is_cut_along_both_axes():
     x, w = reals(64, 4000), reals(4000, 8)
     made = plan(lambda x, w: jnp.median(x @ w, 0), x, w, in_slices=({0: 4}, {1: 2}))
-    assert made.stage_costs[0].reads == "args[0] 2 times, args[1] 4 times"
+    assert made.stage_costs[0].reads == "args[0] twice, args[1] 4 times"
     assert all(not cost.reads for cost in made.stage_costs[1:])
 
 
