@@ -23,8 +23,9 @@ def uses_in(file: str, source: str | bytes) -> list[Use]:
     Raises:
       SyntaxError: the source is not Python's.
 
-    >>> uses_in("train.py", "import jax\\njax.tree_map(f, x)\\njax.mask(f)")
-    [Use(file='train.py', line=2, name='jax.tree_map', form='name', asname=None)]
+    >>> [use] = uses_in("train.py", "import jax\\njax.tree_map(f, x)\\njax.mask(f)")
+    >>> use.line, use.name, use.form
+    (2, 'jax.tree_map', 'name')
     """
     return without_repetitions(_Finder(file, source).uses)
 
