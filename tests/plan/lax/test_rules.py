@@ -27,7 +27,7 @@ ELSEWHERE = """
     eq_to le_to lt_to igamma_grad_a threefry2x32 add_any empty2 reduce_xor reduce_window
     reduce_window_min select_and_gather_add select_and_scatter select_and_scatter_add
     random_gamma rng_bit_generator log2 one_minus_square polynomial empty
-    random_bits eval_jaxpr
+    random_bits eval_jaxpr rng_uniform
 """.split()
 
 

@@ -112,7 +112,7 @@ def test_anomalies_read_twice():
 
     made = check_cut(fun, DAYS, in_slices={0: 4})
     assert [stage.num_shards for stage in made.stages] == [4, 4]
-    assert "args[0] 2 times" in str(made)
+    assert "args[0] twice" in str(made)
 
 
 def test_a_cut_of_other_axes_needs_one_stage():
