@@ -14,6 +14,9 @@ from shardmap.map.primitives.params import MapParams
 from shardmap.plan.memory.held import peak_of
 from shardmap.units import size
 
+PROBES = 4
+"""The most numbers of elements that are compiled besides one and all."""
+
 
 def batch_that_fits(params: MapParams, memory: int) -> int | None:
     """The most elements at once whose temporary values fit, None for all.
@@ -41,10 +44,18 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
         )
     # About a constant, and as much more for each element.
     each = (took(block) - took(1)) / (block - 1)
-    count = max(int(1 + (memory - took(1)) / max(each, 1)), 1)
-    while count > 1 and took(count) > memory:
-        count = max(int(0.95 * count * memory / took(count)), 1)
-    return count
+    count = int(1 + (memory - took(1)) / max(each, 1))
+    fits, below = 1, block
+    for _ in range(PROBES):
+        if below - fits <= 1:
+            break
+        count = min(max(count, fits + 1), below - 1)
+        if took(count) <= memory:
+            fits = count
+        else:
+            below = count
+        count = (fits + below) // 2
+    return fits
 
 
 def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[Any]]:
