@@ -5,6 +5,7 @@ but then JAX cannot check what comes after the map. JAX has no public way to reg
 another rule, and no public base class of errors.
 """
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -62,21 +63,21 @@ def def_checkify(primitive: Primitive, bind: Callable[..., list[Any]]) -> None:
     checkify.error_checks[primitive] = rule
 
 
-def refuse_checkify(primitive: Primitive, message: str) -> None:
-    """Refuses checks that JAX would add inside of equations of a primitive.
+def checkify_what_runs(primitive: Primitive, run: Callable[..., list[Any]]) -> None:
+    """Registers that checks are added to the program an equation becomes.
 
     By JAX's own rule such an equation is bound as it is, so that nothing is found.
 
     Args:
-      primitive: the primitive.
-      message: of the NotImplementedError. Checks of users are effects, not added here.
+      primitive: the equation's.
+      run: what it does with operands and parameters, in equations that JAX knows.
     """
 
     def rule(*args: Any, **params: Param) -> tuple[Any, Any]:
         place = [isinstance(arg, checkify.Error) for arg in args].index(True)
-        if args[place + 1] - checkify.user_checks:
-            raise NotImplementedError(message)
-        return checkify.default_checkify_rule(primitive, *args, **params)
+        context, (error, enabled, *operands) = args[:place], args[place:]
+        closed = jax.make_jaxpr(functools.partial(run, **params))(*operands)
+        return checkify.checkify_jaxpr(*context, closed, enabled, error, *operands)
 
     checkify.error_checks[primitive] = rule
 

@@ -16,7 +16,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
-from shardmap._jax.checkify import refuse_checkify
+from shardmap._jax.checkify import checkify_what_runs
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
 from shardmap._jax.walk import as_open_jaxpr
@@ -405,8 +405,4 @@ mlir.register_lowering(chunked_p, mlir.lower_fun(_in_loops, multiple_results=Tru
 
 # A plan, or another `chunked`, inlines the function and cuts it.
 LOOKED_THROUGH[chunked_p] = "jaxpr"
-refuse_checkify(
-    chunked_p,
-    "checkify around a chunked function finds nothing in it: put checkify inside, "
-    "chunked(checkify(function, errors=...), ...)",
-)
+checkify_what_runs(chunked_p, _in_loops)
