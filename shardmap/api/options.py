@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api.arguments import typed
 from shardmap.sharding.mesh import check_axis_names, check_devices, names_of
-from shardmap.units import Auto, bytes_of, is_integer, shown
+from shardmap.units import AUTO, Auto, bytes_of, is_integer, shown
 
 Lowering = Literal["manual", "spmd"]
 
@@ -182,6 +182,8 @@ def batch_size(
     size: int | Auto | None, memory: int | str | None
 ) -> tuple[int | Auto | None, int | None]:
     """Checks ``batch_size``, and returns it with the memory in bytes."""
+    if size is None and memory is not None:
+        size = AUTO
     if isinstance(size, Auto) != (memory is not None):
         raise ValueError(
             "spmap batch_size=AUTO and memory= go together, but got "

@@ -140,9 +140,9 @@ def spmap(
         the mesh of ``with mesh:`` or `jax.set_mesh`.
       batch_size: the number of elements that a device vectorises at once. It loops
         over such batches, as `jax.lax.map` does. `AUTO`: as many as fit into
-        ``memory``. Default: all.
-      memory: with ``batch_size=AUTO``, the bytes that a device may use besides
-        arguments and results: an int, or a text such as ``"2 GB"``.
+        ``memory``. Default: `AUTO` with ``memory``, otherwise all.
+      memory: the bytes that a device may use besides arguments and results: an int, or
+        a text such as ``"2 GB"``.
       lowering: ``"manual"``: a program per device, with explicit collectives.
         ``"spmd"``: one vectorised program, which XLA's partitioner splits. The results
         are the same. Default: ``"manual"``.

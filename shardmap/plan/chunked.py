@@ -311,6 +311,10 @@ def chunked(
             f"{shown(remat)}"
         )
     room = None if memory is None else bytes_of("memory", memory)
+    if in_slices is None and room is None:
+        warnings.warn(
+            "chunked: nothing is cut: give in_slices or memory.", stacklevel=3
+        )
     options = Options(partial, room, finds=in_slices is None)
     statics = static_argnums, static_argnames
     return ChunkedFunction(fun, in_slices, options, remat, strict, *statics)

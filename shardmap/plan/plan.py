@@ -90,7 +90,8 @@ def plan(
 
     Warns:
       UserWarning: arguments have 64 bits, which JAX reduces to 32 without
-        ``jax_enable_x64``; or no cut has an effect.
+        ``jax_enable_x64``; no cut is given, or none has an effect; or nothing depends
+        on an argument.
 
     Raises:
       TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit; ``memory`` is
@@ -128,6 +129,16 @@ def plan(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
             "True), or give 32-bit arrays.",
             stacklevel=3,  # The caller of `api_boundary`.
+        )
+    if not made.num_shards:
+        warnings.warn(
+            "plan: no shard has anything to do, as the results depend on no argument: "
+            "pass the arrays that the function closes over as arguments.",
+            stacklevel=3,
+        )
+    elif in_slices is None and out_slices is None and room is None:
+        warnings.warn(
+            "plan: nothing is cut: give in_slices, out_slices or memory.", stacklevel=3
         )
     if report.runs_whole(made):
         warnings.warn(

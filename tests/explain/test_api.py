@@ -40,7 +40,7 @@ def test_names_cannot_steer_a_terminal():
 
     named.__name__ = "\x1b]0;title\x07"
     tree = {Named(): ones(4)}
-    report, made = sm.explain(named)(tree), sm.plan(named, tree)
+    report, made = sm.explain(named)(tree), sm.plan(named, tree, in_slices={})
     for text in (str(report), repr(report), str(sm.explain(made))):
         assert text.replace("\n", "").isprintable()
     assert r"\x1b]0;title\x07: 1 cpu device" in str(report)

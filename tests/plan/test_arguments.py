@@ -34,7 +34,9 @@ def test_static_arguments_by_position(static):
 def test_static_arguments_by_name():
     options = {"power": 2, "shift": None}
     scale = {"by": 2.0}
-    made = plan(_powers, X, **options, scale=scale, static_argnames="power")
+    made = plan(
+        _powers, X, **options, scale=scale, static_argnames="power", in_slices={}
+    )
     got = made.run(X, **options, scale={"by": 3.0})
     np.testing.assert_allclose(got, X * X * 3, rtol=1e-6)
     with pytest.raises(ValueError, match=r"structure .*Static\[2\].* got .*Static\[1"):
@@ -67,7 +69,8 @@ def test_keyword_arguments_are_whole():
 
 
 def test_other_keyword_arguments_than_planned_are_refused():
-    made = plan(functools.partial(_powers, power=2), X, scale={"by": 2.0}, shift=None)
+    fun = functools.partial(_powers, power=2)
+    made = plan(fun, X, scale={"by": 2.0}, shift=None, in_slices={})
     with pytest.raises(TypeError, match="run got scal=, which is no option of run"):
         made.run(X, scal=1)
     for given in ({}, {"scale": {"by": 1.0}}):

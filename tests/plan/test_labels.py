@@ -288,5 +288,5 @@ def test_encodings_of_the_arguments_stay(ds, tmp_path):
     for key in ("chunks", "compressors", "_FillValue", "dtype"):
         assert again.t.encoding[key] == stored.t.encoding[key], key
     for part, chunks in ((slice(None), (4, 3)), (slice(1, 9), None)):
-        one = plan(lambda t, k=part: t[k] + 1, stored.t).run(stored.t)
+        one = plan(lambda t, k=part: t[k] + 1, stored.t, in_slices={}).run(stored.t)
         assert one.encoding.get("chunks") == chunks

@@ -85,3 +85,12 @@ def test_chunked_takes_static_arguments(given):
     np.testing.assert_array_equal(jax.grad(lambda x: power(x, 2).sum())(x), 2 * x)
     with pytest.raises(TypeError, match=r"must be hashable, got \[2\] .*in args\[1\]"):
         power(x, [2])
+
+
+def test_where_nothing_is_cut_or_left_to_run_it_is_told():
+    with pytest.warns(UserWarning, match=r"plan: nothing is cut: give in_slices, ou"):
+        sm.plan(jnp.sin, X)
+    with pytest.warns(UserWarning, match="chunked: nothing is cut: give in_slices or"):
+        sm.chunked(jnp.sin)
+    with pytest.warns(UserWarning, match=r"no shard has anything to do.*as arguments"):
+        sm.plan(lambda: X.sum(), memory="1 MB")

@@ -22,13 +22,14 @@ def test_arrays_of_dask_come_out(tmp_path):
         assert_bytes([each.compute(scheduler="sync") for each in got], want)
     got = made.to_dask()
     assert_bytes([each.compute(scheduler="sync") for each in got], want)
+    key = jax.random.key(0)
     with pytest.raises(ValueError, match="Dask has no random keys"):
-        plan(lambda key: key, jax.random.key(0)).to_dask(jax.random.key(0))
+        plan(lambda key: key, key, in_slices={}).to_dask(key)
 
 
 @pytest.mark.parametrize("kind", [np.ones, jax.ShapeDtypeStruct])
 def test_arguments_that_are_gone_are_asked_for(kind):
-    made = plan(lambda x, by: x * by, kind((8, 2), np.float32), 2.0)
+    made = plan(lambda x, by: x * by, kind((8, 2), np.float32), 2.0, in_slices={})
     gc.collect()
     with pytest.raises(ValueError, match="shapes only, or are gone: pass them ag"):
         made.to_dask()

@@ -51,7 +51,7 @@ def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
     with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
         made.run(X, W + 1, checkpoint=tmp_path)
     key, other = jax.random.split(jax.random.key(0))
-    noisy = plan(lambda key, x: x + jax.random.uniform(key), key, 2.0)
+    noisy = plan(lambda key, x: x + jax.random.uniform(key), key, 2.0, in_slices={})
     noisy.run(key, 2.0, checkpoint=tmp_path / "noisy")
     with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
         noisy.run(other, 2.0, checkpoint=tmp_path / "noisy")

@@ -83,7 +83,7 @@ def test_a_function_that_calls_the_host_has_no_checkpoint(wrap, tmp_path):
     def fun(x):
         return jax.lax.fori_loop(0, 2, lambda _, y: wrap(host)(y), x)
 
-    made = plan(fun, X)
+    made = plan(fun, X, in_slices={})
     with pytest.raises(ValueError, match=r"pure_callback at .* calls the host"):
         made.run(X, checkpoint=tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
