@@ -273,7 +273,9 @@ class Analysis:
             if lacks is not None:
                 self.pending[out] = lacks
         again = [v for v in node.ins if v.producer and v not in self.kept]
-        work = max((self._work[v] for v in again if self.level[v] == level), default=0)
+        # Shards of a stage compute what it keeps for later ones, too.
+        here = [v for v in node.ins if v.producer and self.level[v] == level]
+        work = max((self._work[v] for v in here), default=0)
         origin = min((self._origin[v] for v in again), default=level)
         is_whole = any(v in self._computed_whole for v in again)
         for k, out in enumerate(node.outs):

@@ -52,6 +52,5 @@ def test_each_update_is_taken_once():
     x, updates = (jax.ShapeDtypeStruct((n, *row), np.float32) for row in ((8,), ()))
     places = jax.ShapeDtypeStruct((n,), np.int32)
     made = plan(fun, x, places, updates, in_slices=({1: 4}, None, None))
-    assert made.stage_costs[-1].kept_bytes == 4 * n
-    again = 4 - 1
-    assert sum(cost.repeated for cost in made.stage_costs) < again * 100 * n
+    assert [stage.num_shards for stage in made.stages] == [1, 4]
+    assert not any(cost.repeated for cost in made.stage_costs)
