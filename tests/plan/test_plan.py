@@ -132,7 +132,7 @@ def test_a_map_in_a_plan_and_a_shard_in_a_map():
     summed = spmap(lambda x: x - jax.lax.psum(x, "i"), axis_name="i")
     check(summed, X, in_slices=({0: 2, 1: 2},), shards=8, stages=2)
 
-    [shard] = plan(jnp.tanh, X[0], in_slices=None).shards
+    [shard] = plan(jnp.tanh, X[0], in_slices={}).shards
     starts = shard.args(X[0])[-1]
     [out] = spmap(lambda x: shard.function(x, starts))(X)
     np.testing.assert_allclose(out, np.tanh(X), rtol=1e-6)
