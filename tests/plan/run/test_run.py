@@ -167,7 +167,7 @@ def test_one_shard_at_a_time_where_memory_has_no_room_for_two():
 def test_within_memory_what_glibc_keeps_is_given_back(has_trim, memory, monkeypatch):
     calls = []
     library = SimpleNamespace(malloc_trim=calls.append) if has_trim else object()
-    made = plan(columns, X, W, memory=memory)
+    made = plan(columns, X, W, **({"memory": memory} if memory else {"in_slices": {}}))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     assert_same(made.run(X, W), columns(X, W))
     assert bool(calls) is (has_trim and memory is not None)
