@@ -11,7 +11,9 @@ from shardmap.explain.interconnect import CHIPS
 def capacity_of(device: jax.Device) -> int | None:
     """The bytes of a device's memory; None: they are not known."""
     chip = CHIPS.get(device.device_kind)
-    stats = None if is_compile_only(device) else device.memory_stats()
+    # JAX asks only the devices of this process.
+    is_here = device.process_index == jax.process_index()
+    stats = device.memory_stats() if is_here and not is_compile_only(device) else None
     return (stats or {}).get("bytes_limit") or (chip and chip.memory)
 
 

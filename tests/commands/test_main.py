@@ -96,6 +96,9 @@ def test_the_examples_of_a_help_text_work(name, tmp_path):
     assert examples
     for example in examples:
         result = shardmap(*shlex.split(example)[1:], cwd=tmp_path)
+        if "--on" in example and result.returncode == 2:
+            assert "pip install libtpu" in result.stderr  # It is not needed here.
+            continue
         assert (result.returncode, result.stderr) == (0, ""), example
         assert result.stdout
 

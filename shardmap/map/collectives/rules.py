@@ -134,9 +134,13 @@ def _with_nan(combiner: str, reduced: Callable[..., Any]) -> Callable[..., Any]:
             flipped = signed ^ np.array(bits.max, bits.dtype)
             return jnp.where(signed < 0, flipped, signed)
 
-        floats = value.astype(dtype)
-        places = in_order(lax.bitcast_convert_type(floats, bits.dtype))
-        result = reduced(jnp.where(jnp.isnan(value), nan, places), *where)
+        def place(floats: Value) -> Any:
+            return in_order(lax.bitcast_convert_type(floats, bits.dtype))
+
+        places = jnp.where(jnp.isnan(value), nan, place(value.astype(dtype)))
+        # A reduction of nothing is an infinity, not the least integer.
+        nothing = place(jnp.array(identity(combiner, dtype), dtype))
+        result = COMBINE[combiner](reduced(places, *where), nothing)
         floats = lax.bitcast_convert_type(in_order(result), dtype)
         return jnp.where(result == nan, jnp.nan, floats).astype(value.dtype)
 
