@@ -547,7 +547,10 @@ class Analysis:
         stack, seen = list(values), set[Value]()
         while stack:
             value = stack.pop()
-            for v in value.producer.ins if value.producer else ():
+            if value.producer is None:
+                read.add(value)
+                continue
+            for v in value.producer.ins:
                 if not isinstance(v, Value) or v in seen:
                     continue
                 seen.add(v)
