@@ -139,8 +139,8 @@ def _with_nan(combiner: str, reduced: Callable[..., Any]) -> Callable[..., Any]:
 
         places = jnp.where(jnp.isnan(value), nan, place(value.astype(dtype)))
         # A reduction of nothing is an infinity, not the least integer.
-        nothing = place(jnp.array(identity(combiner, dtype), dtype))
-        result = COMBINE[combiner](reduced(places, *where), nothing)
+        least = identity(combiner, value.dtype).astype(dtype)
+        result = COMBINE[combiner](reduced(places, *where), place(jnp.array(least)))
         floats = lax.bitcast_convert_type(in_order(result), dtype)
         return jnp.where(result == nan, jnp.nan, floats).astype(value.dtype)
 

@@ -44,7 +44,7 @@ def test_it_has_all_that_is_known(report):
     for expected in (
         "fun: 8 cpu devices, mesh 'i': 8",
         "axis 'i' of 16 = 8 devices x 2 vectorised x 1 step (spmap)",
-        "To change: Give devices=",
+        "To change: Give ",
         "x, result[0], result[1]: 3 x float32[16,256], 16.0 KiB each, dimension 0 over "
         "'i' in 8 shards; a device has (2, 256), 2.0 KiB each",
         "w: float32[524288], 2.0 MiB, replicated on 8 devices",
