@@ -32,7 +32,7 @@ def contenders(
     whole: Callable[[], np.ndarray] | None = None,
 ) -> Mapping[str, Contender]:
     """A plan, which is made before, and the loop; and the function as it is."""
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     made, compiled = plan(fun, *args, in_slices=in_slices), jax.jit(fun)
     return {

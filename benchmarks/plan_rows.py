@@ -45,7 +45,7 @@ def cols(x: Any, w: Any) -> Any:
 
 
 def planned(x: Any, w: np.ndarray) -> np.ndarray:
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     made = plan(cols, x, w, in_slices=({0: -(-x.shape[0] // BLOCK)}, None))
     return made.run(x, w)
@@ -144,7 +144,7 @@ def small() -> dict[str, Contender]:
     """The job in memory, which `python -m benchmarks` runs."""
     import jax
 
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     shape = (SMALL, COLUMNS)
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)

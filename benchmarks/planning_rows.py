@@ -22,7 +22,7 @@ def many_equations() -> dict[str, Contender]:
     """Planning alone: what every shard of a long program reads, runs and writes."""
     import jax
 
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     x = jax.ShapeDtypeStruct((SHARDS * 16, 8), np.float32)
 
@@ -52,7 +52,7 @@ def within_memory() -> dict[str, Contender]:
     """Planning in as few pieces as fit: the shards are compiled, as for a run."""
     import jax
 
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)
     weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), np.float32)] * LAYERS
@@ -83,8 +83,8 @@ def over_time() -> dict[str, Contender]:
     import jax
     import jax.numpy as jnp
 
-    from shardmap.plan.chunked import chunked
-    from shardmap.plan.plan import plan
+    from shardmap.planning.chunked import chunked
+    from shardmap.planning.plan import plan
 
     host = np.random.default_rng(0).standard_normal(FIELDS, np.float32)
     u = jnp.asarray(host)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import shardmap as sm
-from shardmap.explain.draw.style import COLOURS, DARK, LIGHT
+from shardmap.explaining.draw.style import COLOURS, DARK, LIGHT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from examples import heat as heat_example

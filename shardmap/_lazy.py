@@ -31,12 +31,6 @@ def attach(
     The stub file of the package, ``__init__.pyi``, says which module has each name.
     ``__all__`` and ``dir`` leave out the names of the submodule ``extend``.
 
-    Two subpackages have the name of a public function: `explain` and `plan`. Python
-    makes a subpackage an attribute of its package when it is first imported, which
-    would hide the function. So they are imported here, and the attributes deleted.
-    ``from package.plan import module`` works; ``import package.plan.module as x`` looks
-    for the module in the function, and fails.
-
     Args:
       package: the name of the package, which is being imported.
       elsewhere: names of other libraries, and their replacements.
@@ -51,10 +45,6 @@ def attach(
     }
     submodules = [name for name, module in module_of.items() if module == package]
     shown = [n for n, module in module_of.items() if module != f"{package}.extend"]
-    for name, module in module_of.items():
-        if module.startswith(f"{package}.{name}."):
-            importlib.import_module(f"{package}.{name}")
-            del attributes[name]
 
     def get(name: str) -> Any:
         if name in submodules:

@@ -21,7 +21,7 @@ from jax import lax
 import shardmap as sm
 from shardmap.commands.cpu_threads import enough_threads
 from shardmap.commands.parsing import Parser
-from shardmap.explain.draw.text import picture
+from shardmap.explaining.draw.text import picture
 
 DEVICES = 8
 DIGITS_PER_DEVICE = 16

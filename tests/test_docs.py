@@ -133,6 +133,6 @@ def test_docstring_examples(path):
 
 
 def test_docstring_examples_are_found():
-    module = importlib.import_module("shardmap.explain.draw.text")
+    module = importlib.import_module("shardmap.explaining.draw.text")
     found = doctest.DocTestFinder(exclude_empty=True).find(module)
-    assert "shardmap.explain.draw.text.picture" in [test.name for test in found]
+    assert "shardmap.explaining.draw.text.picture" in [test.name for test in found]

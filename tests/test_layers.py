@@ -23,20 +23,20 @@ ROOMS = [
     "map.rules",
     "map.lowering",
     "api",
-    "plan.engine",
-    "plan.lax.indexed",
-    "plan.lax.control",
-    "plan.lax",
-    "plan.run",
-    "plan.in_slices",
-    "plan.memory",
-    "plan.inside",
-    "plan",
-    "explain.interconnect",
-    "explain.report",
-    "explain.read",
-    "explain.draw",
-    "explain",
+    "planning.engine",
+    "planning.lax.indexed",
+    "planning.lax.control",
+    "planning.lax",
+    "planning.run",
+    "planning.in_slices",
+    "planning.memory",
+    "planning.inside",
+    "planning",
+    "explaining.interconnect",
+    "explaining.report",
+    "explaining.read",
+    "explaining.draw",
+    "explaining",
     "compat",
     "extend",
     "__init__",
@@ -45,10 +45,10 @@ ROOMS = [
 # What a function of a lower room may import when it is called, and nothing else: a map
 # that is explained, one whose batch size is found, and a spec or plan that is drawn.
 DOORS = {
-    "shardmap.explain.api",
-    "shardmap.explain.draw.html",
-    "shardmap.explain.explanation",
-    "shardmap.plan.inside.batch_size",
+    "shardmap.explaining.api",
+    "shardmap.explaining.draw.html",
+    "shardmap.explaining.explanation",
+    "shardmap.planning.inside.batch_size",
 }
 ROOM_OF_PROGRAMS = "commands"
 PROGRAMS = {"__main__", "demo"}
@@ -147,13 +147,13 @@ def test_an_upward_import_is_found():
     assert upward_imports("map.tracing", "from shardmap.map.rules import remat") == [
         "map.rules.remat"
     ]
-    assert upward_imports("explain.draw.text", "import shardmap") == ["__init__"]
-    later = 'importlib.import_module("shardmap.explain.draw.html")'
-    assert upward_imports("_lazy", later) == ["explain.draw.html"]
+    assert upward_imports("explaining.draw.text", "import shardmap") == ["__init__"]
+    later = 'importlib.import_module("shardmap.explaining.draw.html")'
+    assert upward_imports("_lazy", later) == ["explaining.draw.html"]
     assert upward_imports("map.rules.remat", "from shardmap.map import tracing") == []
     assert upward_imports("__main__", "import shardmap.demo, jax") == []
-    door = "from shardmap.explain.api import explain"
-    assert upward_imports("api.function", door) == ["explain.api"]
+    door = "from shardmap.explaining.api import explain"
+    assert upward_imports("api.function", door) == ["explaining.api"]
     assert upward_imports("api.function", f"def f():\n    {door}") == []
 
 

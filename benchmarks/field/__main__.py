@@ -42,7 +42,7 @@ from benchmarks.plan_rows import anonymous_bytes
 LIMIT_HAND, LIMIT_BEST, LIMIT_PLANNING = 1.1, 1.5, 0.15
 TASKS = {**sums.TASKS, **stored.TASKS, **descent.TASKS, **analyses.TASKS}
 IMPORTS = {
-    OURS: ("jax.numpy", "shardmap.plan.plan"),
+    OURS: ("jax.numpy", "shardmap.planning.plan"),
     HAND: ("jax.numpy",),
     JIT: ("jax.numpy",),
     NUMPY: ("numpy",),

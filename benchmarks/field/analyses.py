@@ -272,7 +272,7 @@ def _opened(job: Analysis, folder: pathlib.Path) -> Any:
 def _planned(job: Analysis, folder: pathlib.Path, out: pathlib.Path) -> Ready:
     import jax.numpy as jnp
 
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     x = _opened(job, folder)
     fun = job.fun if job.labelled else functools.partial(job.fun, jnp)
@@ -322,7 +322,7 @@ def _drawn(fun: Callable[..., Any]) -> Task:
         import jax
         import jax.numpy as jnp
 
-        from shardmap.plan.plan import plan
+        from shardmap.planning.plan import plan
 
         x, shape = opened(folder)
         key = jax.random.key(0)

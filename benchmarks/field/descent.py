@@ -87,7 +87,7 @@ def formula(xp: Any, weights: Any, x: Any, y: Any) -> Any:
 def _planned(x: Any, y: Any) -> Ready:
     import jax
 
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     cuts = {0: max(1, x.shape[0] // STEP)}
     weights = np.zeros(COLUMNS, np.float32)

@@ -216,8 +216,8 @@ def _opened(job: Stored, folder: pathlib.Path) -> Any:
 def _planned(job: Stored, x: Any, out: Any) -> Ready:
     import jax.numpy as jnp
 
-    from shardmap.plan.in_slices import Pieces
-    from shardmap.plan.plan import plan
+    from shardmap.planning.in_slices import Pieces
+    from shardmap.planning.plan import plan
 
     # Other pieces would write chunks of the result in part, and read them before.
     cuts = {0: Pieces(job.step(x.shape[0]))}

@@ -273,7 +273,7 @@ def _create(job: Job, folder: pathlib.Path, gigabytes: float) -> None:
 def _planned(job: Job, arrays: list[Any]) -> Ready:
     import jax.numpy as jnp
 
-    from shardmap.plan.plan import plan
+    from shardmap.planning.plan import plan
 
     def fun(*args: Any) -> Any:
         return job.fun(jnp, *args)

@@ -273,7 +273,7 @@ class UnmappedResultsDiffer(ValueError):
 
 
 def _with_batch_that_fits(params: MapParams, memory: int) -> MapParams:
-    from shardmap.plan.inside.batch_size import batch_that_fits
+    from shardmap.planning.inside.batch_size import batch_that_fits
 
     return dataclasses.replace(params, batch_size=batch_that_fits(params, memory))
 

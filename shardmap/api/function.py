@@ -29,7 +29,7 @@ from shardmap.api.programs import Args, CompiledEntry, Kwargs
 from shardmap.map import contexts
 
 if TYPE_CHECKING:
-    from shardmap.explain.explanation import Explanation
+    from shardmap.explaining.explanation import Explanation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,7 +135,7 @@ class Mapped(Generic[P, R]):
         Returns:
           An `Explanation`; see `shardmap.explain`.
         """
-        from shardmap.explain.api import explain
+        from shardmap.explaining.api import explain
 
         explanation: Explanation = explain(self)(*args, **kwargs)
         return explanation

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from shardmap.commands.parsing import Parser, evaluate, one_line
-from shardmap.explain.api import explain
-from shardmap.explain.draw.document import Document, Row, Table
-from shardmap.explain.draw.text import as_text
-from shardmap.explain.explanation import Explanation
-from shardmap.explain.interconnect import Interconnect
+from shardmap.explaining.api import explain
+from shardmap.explaining.draw.document import Document, Row, Table
+from shardmap.explaining.draw.text import as_text
+from shardmap.explaining.explanation import Explanation
+from shardmap.explaining.interconnect import Interconnect
 from shardmap.sharding.compile_only import devices
 from shardmap.units import duration, short_path, size, size_of
 

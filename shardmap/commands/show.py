@@ -12,8 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import shardmap as sm
 from shardmap.commands.parsing import Parser, evaluate
-from shardmap.explain.draw.grids import GAP
-from shardmap.explain.draw.text import picture
+from shardmap.explaining.draw.grids import GAP
+from shardmap.explaining.draw.text import picture
 from shardmap.sharding.spec import ShardingSpec
 
 EXAMPLES = (

@@ -292,7 +292,7 @@ class ShardingSpec:
     __repr__ = _as_code
 
     def _repr_html_(self) -> str:
-        from shardmap.explain.draw.html import html_of
+        from shardmap.explaining.draw.html import html_of
 
         return html_of(self)
 

@@ -25,8 +25,8 @@ import pytest
 import shardmap as sm
 from shardmap._jax.context import nothing_is_traced
 from shardmap.api.function import Mapped
-from shardmap.explain import api
-from shardmap.plan.chunked import ChunkedFunction
+from shardmap.explaining import api
+from shardmap.planning.chunked import ChunkedFunction
 from tests.explain.agreement import disagreements
 
 OURS = [pathlib.Path(__file__).parents[2] / name for name in ("tests", "examples")]

@@ -11,7 +11,7 @@ from shardmap import (
     ShardingSpec,
     Unstacked,
 )
-from shardmap.explain.report import (
+from shardmap.explaining.report import (
     ArrayLayout,
     Axis,
     Collective,

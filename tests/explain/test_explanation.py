@@ -15,7 +15,7 @@ from jax import lax
 
 import shardmap as sm
 from shardmap import Explanation
-from shardmap.explain.report import Report
+from shardmap.explaining.report import Report
 from tests.explain import explanations
 
 

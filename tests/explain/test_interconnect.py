@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.explain.interconnect import CHIPS, interconnect_on
+from shardmap.explaining.interconnect import CHIPS, interconnect_on
 
 WIRES = sm.Interconnect(bandwidth=1000.0, latency=0.5, name="string")
 KINDS = [

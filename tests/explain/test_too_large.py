@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import shardmap as sm
-from shardmap.explain import too_large
-from shardmap.explain.machine import capacity_of, machine_of
-from shardmap.explain.report import Collective, Cost, Report
+from shardmap.explaining import too_large
+from shardmap.explaining.machine import capacity_of, machine_of
+from shardmap.explaining.report import Collective, Cost, Report
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 
 
 @st.composite

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap.plan.in_slices import EACH
-from shardmap.plan.plan import plan
+from shardmap.planning.in_slices import EACH
+from shardmap.planning.plan import plan
 from tests.plan.checks import check, iota, slices
 from tests.plan.plan_programs import X, Y
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.plan import OPTIONS, ShardPlan, plan
-from shardmap.plan.run.shards import Shard
+from shardmap.planning.plan import OPTIONS, ShardPlan, plan
+from shardmap.planning.run.shards import Shard
 from tests.plan.plan_programs import X
 
 

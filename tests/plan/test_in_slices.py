@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmap.plan.engine.slices import pieces
-from shardmap.plan.in_slices import AS_CHUNKED, EACH, Pieces, cut_points
-from shardmap.plan.plan import plan
+from shardmap.planning.engine.slices import pieces
+from shardmap.planning.in_slices import AS_CHUNKED, EACH, Pieces, cut_points
+from shardmap.planning.plan import plan
 from shardmap.units import AUTO
 from tests.plan.plan_programs import X, Y
 

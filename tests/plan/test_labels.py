@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 
 xr = pytest.importorskip("xarray", reason="the arguments under test")
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 from jax.interpreters import mlir
 
-from shardmap.plan.notation import register_rule, rules_of
-from shardmap.plan.plan import plan
+from shardmap.planning.notation import register_rule, rules_of
+from shardmap.planning.plan import plan
 from tests.plan.checks import check
 from tests.plan.plan_programs import X, Y
 

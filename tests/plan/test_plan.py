@@ -11,9 +11,9 @@ import pytest
 import shardmap as sm
 from shardmap.api.spmap import spmap
 from shardmap.arrays import array_likes
-from shardmap.plan.chunked import chunked
-from shardmap.plan.in_slices import EACH
-from shardmap.plan.plan import ShardPlan, plan
+from shardmap.planning.chunked import chunked
+from shardmap.planning.in_slices import EACH
+from shardmap.planning.plan import ShardPlan, plan
 from tests.plan.checks import assert_same, check, check_cut, iota, slices, times_read
 from tests.plan.plan_programs import X, Y, reals
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import conv, max_pool, reals
 from tests.plan.plan_random import random_program

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.plan_programs import X, Y
 
 

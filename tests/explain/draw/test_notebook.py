@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.explain.draw.style import DARK, LIGHT
+from shardmap.explaining.draw.style import DARK, LIGHT
 from tests.explain import explanations, transformer
 from tests.explain.draw.browser import looked_at, needs_browser
 from tests.explain.draw.test_html import Nesting

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.explain.report import Held
+from shardmap.explaining.report import Held
 from tests.explain import explanations, transformer
 from tests.explain.explanations import printed
 

@@ -15,7 +15,7 @@ from jax import lax
 
 import shardmap
 import shardmap as sm
-from shardmap.explain.read.source import definition_of, user_line
+from shardmap.explaining.read.source import definition_of, user_line
 
 JAX = f"{pathlib.Path(jax.__file__).parent}/_src/numpy/lax_numpy.py"
 OURS = f"{pathlib.Path(shardmap.__file__).parent}/api/spmap.py"

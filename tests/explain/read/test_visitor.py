@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.read import visitor as reading
+from shardmap.explaining.read import visitor as reading
 from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmap.plan.engine.affine import (
+from shardmap.planning.engine.affine import (
     AffineMap,
     Guards,
     is_more,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.plan.engine.jaxpr_key import jaxpr_key
+from shardmap.planning.engine.jaxpr_key import jaxpr_key
 
 X = jax.ShapeDtypeStruct((6, 3), np.float32)
 TABLE = np.arange(18, dtype=np.float32).reshape(6, 3)

@@ -4,7 +4,7 @@ import ast
 import pathlib
 import re
 
-from shardmap.plan.engine import rules
+from shardmap.planning.engine import rules
 
 FOLDER = pathlib.Path(rules.__file__).parent
 PRIMITIVE = re.compile(r"[a-z]\w*_p$")

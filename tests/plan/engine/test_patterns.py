@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.engine import patterns, stages
-from shardmap.plan.engine.factors import Factors
-from shardmap.plan.in_slices import EACH
-from shardmap.plan.plan import plan
+from shardmap.planning.engine import patterns, stages
+from shardmap.planning.engine.factors import Factors
+from shardmap.planning.in_slices import EACH
+from shardmap.planning.plan import plan
 from tests.plan.plan_random import random_program
 from tests.strategies import examples
 

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.engine import keys, propagate
-from shardmap.plan.plan import plan
+from shardmap.planning.engine import keys, propagate
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
 

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from shardmap.plan.engine.slices import contains, merge, volume
+from shardmap.planning.engine.slices import contains, merge, volume
 from tests.strategies import examples
 
 

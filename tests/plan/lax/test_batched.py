@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import SQUARES, SYMMETRIC, X, reals
 from tests.strategies import examples

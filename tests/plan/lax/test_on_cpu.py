@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.lax import on_cpu
-from shardmap.plan.plan import plan
+from shardmap.planning.lax import on_cpu
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same
 
 FIELD = np.random.default_rng(0).standard_normal((19, 8, 64), np.float32)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from jax import lax
 
-from shardmap.plan.lax.prefix import KINDS
-from shardmap.plan.plan import plan
+from shardmap.planning.lax.prefix import KINDS
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import X, ints
 from tests.strategies import examples

@@ -10,9 +10,9 @@ from hypothesis import given
 from jax.extend.core import jaxprs_in_params, primitives
 
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.plan.lax.table import CALLS, STAGES, TABLE
-from shardmap.plan.notation import rules_of
-from shardmap.plan.plan import plan
+from shardmap.planning.lax.table import CALLS, STAGES, TABLE
+from shardmap.planning.notation import rules_of
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import SINGLE, X
 from tests.strategies import examples

@@ -4,8 +4,8 @@ import pathlib
 import re
 
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.plan.engine.nodes import PlanPrimitive
-from shardmap.plan.lax.table import CALLS, KINDS, TABLE
+from shardmap.planning.engine.nodes import PlanPrimitive
+from shardmap.planning.lax.table import CALLS, KINDS, TABLE
 
 # Before any test registers a collective.
 RULES = {

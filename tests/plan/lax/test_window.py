@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, times_read
 from tests.plan.plan_programs import IMAGE, max_pool, reals
 

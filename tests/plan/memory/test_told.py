@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.run.cut_program import arg_avals
+from shardmap.planning.run.cut_program import arg_avals
 from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
 
 ROWS, COLUMNS, PIECES = 512, 64, 7

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.run.checks import W, X, columns
 
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.plan.plan import plan
-from shardmap.plan.run.workers import ShardError
+from shardmap.planning.plan import plan
+from shardmap.planning.run.workers import ShardError
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import (
     Recorded,
@@ -130,7 +130,7 @@ def test_what_is_no_task_is_refused(task, match, made, tmp_path):
 PROGRAM = """
 import os, signal, sys
 import numpy as np
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.run.checks import W, X, Recorded, columns
 
 index, count, folder, killed = *map(int, sys.argv[1:3]), sys.argv[3], sys.argv[4]

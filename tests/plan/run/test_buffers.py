@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from shardmap.arrays.combining import COMBINE_IN_NUMPY, identity
-from shardmap.plan.engine.nodes import Value
-from shardmap.plan.run.buffers import (
+from shardmap.planning.engine.nodes import Value
+from shardmap.planning.run.buffers import (
     ARITY,
     Fold,
     holds,

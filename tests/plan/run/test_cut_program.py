@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.plan.cutting import cut_function
+from shardmap.planning.cutting import cut_function
 from tests.plan.run.checks import W, columns
 
 ROWS = ({0: 8}, None)

@@ -20,8 +20,8 @@ import pytest
 import shardmap as sm
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
-from shardmap.plan.plan import plan
-from shardmap.plan.run.workers import ShardError
+from shardmap.planning.plan import plan
+from shardmap.planning.run.workers import ShardError
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import W, X, assert_bytes
 

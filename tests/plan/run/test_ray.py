@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from shardmap.plan.run.processes import RayExecutor, is_ray
+from shardmap.planning.run.processes import RayExecutor, is_ray
 
 
 class Remote:
@@ -40,7 +40,7 @@ import ray
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 import sys
 import numpy as np
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.run.test_engines import W, X, assert_bytes, score
 x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
 x[:] = X
@@ -66,7 +66,7 @@ MPI = """
 import sys
 import numpy as np
 from mpi4py.futures import MPIPoolExecutor
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.run.test_engines import W, X, assert_bytes, score
 if __name__ == "__main__":
     x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)

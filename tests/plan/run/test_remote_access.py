@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import assert_bytes
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.plan import plan
-from shardmap.plan.run.workers import ShardError
+from shardmap.planning.plan import plan
+from shardmap.planning.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, read_by_shards
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from shardmap.plan.run.workers import ShardError
+from shardmap.planning.run.workers import ShardError
 from tests.plan.run.checks import Recorded, W, X, assert_bytes
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shardmap.explain.read.hlo import collectives
-from shardmap.explain.read.hlo.sources import Sources
-from shardmap.explain.read.hlo.text import module_of
+from shardmap.explaining.read.hlo import collectives
+from shardmap.explaining.read.hlo.sources import Sources
+from shardmap.explaining.read.hlo.text import module_of
 
 
 def compiled_collectives(text, mesh=()):

@@ -4,10 +4,10 @@ import collections
 
 import pytest
 
-from shardmap.explain.read.hlo import cost
-from shardmap.explain.read.hlo.collectives import compiled_collectives, unseen
-from shardmap.explain.read.hlo.sources import Sources
-from shardmap.explain.read.hlo.text import module_of
+from shardmap.explaining.read.hlo import cost
+from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
+from shardmap.explaining.read.hlo.sources import Sources
+from shardmap.explaining.read.hlo.text import module_of
 from tests.explain.texts.programs import RELEASES, text_of
 
 KB, MB = 1 << 10, 1 << 20

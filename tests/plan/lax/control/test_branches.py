@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut
 from tests.plan.plan_programs import X, Y, reals
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from shardmap.api.spmap import spmap
-from shardmap.plan.chunked import chunked
-from shardmap.plan.plan import plan
+from shardmap.planning.chunked import chunked
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, cuts, times_read
 from tests.plan.plan_programs import X, reals
 from tests.strategies import examples

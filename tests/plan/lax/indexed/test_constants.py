@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.chunked import chunked
-from shardmap.plan.plan import plan
+from shardmap.planning.chunked import chunked
+from shardmap.planning.plan import plan
 from tests.plan.checks import check_cut, iota
 
 X = iota(64, dtype=np.float32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.plan.chunked import chunked
-from shardmap.plan.plan import plan
+from shardmap.planning.chunked import chunked
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, times_read
 from tests.plan.plan_programs import X, reals
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from shardmap.plan.chunked import chunked
-from shardmap.plan.plan import plan
+from shardmap.planning.chunked import chunked
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, cuts, times_read
 from tests.plan.plan_programs import reals
 from tests.strategies import examples

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import reals
 from tests.strategies import examples

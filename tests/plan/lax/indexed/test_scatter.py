@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.checks import check_cut
 from tests.plan.plan_programs import X, ints, reals
 

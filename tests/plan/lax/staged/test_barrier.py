@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmap.plan.chunked import chunked
-from shardmap.plan.plan import plan
+from shardmap.planning.chunked import chunked
+from shardmap.planning.plan import plan
 from shardmap.units import AUTO
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import X, reals

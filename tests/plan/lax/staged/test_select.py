@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardmap as sm
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import reals
 from tests.strategies import examples

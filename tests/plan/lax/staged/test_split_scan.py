@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap.plan.lax.staged import split_scan
+from shardmap.planning.lax.staged import split_scan
 from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import reals
 from tests.strategies import examples

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.plan import plan
-from shardmap.plan.run.disk.folder import Folder
-from shardmap.plan.run.workers import ShardError
+from shardmap.planning.plan import plan
+from shardmap.planning.run.disk.folder import Folder
+from shardmap.planning.run.workers import ShardError
 from tests import command_line
 from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, read_by_shards
 
@@ -116,7 +116,7 @@ SLOW = """
 import sys, time
 from tests import command_line
 from tests.plan.run.checks import W, X, Recorded, columns
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 
 class Slow(Recorded):
     def __getitem__(self, index):

@@ -10,7 +10,7 @@ import pytest
 
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
-from shardmap.plan.plan import plan
+from shardmap.planning.plan import plan
 from tests.plan.run.checks import Recorded, X, assert_bytes, flip, read_by_shards, zero
 
 NUMBERS = itertools.count()

@@ -9,11 +9,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from shardmap.extend import register_rule
-from shardmap.plan.cutting import cut_function
-from shardmap.plan.plan import plan
-from shardmap.plan.run.disk import checkpoint
-from shardmap.plan.run.disk import fingerprint as digests
-from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints
+from shardmap.planning.cutting import cut_function
+from shardmap.planning.plan import plan
+from shardmap.planning.run.disk import checkpoint
+from shardmap.planning.run.disk import fingerprint as digests
+from shardmap.planning.run.disk.fingerprint import fingerprint, fingerprints
 from tests.plan.run.checks import Recorded, X, assert_bytes
 
 

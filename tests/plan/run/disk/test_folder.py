@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from shardmap.plan.run.disk import folder
+from shardmap.planning.run.disk import folder
 from tests.plan.run.checks import W, X
 
 

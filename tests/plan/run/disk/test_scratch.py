@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import pytest
 
-from shardmap.plan.plan import plan
-from shardmap.plan.run import cut_program
-from shardmap.plan.run.disk import folder, scratch
-from shardmap.plan.run.workers import ShardError
+from shardmap.planning.plan import plan
+from shardmap.planning.run import cut_program
+from shardmap.planning.run.disk import folder, scratch
+from shardmap.planning.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded

@@ -1,0 +1,369 @@
+"""`explain`: what runs in parallel, where arrays are, what moves, what it costs."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, overload, runtime_checkable
+
+import jax
+from jax.extend.core.primitives import cond_p
+from jax.sharding import AbstractMesh, NamedSharding, Sharding
+
+from shardmap._jax import api_boundary
+from shardmap._jax.devices import is_compile_only
+from shardmap._jax.types import Value
+from shardmap.arrays import array_likes
+from shardmap.explaining import elsewhere, too_large
+from shardmap.explaining.explanation import Explanation
+from shardmap.explaining.interconnect import (
+    CHIPS,
+    Interconnect,
+    interconnect_of,
+    interconnect_on,
+)
+from shardmap.explaining.machine import capacity_of, machine_of
+from shardmap.explaining.read import abstract, arrays, remarks, sharded
+from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
+from shardmap.explaining.read.hlo.cost import (
+    cost_of,
+    largest_at_peak,
+    library_bytes,
+    loops_of,
+)
+from shardmap.explaining.read.hlo.sources import Sources
+from shardmap.explaining.read.hlo.text import Module, module_of
+from shardmap.explaining.read.remarks import LARGE
+from shardmap.explaining.read.source import definition_of
+from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
+from shardmap.explaining.read.vmaps import marked
+from shardmap.explaining.report import Collective, Cost, Held
+from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.tracing import explained_axis_names
+from shardmap.units import shown, size
+
+
+@runtime_checkable
+class Plan(Protocol):
+    """A plan, which has a method to explain it."""
+
+    @property
+    def num_shards(self) -> int: ...
+
+    def explain(self) -> Any: ...
+
+
+@overload
+def explain(
+    fun: Plan, *, interconnect: str | Interconnect | None = None
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    fun: Callable[..., Any],
+    *,
+    interconnect: str | Interconnect | None = None,
+    devices: str | Sequence[jax.Device] | None = None,
+) -> Callable[..., Explanation]: ...
+
+
+def explain(
+    fun: Any,
+    *args: Any,
+    interconnect: str | Interconnect | None = None,
+    devices: str | Sequence[jax.Device] | None = None,
+) -> Callable[..., Explanation] | Explanation:
+    """Explains what runs in parallel in a function, where arrays are, and what moves.
+
+    The function is compiled as for a call, but does not run. It may be any function of
+    arrays, with `spmap`, `mesh_map`, `jax.vmap`, `jax.jit`, `jax.shard_map`, `jax.pmap`
+    and loops anywhere in it. A function that is not jitted is explained as `jax.jit`
+    would run it.
+
+    * Axes are read from the jaxpr, which does not contain the names and sizes of
+      `jax.vmap`. A second trace finds those of vmaps over the arguments of ``fun``;
+      others are unknown.
+    * Collectives are read from the compiled program. Those that only the compiler added
+      are marked.
+    * Over a `jax.sharding.AbstractMesh`, nothing is compiled: collectives are read from
+      the jaxpr, and the cost is None.
+
+    Args:
+      fun: the function. A plan is accepted too, and explained immediately: what became
+        of each cut, and its stages.
+      interconnect: what joins the devices, to estimate the time of collectives: a name
+        in ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect`. Default:
+        that of the kind of device, if it is known; none between hosts of GPUs.
+      devices: the devices to compile for: a machine that need not be here, such as
+        ``"v5e:16x16"`` (see `devices`), or a list of devices. Maps, `make_mesh` and
+        `sharded_jit` use them where the program names no devices, and so does a program
+        on one device. Arguments are global, and only their shapes count. Default: the
+        devices on which the program runs.
+
+    Returns:
+      A function that takes the arguments of ``fun``, arrays or `jax.ShapeDtypeStruct`,
+      and returns an `Explanation`: print it, save it as a page with
+      ``save("report.html")``, or read its fields.
+
+    Raises:
+      TypeError: ``fun`` is not callable.
+      ValueError: no interconnect or machine has this name; or, when called, the program
+        names other devices than ``devices``, or the interconnect is of another chip.
+      ImportError: the compiler of ``devices`` is not installed.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> mean = sm.spmap(lambda x: x - jax.lax.pmean(x, "i"), "i")
+      >>> report = sm.explain(mean)(np.ones((32, 4), np.float32))
+      >>> print(report.axes[0])
+      axis 'i' of 32 = 8 devices x 4 vectorised x 1 step
+      >>> [(each.kind, each.bytes_in) for each in report.collectives]
+      [('all-reduce', 16)]
+    """
+    if isinstance(fun, Plan):
+        explanation: Explanation = fun.explain()
+        return explanation
+    if not callable(fun):
+        raise TypeError(
+            f"explain takes a function, got {shown(fun)} of type {type(fun).__name__}: "
+            "write explain(fun)(*args)"
+        )
+    if args:
+        name = getattr(fun, "__name__", "fun")
+        raise TypeError(
+            f"explain takes only the function: write "
+            f"explain({name})(x), not explain({name}, x)"
+        )
+    fun, wires = _as_function(fun), interconnect_of(interconnect)
+    there = elsewhere.devices_of(devices)
+
+    @functools.wraps(fun)
+    @api_boundary
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        return _explain(fun, wires, there, args, kwargs)
+
+    return explained
+
+
+def _as_function(fun: Any) -> Any:
+    """Wraps a bound method, whose ``lower`` and ``trace`` belong to the function."""
+    if not inspect.ismethod(fun):
+        return fun
+    bound: Any = functools.partial(fun)
+    bound.__name__ = fun.__name__
+    return bound
+
+
+def _explain(
+    fun: Any,
+    wires: Interconnect | None,
+    there: Sequence[jax.Device],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Explanation:
+    args, kwargs = jax.tree.map(_as_array, (args, kwargs))
+    if there:
+        args, kwargs = elsewhere.unplaced(fun, args, kwargs, there)
+    # Facts of the jaxpr.
+    with elsewhere.traced_for(there):
+        traced = _trace(fun, args, kwargs)
+        facts = _facts(fun, traced, args, kwargs)
+    if there:
+        traced = elsewhere.moved(traced, there)
+    meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
+    # Facts of the compiled program; an abstract mesh has no devices to compile for.
+    is_abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
+    compiled = refused = None
+    if not is_abstract:
+        if there:
+            lowered = elsewhere.lowered_for(there, traced)
+        else:
+            lowered = _lower(fun, traced, args, kwargs)
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            refused = too_large.refused(error)
+            if refused is None:
+                raise
+    text = None if compiled is None else compiled.as_text()
+    module = module_of(text) if text else Module("", {}, "", 1)
+    sources = Sources(module)
+    found, layouts = arrays.array_layouts(traced, compiled, meshes)
+    # Both together.
+    named = [each.mesh for each in layouts if isinstance(each, NamedSharding)]
+    mesh = max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
+    sizes = {} if mesh is None else mesh.shape
+    # A map has this axis even without replicas of its elements.
+    mesh_axes = tuple(each for each in sizes.items() if each != (REPLICAS, 1))
+    cuts = sharded.sharded_dimensions(found, layouts)
+    asked = sharded.constrained(facts.constraints)
+    axes = sharded.with_devices(facts, found, cuts, asked, mesh_axes)
+    if compiled is None:
+        collectives = abstract.collectives_of(traced.jaxpr.jaxpr, definition_of(fun))
+    else:
+        collectives = compiled_collectives(
+            module, sources, mesh_axes, facts.constraints
+        )
+    counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
+    num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
+    devices = [] if is_abstract else arrays.devices_of(layouts, meshes, there)
+    device = next(iter(devices), None)
+    wires = interconnect_on(wires, devices)
+    collectives = [each.on(wires) for each in collectives]
+    # Devices that only compile belong to no process.
+    available = machine = capacity = cost = None
+    largest: tuple[Held, ...] = ()
+    if device is not None and is_compile_only(device):
+        machine = machine_of(there or devices)
+    elif device is not None:
+        available = len(jax.local_devices(backend=device.platform))
+    if device is not None:
+        capacity = capacity_of(device)
+    if compiled is not None:
+        cost, largest = cost_of(compiled, module), largest_at_peak(module, sources)
+    elif refused is not None:
+        needed, capacity = refused
+        cost = too_large.cost_of(needed)
+        inputs = [array for array in found if array.role == "input"]
+        largest = too_large.largest(traced.jaxpr.jaxpr, inputs)
+    idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
+    pieces, stages = (), ()
+    if hasattr(fun, "stage_costs"):  # A function in pieces.
+        cut = fun.explain(*args, **kwargs)
+        pieces, stages = cut.pieces, cut.stages
+    return Explanation(
+        name=getattr(fun, "__name__", type(fun).__name__),
+        mesh=mesh_axes,
+        num_devices=num_devices,
+        device_kind=device and device.device_kind,
+        axes=axes,
+        arrays=found,
+        collectives=tuple(collectives),
+        cost=cost,
+        interconnect=wires,
+        remarks=(
+            *too_large.remarks(refused),
+            *elsewhere.remarks(fun, args, kwargs, devices),
+            *remarks.idle_devices(axes, num_devices, available),
+            *remarks.unsharded_batch(found, idle),
+            *remarks.short_axes(axes, available),
+            *remarks.copies(found),
+            *remarks.constants(traced.jaxpr.consts, num_devices),
+            *remarks.outside(traced.jaxpr, module, sources, num_devices),
+            *remarks.looped(axes, cuts),
+            *remarks.rematerialised(collectives),
+        ),
+        notes=tuple(_notes(facts, module, bool(collectives), is_abstract)),
+        pieces=pieces,
+        stages=stages,
+        largest=largest,
+        available=available,
+        machine=machine,
+        capacity=capacity,
+        least_times=_least_times(device, cost, collectives),
+        call=(
+            fun,
+            any(info.donated for info in jax.tree.leaves(traced.args_info)),
+        ),
+    )
+
+
+def _least_times(
+    device: jax.Device | None, cost: Cost | None, collectives: Sequence[Collective]
+) -> tuple[tuple[str, float], ...]:
+    """The least time of a call by each of what a device does; see `Explanation`."""
+    chip = CHIPS.get(device.device_kind) if device else None
+    if chip is None or chip.flops is None or cost is None:
+        return ()
+    times = {
+        "arithmetic": (cost.flops or 0) / chip.flops,
+        "interconnect": sum(each.seconds or 0 for each in collectives),
+    }
+    if cost.bytes_accessed is not None and chip.memory_bandwidth is not None:
+        # Values on the chip count as accessed, and parts of arrays may not be.
+        arrays = (cost.argument_bytes or 0) + (cost.output_bytes or 0)
+        times["memory"] = min(cost.bytes_accessed, arrays) / chip.memory_bandwidth
+    return tuple(sorted(times.items(), key=lambda each: -each[1]))
+
+
+def _trace(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Traces the function as a call does: by itself, or by `jax.jit`."""
+    if not isinstance(fun, jax.stages.Wrapped):
+        fun = jax.jit(fun)
+    with explained_axis_names():
+        traced = fun.trace(*args, **kwargs)
+    # The stages of a library, such as `flax.nnx.jit`, hold those of JAX.
+    return getattr(traced, "traced", traced)
+
+
+def _lower(
+    fun: Any, traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    # A map over several processes knows which of them lower it; its trace does not.
+    if not hasattr(fun, "lower"):
+        return traced.lower()
+    lowered = fun.lower(*args, **kwargs)
+    return getattr(lowered, "lowered", lowered)
+
+
+def _facts(
+    fun: Callable[..., Any], traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Facts:
+    """The facts of the jaxpr, with the vmaps over the arguments."""
+    source = definition_of(fun)
+    found = facts_of(traced.jaxpr.jaxpr, source)
+    # Marks would keep a function in pieces from being cut.
+    has_vmaps = any(axis.kind == "vmap" for axis in found.axes)
+    if not has_vmaps or CHUNKED in found.primitives:
+        return found
+    try:
+        traced = _trace(fun, *marked((args, kwargs)))
+    except Exception:
+        return found  # The function looked for an array and found a mark.
+    return facts_of(traced.jaxpr.jaxpr, source)
+
+
+def _notes(
+    facts: Facts, module: Module, has_collectives: bool, is_abstract: bool
+) -> list[str]:
+    """Notes on what is unknown or partly known."""
+    notes = []
+    if is_abstract:
+        notes.append(
+            "Nothing was compiled: the mesh is abstract. Collectives are those of the "
+            "program; what the compiler adds or changes, and costs, are not known."
+        )
+    if loops := loops_of(module):
+        notes.append(
+            "Bytes and operations per byte count the steps of a loop once. Only flops "
+            "count products and convolutions in all steps, but not products of vectors "
+            "that XLA writes as sums."
+        )
+    if any(module.trips(loop) is None for loop in loops):
+        notes.append(
+            "The steps of a loop whose length the compiled program does not say count "
+            "once in flops."
+        )
+    notes += unseen(module)
+    besides = library_bytes(module)
+    if besides >= LARGE:
+        notes.append(
+            f"XLA's library for products on CPU may take up to {size(besides)} "
+            "besides the memory at the peak."
+        )
+    if has_collectives and cond_p.name in facts.primitives:
+        notes.append(
+            "Collectives in a branch count as if the branch were always taken."
+        )
+    return notes
+
+
+def _as_array(leaf: Value) -> Any:
+    """Replaces an array of another library by its shape and dtype."""
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
+        return leaf
+    try:
+        aval = array_likes.abstract_value(leaf)
+    except TypeError:
+        return leaf  # A static argument, perhaps.
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

@@ -1,0 +1,441 @@
+"""The documents of reports, plans and specs."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+from shardmap.explaining.draw.document import (
+    Block,
+    Card,
+    Code,
+    Details,
+    Document,
+    Inline,
+    Paragraph,
+    Preformatted,
+    Row,
+    Section,
+    Table,
+    folded,
+    paragraph,
+)
+from shardmap.explaining.draw.grids import Drawing
+from shardmap.explaining.read.arrays import describe
+from shardmap.explaining.report import (
+    ArrayLayout,
+    Axis,
+    Collective,
+    Cost,
+    Held,
+    Remark,
+    Report,
+    roots_of,
+)
+from shardmap.sharding.spec import ShardingSpec
+from shardmap.units import count, duration, size, size_of
+
+UNKNOWN = "unknown"
+MOST_CARDS = 8
+"""More arrays than these are summed up by prefix and layout."""
+MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 6
+"""How many are shown; the others are in a fold."""
+MOST_PATHS = 3
+"""How many of the arrays in a fold text names."""
+LEAST_SHOWN = 0.01
+"""Values that are a smaller part of the peak memory are not listed."""
+
+
+def of_report(report: Report) -> Document:
+    """The document of a report."""
+    said: set[str] = set()  # The summary has the first remark.
+    axes = [_axis(axis, said) for axis in report.axes]
+    remarks = [_remark(number, each) for number, each in enumerate(report.remarks)]
+    return Document(
+        report.name,
+        _where(report),
+        (
+            *map(paragraph, (_parallel(report), _waits(report), *_holds(report))),
+            *folded(remarks, MOST_REMARKS, "remarks"),
+        ),
+        (
+            Section("Axes", folded(axes, MOST_AXES, "axes")),
+            Section("Arrays", tuple(_arrays(report.arrays))),
+            Section("In pieces", _lines(report.pieces)),
+            Section("Collectives, on one device", tuple(_collectives(report, said))),
+            Section("Cost of one call, on one device", tuple(_cost(report))),
+            Section("Notes", tuple(map(paragraph, report.notes))),
+        ),
+    )
+
+
+def of_plan(title: str, lines: Sequence[str]) -> Document:
+    """The document of a plan.
+
+    Args:
+      title: one line with the numbers of shards and bytes.
+      lines: lines on each axis of each argument, then on each stage.
+    """
+    name, _, lead = title.partition(": ")
+    return Document(name, lead, (), (Section("Cuts and stages", _lines(lines)),))
+
+
+def of_spec(spec: ShardingSpec) -> Document:
+    """The document of a spec. It has no shape, so each shard has length 1."""
+    return Document(
+        "",
+        "",
+        (
+            paragraph(Code(spec)),
+            paragraph(f"{describe(spec).capitalize()}."),
+            Drawing(spec, spec.tile_counts),
+        ),
+    )
+
+
+def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
+    return (Preformatted(tuple(lines)),) if lines else ()
+
+
+def _where(report: Report) -> str:
+    kind, several = report.device_kind or "abstract", "s" * (report.num_devices != 1)
+    text = f"{report.num_devices:,} {kind} device{several}"
+    if report.mesh:
+        axes = ", ".join(f"{name!r}: {length:,}" for name, length in report.mesh)
+        text += f", mesh {axes}"
+    if report.machine is not None:
+        text += f"; compiled for {report.machine}; not run"
+    return text
+
+
+def _remark(number: int, remark: Remark) -> Paragraph:
+    lead = "" if number else "Change first: "
+    where = f" [{remark.source}]" if remark.source else ""
+    return paragraph(f"{lead}{remark.text}.{where} {remark.advice}", style="warning")
+
+
+def _parallel(report: Report) -> str:
+    """A sentence on what runs in parallel."""
+    cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
+    if not cut:
+        return _not_parallel(report)
+    names = [
+        f"{'an axis' if axis.name is None else repr(axis.name)} over "
+        f"{axis.devices:,} devices"
+        for axis in cut[:3]
+    ]
+    more = f" and {len(cut) - 3:,} more" if len(cut) > 3 else ""
+    text = f"In parallel: {', '.join(names)}{more}"
+    if report.available is not None and report.available > report.num_devices:
+        text += f", on {report.num_devices:,} of the {report.available:,} there"
+    return f"{text}."
+
+
+def _not_parallel(report: Report) -> str:
+    if report.num_devices > 1:
+        return (
+            f"Nothing is sharded: each of {report.num_devices:,} devices does the same."
+        )
+    there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
+    return f"One program on one device{there}."
+
+
+def _waits(report: Report) -> str:
+    """A sentence on what moves between devices."""
+    if not report.collectives:
+        return "Nothing moves between devices."
+    many = _how_many(report.collectives)
+    sent = sum(each.link_bytes or 0 for each in report.collectives)
+    all_known = all(each.count is not None for each in report.collectives)
+    if sent or all_known:
+        least = "" if all_known else "at least "
+        many += f", in which a device sends {least}{size(sent)}"
+    most = _by_line(report.collectives)[0][0]
+    place = f" for {most.source}" if most.source else ""
+    return f"Between devices: {many}; most by {most.kind}{place}."
+
+
+def _how_many(collectives: Sequence[Collective]) -> str:
+    """The number of collectives, without those in loops of unknown length."""
+    known = [(each.count, each.together) for each in collectives if each.count]
+    count = sum(times for times, _ in known)
+    many = f"{count:,} collective{'s' * (count != 1)} a call"
+    if any(each.count is None for each in collectives):
+        some = "in each step of a loop"
+        return f"{many}, and some {some}" if count else f"some collectives {some}"
+    messages = round(sum(times / together for times, together in known))
+    return f"{many}, sent as {messages:,}" if messages < count else many
+
+
+def _holds(report: Report) -> list[str]:
+    """A sentence on what a device holds; [] if unknown."""
+    cost = report.cost
+    if cost is None or cost.peak_bytes is None:
+        return []
+    parts = {
+        "arguments": cost.argument_bytes or 0,
+        "results": (cost.output_bytes or 0) - (cost.donated_bytes or 0),
+        "temporary values": cost.temporary_bytes or 0,
+    }
+    most = max(parts, key=lambda part: parts[part])
+    text = size(cost.peak_bytes)
+    if report.capacity is not None:
+        text = size_of(cost.peak_bytes, report.capacity)
+    text += f", most of it {most}" if any(parts.values()) else ""
+    if report.fits is False:
+        text += ", which does not fit"
+    return [f"Memory on a device: {text}."]
+
+
+def _axis(axis: Axis, said: set[str]) -> Card:
+    blocks = [paragraph(_sentence(axis.running))]
+    if axis.change not in said:
+        blocks.append(paragraph(f"To change: {axis.change}"))
+    said.add(axis.change)
+    if axis.source:
+        blocks.append(_source(axis.source))
+    return Card((f"{axis} ({axis.kind})",), tuple(blocks), axis.depth)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
+def _source(source: str) -> Paragraph:
+    return paragraph(Code(source), style="quiet")
+
+
+def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
+    """A card for equal arrays; for many arrays, a fold per prefix and layout."""
+    are_many = len(arrays) > MOST_CARDS
+    found: dict[tuple[Any, ...], list[ArrayLayout]] = {}
+    roots = roots_of([array.path for array in arrays])
+    for array, root in zip(arrays, roots, strict=True):
+        key: tuple[Any, ...] = (dataclasses.replace(array, path="", role="input"), "")
+        if are_many:
+            key = (array.role, array.layout, root)
+        found.setdefault(key, []).append(array)
+    drawn: dict[str, str] = {}
+    for (*_, root), those in found.items():
+        blocks = tuple(_layout(those[0], drawn))
+        paths, text = [array.path for array in those], _description(those)
+        if are_many:
+            name = paths[0] if len(paths) == 1 else root
+            if blocks and len({array.shape for array in those}) > 1:
+                blocks = (paragraph("For ", Code(paths[0]), ":"), *blocks)
+            table = _table_of_arrays(those)
+            yield Details(f"{name}: {text}", (*blocks, table), _few(paths))
+        else:
+            yield Card((Code(", ".join(paths)), f": {text}"), blocks)
+
+
+def _few(paths: Sequence[str]) -> str:
+    """The first of several paths, such as ``x['a'], x['b'], x['c'] and 4 more``."""
+    more = len(paths) - MOST_PATHS
+    rest = f" and {more:,} more" if more > 0 else ""
+    return ", ".join(paths[:MOST_PATHS]) + rest if len(paths) > 1 else ""
+
+
+def _description(arrays: Sequence[ArrayLayout]) -> str:
+    """Such as ``67 arrays, 1.3 MiB, replicated on 8 devices``."""
+    first, count = arrays[0], len(arrays)
+    is_one_type = len({_type_of(array) for array in arrays}) == 1
+    counted = f"{count:,} arrays"
+    if is_one_type:
+        counted = f"{count:,} x " * (count > 1) + _type_of(first)
+    each = " each" if is_one_type and count > 1 else ""
+    told = [first] if is_one_type else arrays
+    whole = sum(array.bytes for array in told)
+    held = sum(array.shard_bytes or 0 for array in told)
+    text = f"{counted}, {size(whole)}{each}, {first.layout}"
+    if first.shard_bytes is None or held == whole:
+        return text
+    shape = f"{first.shard_shape}, " if is_one_type else ""
+    return f"{text}; a device has {shape}{size(held)}{each}"
+
+
+def _type_of(array: ArrayLayout) -> str:
+    """Such as ``float32[8,64]``."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _layout(array: ArrayLayout, drawn: dict[str, str]) -> Iterator[Block]:
+    """The spec and the picture of an array; each picture is drawn once."""
+    if array.spec is None or array.spec.num_shards == 1:
+        return
+    yield paragraph(Code(array.spec), style="quiet")
+    drawing = Drawing(array.spec, array.shape, array.devices)
+    grids = drawing.grids()
+    key = repr((grids.grids, grids.ways))
+    if key in drawn and not grids.is_whole:
+        yield paragraph("same picture as ", Code(drawn[key]), style="quiet")
+    else:
+        yield drawing
+    drawn.setdefault(key, array.path)
+
+
+def _table_of_arrays(arrays: Sequence[ArrayLayout]) -> Table:
+    rows = (
+        (
+            Code(array.path),
+            Code(_type_of(array)),
+            size(array.bytes),
+            _size(array.shard_bytes),
+        )
+        for array in arrays
+    )
+    return Table(("Array", "Type", "Bytes", "On a device"), tuple(map(Row, rows)))
+
+
+def _total(counts: Iterable[float | None]) -> float | None:
+    """The sum; None if one of the numbers is unknown."""
+    known = [*counts]
+    return None if None in known else sum(filter(None, known))
+
+
+def _by_line(collectives: Sequence[Collective]) -> list[list[Collective]]:
+    """Collectives by kind, axes and line, by the bytes that a device sends.
+
+    Those with an unknown number of bytes come first.
+    """
+    found: dict[Hashable, list[Collective]] = {}
+    for each in collectives:
+        key = (each.kind, each.operation, each.axes, each.group_size, each.source)
+        found.setdefault(key, []).append(each)
+
+    def sent(group: Sequence[Collective]) -> float:
+        total = _total(each.link_bytes for each in group)
+        return math.inf if total is None else total
+
+    return sorted(found.values(), key=sent, reverse=True)
+
+
+def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
+    if not report.collectives:
+        return
+    groups = _by_line(report.collectives)
+    first, others = groups[:MOST_COLLECTIVES], groups[MOST_COLLECTIVES:]
+    has_times = report.interconnect is not None
+    yield _table(first, said, has_times)
+    if others:
+        lines = "line" if len(others) == 1 else "lines"
+        title = f"{len(others):,} more {lines} of the program, which send less"
+        yield Details(title, (_table(others, said, has_times),))
+    if report.interconnect is not None and report.seconds:
+        joined = report.interconnect
+        yield paragraph(
+            f"Together about {duration(report.seconds)}, estimated for {joined.name}: "
+            f"{joined.bandwidth / 1e9:,.4g} GB/s from a device, "
+            f"{duration(joined.latency)} a message ({joined.source})."
+        )
+
+
+def _table(
+    groups: Sequence[Sequence[Collective]], said: set[str], has_times: bool
+) -> Table:
+    titles = ["Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all"]
+    if has_times:
+        titles.append("Time in all")
+    rows = (_row(group, said, has_times) for group in groups)
+    return Table(tuple(titles), tuple(rows))
+
+
+def _row(group: Sequence[Collective], said: set[str], has_times: bool) -> Row:
+    """The row of collectives of one kind, over the same axes, for one line."""
+    first = group[0]
+    is_one_size = len({(each.bytes_in, each.bytes_out) for each in group}) == 1
+    at_most = "" if is_one_size else "<= "
+    times = _total(each.count for each in group)
+    seconds = _total(each.seconds for each in group)
+    cells = [
+        first.kind,
+        "some" if times is None else f"{times:,}",
+        UNKNOWN if first.group_size is None else f"{first.group_size:,}",
+        at_most + size(max(each.bytes_in for each in group)),
+        at_most + size(max(each.bytes_out for each in group)),
+        _size(_total(each.link_bytes for each in group)),
+    ]
+    if has_times:
+        cells.append(UNKNOWN if seconds is None else duration(seconds))
+    types = dict.fromkeys(filter(None, (first.before, first.after)))
+    operand = " -> ".join(types) if is_one_size else ""
+    return Row(tuple(cells), tuple(_about(group, operand, said)))
+
+
+def _about(
+    group: Sequence[Collective], operand: str, said: set[str]
+) -> Iterator[Paragraph]:
+    """The operation, the line, the causes and the advice of a row."""
+    first = group[0]
+    over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
+    parts = [" ".join(filter(None, (first.operation, over))), operand]
+    what: Inline = (", ".join(filter(None, parts)),)
+    if first.source:
+        what = (*what, " at " if what[0] else "", Code(first.source))
+    if any(what):
+        yield Paragraph(what)
+    for cause in dict.fromkeys(each.cause for each in group if each.cause):
+        yield paragraph(f"Added by the compiler: {cause}.")
+    for advice in [each.advice for each in group if each.advice]:
+        if advice not in said:
+            yield paragraph(f"To avoid: {advice}")
+        said.add(advice)
+
+
+def _cost(report: Report) -> Iterator[Block]:
+    cost = report.cost
+    if cost is None:
+        return
+    flops = _count(cost.flops)
+    if cost.is_lower_bound and cost.flops is not None:
+        flops = f"at least {flops}, of products"
+    rows = [Row(("Floating point operations", flops))]
+    if cost.transcendentals is not None:
+        rows.append(Row(("Exponentials and the like", _count(cost.transcendentals))))
+    rows += [
+        Row(("Bytes read and written", _size(cost.bytes_accessed))),
+        Row(("Operations a byte (arithmetic intensity)", _count(cost.intensity))),
+    ]
+    if cost.argument_bytes is None:  # Only the memory that it needs is known.
+        rows.clear()
+    rows += [
+        Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost)),
+    ]
+    if cost.host_bytes is not None:
+        rows.append(Row(("Memory of the host", size(cost.host_bytes))))
+    yield Table(("", ""), tuple(rows))
+    least = LEAST_SHOWN * (cost.peak_bytes or 0)
+    large = [held for held in report.largest if held.bytes >= least]
+    held = [_held(*each) for each in collections.Counter(large).items()]
+    if held:
+        where = "at the peak" if cost.argument_bytes is not None else "of the program"
+        yield paragraph(f"Largest values {where}:")
+        yield from folded(held, 3, "values")
+
+
+def _parts(cost: Cost) -> tuple[Paragraph, ...]:
+    parts = (
+        ("arguments", cost.argument_bytes),
+        ("results", cost.output_bytes),
+        ("of these in the place of donated arguments", cost.donated_bytes or None),
+        ("temporary", cost.temporary_bytes),
+    )
+    known = [f"{name} {size(value)}" for name, value in parts if value is not None]
+    return (paragraph(", ".join(known)),) if known else ()
+
+
+def _held(held: Held, times: int) -> Paragraph:
+    text = f"{size(held.bytes)}: {held.type} of {held.operation}"
+    text = f"{times:,} x {text}" if times > 1 else text
+    if held.source is None:
+        return paragraph(text)
+    return paragraph(f"{text} at ", Code(held.source))
+
+
+def _size(value: float | None) -> str:
+    return UNKNOWN if value is None else size(round(value))
+
+
+def _count(value: float | None) -> str:
+    return UNKNOWN if value is None else count(value)

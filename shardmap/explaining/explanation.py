@@ -1,0 +1,234 @@
+"""`Explanation`: a report that prints, shows and saves itself, and measures calls."""
+
+import dataclasses
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardmap.explaining.draw import sections
+from shardmap.explaining.draw.document import Document
+from shardmap.explaining.draw.text import as_text
+from shardmap.explaining.report import Report
+from shardmap.units import duration, printable, size
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Measurement:
+    """The time and memory of some calls. Prints beside the predictions.
+
+    Attributes:
+      name: the name of the function.
+      seconds: the time of each call. The first call compiles and is left out.
+      peak_bytes: the most memory in use so far on any device; None on devices that do
+        not count it, such as CPUs.
+      predicted_bytes: the peak memory of a device that the compiler predicts.
+    """
+
+    name: str
+    seconds: tuple[float, ...]
+    peak_bytes: int | None
+    predicted_bytes: int | None
+
+    def __repr__(self) -> str:
+        took = duration(statistics.median(self.seconds))
+        return f"<Measurement of {self.name}: {took} a call>"
+
+    def __str__(self) -> str:
+        took = duration(statistics.median(self.seconds))
+        peak = "not counted here"
+        if self.peak_bytes is not None:
+            peak = f"{size(self.peak_bytes)} since the process began"
+        needed = (
+            "unknown" if self.predicted_bytes is None else size(self.predicted_bytes)
+        )
+        return (
+            f"{self.name}, {len(self.seconds)} calls\n"
+            f"  time of a call: {took}\n"
+            f"  peak memory of a device: {peak}; predicted: {needed}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation(Report):
+    """What runs in parallel, where arrays are, what moves, and what it costs.
+
+    Printed, it is a page of text; a notebook shows it as a page.
+
+    Attributes:
+      name: the name of the function.
+      mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
+      num_devices: how many devices the program runs on.
+      device_kind: the kind of device, such as "cpu"; None for a plan or an abstract
+        mesh.
+      axes: the axes in program order, each before those inside it.
+      arrays: the inputs, then the outputs, in the order of the pytrees.
+      collectives: the collectives in the order in which the program runs them.
+      cost: the cost per device; None for a plan or an abstract mesh.
+      remarks: what to change, the most important first.
+      notes: limits of the numbers; for example, XLA counts the steps of a loop once.
+      largest: the largest values, except arguments, at the peak of memory.
+      available: how many devices of that kind this process has; None for a plan, an
+        abstract mesh or devices that only compile.
+      pieces: for a function in pieces, lines on each cut and each stage.
+      stages: for a function in pieces, what each stage makes, reads and keeps.
+      title: for a plan, its shards and bytes in one line; None for a function. The
+        explanation of a plan has ``pieces`` and ``stages``, and nothing on devices.
+      interconnect: the interconnect for which times are estimated, or None.
+      machine: the machine that was compiled for, such as "TPU v5 lite, 16 x 16", if it
+        is not here and cannot run the program; else None.
+      capacity: the bytes of memory of a device; None if unknown.
+      least_times: the least seconds of a call for "arithmetic", "memory" and
+        "interconnect", each by itself, at the vendor's figures. In loops, memory counts
+        one step.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> report = sm.explain(jax.vmap(lambda x: x.sum()))(np.ones((4, 3)))
+      >>> print(report.axes[0])
+      an axis of 4 = 1 device x 4 vectorised x 1 step
+      >>> [(array.path, array.shape, array.layout) for array in report.outputs]
+      [('result', (4,), 'on one device')]
+      >>> report.collectives
+      ()
+    """
+
+    call: tuple[Callable[..., Any], bool] | None = dataclasses.field(
+        default=None, repr=False, compare=False, metadata={"plain": False}
+    )
+    """The function, and whether a call donates arguments."""
+
+    def __str__(self) -> str:
+        if self.title is not None:
+            return printable("\n".join(self.pieces))
+        return as_text(self._document())
+
+    def __repr__(self) -> str:
+        if self.title is not None:
+            return printable(f"<Explanation of {self.title}>")
+        found = (
+            (self.num_devices, f"{self.device_kind or 'abstract'} device"),
+            (len(self.axes), "axis", "axes"),
+            (len(self.arrays), "array"),
+            (len(self.collectives), "collective"),
+            (len(self.remarks), "remark"),
+        )
+        parts = ", ".join(_count(*each) for each in found)
+        return printable(f"<Explanation of {self.name}: {parts}>")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Most functions cannot be pickled, and a report is useful without.
+        return {**vars(self), "call": None}
+
+    def _document(self) -> Document:
+        if self.title is None:
+            return sections.of_report(self)
+        return sections.of_plan(self.title, self.pieces)
+
+    def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Measurement:
+        """Runs the function a few times, and measures its time and memory.
+
+        Args:
+          *args: the arguments of the function: arrays of the explained shapes. They
+            stay valid even if the function donates them.
+          repeats: the number of measured calls, after one that is not measured.
+          **kwargs: keyword arguments of the function.
+
+        Returns:
+          A `Measurement`, which prints as a table.
+
+        Raises:
+          TypeError: an argument is only a shape.
+          ValueError: the explanation is of a plan, an abstract mesh or devices that
+            compile only, or was pickled.
+
+        Example:
+          >>> import jax.numpy as jnp, numpy as np, shardmap as sm
+          >>> x = jnp.ones((64, 64))
+          >>> found = sm.explain(lambda x: x @ x)(x).measure(x)
+          >>> len(found.seconds), found.predicted_bytes
+          (5, 32768)
+        """
+        if self.call is None or self.cost is None:
+            raise ValueError(
+                f"the explanation of {self.name} cannot run it: it is of a plan or an "
+                "abstract mesh, or was pickled. Explain the function again, on devices"
+            )
+        if self.machine is not None:
+            raise ValueError(
+                f"the explanation of {self.name} cannot run it: it is for "
+                f"{self.machine}, whose devices compile only"
+            )
+        for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                where = jax.tree_util.keystr(path)
+                raise TypeError(
+                    f"measure runs {self.name}, but the argument at {where} is only a "
+                    f"shape, {leaf}: give arrays"
+                )
+        if repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {repeats}")
+        fun, donates = self.call
+        run = fun if hasattr(fun, "lower") else jax.jit(fun)
+        seconds = []
+        for _ in range(repeats + 1):
+            given = jax.tree.map(_copy, (args, kwargs)) if donates else (args, kwargs)
+            jax.block_until_ready(given)
+            start = time.perf_counter()
+            result = jax.block_until_ready(run(*given[0], **given[1]))
+            seconds.append(time.perf_counter() - start)
+        arrays = [a for a in jax.tree.leaves(result) if isinstance(a, jax.Array)]
+        devices = {device for array in arrays for device in array.devices()}
+        stats = [device.memory_stats() or {} for device in devices]
+        peaks = [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]
+        return Measurement(
+            self.name,
+            tuple(seconds[1:]),
+            max(peaks, default=None),
+            self.cost.peak_bytes,
+        )
+
+    def _repr_html_(self) -> str:
+        # Imported here, as text does not need it.
+        from shardmap.explaining.draw import html
+
+        return html.element(self._document())
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the explanation as one HTML page, which needs no network.
+
+        Args:
+          path: the file to write.
+        """
+        from shardmap.explaining.draw import html
+
+        text = html.page(self._document())
+        pathlib.Path(path).write_text(text, encoding="utf-8")
+
+
+def _copy(leaf: Any) -> Any:
+    return jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def _count(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Explanation:
+    """The explanation of a plan, or of the pieces of a function.
+
+    Args:
+      title: one line on the whole.
+      text: lines on each axis of each argument, then on each stage.
+      stages: what each stage makes, reads and keeps.
+    """
+    return Explanation(
+        name=title.partition(": ")[0],
+        pieces=tuple(text.splitlines()),
+        stages=stages,
+        title=title,
+    )

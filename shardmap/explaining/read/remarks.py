@@ -1,0 +1,296 @@
+"""Remarks: what to change in a program, with numbers and the remedy."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
+
+from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.types import ClosedJaxpr, Equation, aval_of
+from shardmap._jax.walk import equations
+from shardmap.explaining.read.hlo.causes import REMATERIALISED
+from shardmap.explaining.read.hlo.cost import flops_of_product
+from shardmap.explaining.read.hlo.sources import Sources
+from shardmap.explaining.read.hlo.text import Module
+from shardmap.explaining.read.sharded import ShardedDimension
+from shardmap.explaining.read.source import source_of
+from shardmap.explaining.report import (
+    MAPS,
+    ArrayLayout,
+    Axis,
+    Collective,
+    Remark,
+    roots_of,
+)
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.sharding.mesh import virtual_devices
+from shardmap.units import size
+
+LARGE = 1 << 20
+"""The least bytes of a large array, and the least flops of a large product."""
+
+_CUT_INPUT = (
+    "If each device needs only a part, shard it: map it, or name a mesh axis for one "
+    "of its dimensions."
+)
+_CUT_RESULT = (
+    "If each device needs only a part next, ask for a sharded result with out_axes= of "
+    "a map, out_specs= or out_shardings=. Shard gradients like their weights."
+)
+
+
+def idle_devices(
+    axes: Sequence[Axis], num_devices: int, available: int | None
+) -> list[Remark]:
+    """Remarks on devices without work, or on too few devices."""
+    outer = [a for a in axes if a.kind in MAPS or a.devices > 1]
+    if available == 1 and outer:
+        return [
+            Remark(
+                "JAX has 1 device, so that nothing runs in parallel",
+                f"For 8 virtual ones on CPU, call {virtual_devices(8)} before any "
+                "other use of JAX.",
+                None,
+            )
+        ]
+    if available is None or num_devices >= available or not outer:
+        return []
+    axis, idle = outer[0], available - num_devices
+    advice = "A longer axis, or a second one inside, has work for the others."
+    if axis.size is not None and axis.size > axis.devices:
+        at_once = -(-axis.size // available)
+        possible = -(-axis.size // at_once)
+        if possible > axis.devices:
+            advice = (
+                f"devices= or mesh= leaves the others out: on {possible:,} devices, "
+                f"each would have {at_once:,} of the {axis.size:,}."
+            )
+    return [
+        Remark(
+            f"{axis.title} of {axis.size:,} runs on {num_devices:,} of {available:,} "
+            f"devices: {idle:,} {'is' if idle == 1 else 'are'} idle",
+            advice,
+            axis.source,
+        )
+    ]
+
+
+def unsharded_batch(
+    arrays: Sequence[ArrayLayout], idle_axes: Sequence[tuple[str, int]]
+) -> list[Remark]:
+    """A remark on a batch that is not sharded while a mesh axis is unused.
+
+    A batch is an input that does not come back as a result, unlike parameters.
+    """
+    results = {(each.shape, each.dtype) for each in arrays if each.role == "output"}
+    batches = [
+        each
+        for each in arrays
+        if each.role == "input" and each.shape and each.is_replicated
+        if (each.shape, each.dtype) not in results
+    ]
+    batches.sort(key=lambda each: -each.bytes)
+    for name, count in idle_axes:
+        for batch in batches:
+            if batch.shape[0] and batch.shape[0] % count == 0:
+                advice = (
+                    f"If {batch.path} is a batch, shard it: jax.device_put("
+                    f"{batch.path}, NamedSharding(mesh, P({name!r}))) gives each "
+                    f"{batch.shape[0] // count:,} of {batch.shape[0]:,}."
+                )
+                return [Remark(_nothing_sharded(name, count), advice, batch.path)]
+    return []
+
+
+def _nothing_sharded(name: str | None, count: int) -> str:
+    return (
+        f"nothing is sharded along mesh axis {name!r}: its {count:,} devices all do "
+        "the same"
+    )
+
+
+def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
+    """Remarks on axes that do not fill their devices."""
+    found = []
+    for number, axis in enumerate(axes):
+        if axis.kind not in MAPS or axis.idle_places == 0:
+            continue
+        inside = [a for a in axes if a.inside == number and a.kind == "spmap"]
+        found.append(
+            Remark(
+                f"{axis.title} of {axis.size:,} does not divide: {axis.layout} have "
+                f"room for {axis.idle_places:,} more, which compute nothing of use, "
+                "and its arrays are replicated on every device between calls",
+                _grid(axis, inside, available)
+                or f"Make it a multiple of {axis.devices:,}.",
+                axis.source,
+            )
+        )
+    found += [
+        Remark(
+            _nothing_sharded(axis.name, axis.devices),
+            "Name it for a dimension that they can share, in in_specs= of "
+            "jax.shard_map or in_axes= of mesh_map; or leave it out of the mesh.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.is_repeated
+    ]
+    return found
+
+
+def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | None:
+    """Advice on how a short axis and one inside it can share the devices."""
+    outer = axis.size
+    if outer is None or available is None:
+        return None
+    for inner in inside:
+        if inner.devices > 1 or inner.size is None:
+            continue
+        counts = range(available // outer, 1, -1)
+        count = next((n for n in counts if inner.size % n == 0), None)
+        if count is not None:
+            return (
+                f"devices=jax.devices()[:{outer * count}] of the outer map gives "
+                f"{outer:,} x {count:,}: the axis inside is then on devices, too."
+            )
+    return None
+
+
+def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
+    """A remark for all arrays of an argument, or of the result, that are not sharded.
+
+    Results with the layout of such an argument, such as new weights, are left out.
+    """
+    roots = dict(zip(arrays, roots_of([each.path for each in arrays]), strict=True))
+    uncut = [each for each in arrays if each.is_replicated]
+    cut = {
+        (each.shape, each.dtype): roots[each]
+        for each in reversed(arrays)
+        if each.role == "input" and each.shard_bytes not in (None, each.bytes)
+    }
+    given = {(each.shape, each.dtype) for each in uncut if each.role == "input"}
+    whole: dict[tuple[bool, str, int], list[ArrayLayout]] = {}
+    for array in uncut:
+        is_input = array.role == "input"
+        if is_input or (array.shape, array.dtype) not in given:
+            root = roots[array]
+            count = array.num_devices or 1
+            whole.setdefault((is_input, root, count), []).append(array)
+    found = []
+    totals = {key: sum(array.bytes for array in those) for key, those in whole.items()}
+    large = [key for key, total in totals.items() if total >= LARGE]
+    for key in sorted(large, key=lambda key: -totals[key]):
+        (is_input, root, count), total, those = key, totals[key], whole[key]
+        several = len(those) > 1
+        path = root if several else those[0].path
+        what = f"{len(those):,} arrays of {root}, together" if several else f"{path} of"
+        how = "replicated on" if is_input else "given back whole on"
+        advice = _CUT_INPUT if is_input else _CUT_RESULT
+        alike = [each for each in those if (each.shape, each.dtype) in cut]
+        if is_input and 2 * sum(each.bytes for each in alike) > total:
+            same = dict.fromkeys(cut[each.shape, each.dtype] for each in alike)
+            have = "It has the shape"
+            if several:
+                have = f"{'They' if alike == those else 'Most'} have the shapes"
+            advice = (
+                f"{have} of arrays of {' and '.join(same)}, which are sharded: shard "
+                f"{'them' if several else 'it'} alike, as the state of an optimizer "
+                "like its weights."
+            )
+        found.append(
+            Remark(
+                f"{what} {size(total)}{',' * several} {'are' if several else 'is'} "
+                f"{how} {count:,} devices: {size(total * count)} in all",
+                advice,
+                path,
+            )
+        )
+    return found
+
+
+def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
+    """Remarks on large arrays that a function closes over."""
+    return [
+        Remark(
+            f"a constant of {size(value.nbytes)} and shape {tuple(value.shape)} is "
+            f"part of the program, replicated on {num_devices:,} devices",
+            "Make it an argument, which can be sharded and is not compiled in.",
+            None,
+        )
+        for value in values
+        if num_devices > 1 and value.nbytes >= LARGE
+    ]
+
+
+def outside(
+    closed: ClosedJaxpr, module: Module, sources: Sources, num_devices: int
+) -> list[Remark]:
+    """Remarks on large products outside of the maps that are not sharded."""
+    maps = (spmap_p, SHARD_MAP)
+    found = list(equations(closed, into=lambda each: each.primitive not in maps))
+    if num_devices == 1 or not any(each.primitive in maps for each in found):
+        return []
+    on_a_device = {
+        (sources.of(each), flops)
+        for each in module.by_name.values()
+        if (flops := flops_of_product(each, module))
+    }
+    large = [
+        Remark(
+            f"{each.primitive} of {flops:,} flops is outside of the map: all of it is "
+            f"done on each of {num_devices:,} devices",
+            "Compute it inside the map, on each element's part, or map it too.",
+            source_of(each),
+        )
+        for each in found
+        if (flops := _flops(each)) >= LARGE and (source_of(each), flops) in on_a_device
+    ]
+    return list(dict.fromkeys(large))
+
+
+def _flops(equation: Equation) -> int:
+    """The flops of a product or a convolution; 0 for other operations."""
+    if equation.primitive is dot_general_p:
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        shape = aval_of(equation.invars[0]).shape
+        depth = math.prod(shape[dimension] for dimension in contracted)
+    elif equation.primitive is conv_general_dilated_p:
+        kernel = aval_of(equation.invars[1]).shape
+        _, *others = equation.params["dimension_numbers"].rhs_spec
+        depth = math.prod(kernel[dimension] for dimension in others)
+        depth //= math.prod(equation.params["lhs_dilation"])
+    else:
+        return 0
+    return 2 * depth * math.prod(aval_of(equation.outvars[0]).shape)
+
+
+def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
+    """Remarks on loops over a sharded dimension: every device does all steps."""
+    return [
+        Remark(
+            f"a loop of {axis.steps:,} steps goes over dimension 0 of {cut.path}, "
+            f"which is sharded over {cut.shards:,} devices: each of them does all of "
+            "the steps",
+            "Each step needs the one before: shard another dimension, so that the "
+            "devices share the work of a step."
+            if axis.in_turn
+            else "vmap over it, or spmap, with batch_size= to bound the memory: each "
+            "device then does its own part.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.kind == "loop" and axis.inside is None
+        for cut in [c for c in cuts if c.dimension == 0 and c.path in axis.over][:1]
+    ]
+
+
+def rematerialised(collectives: Sequence[Collective]) -> list[Remark]:
+    """A remark for each line that gathers arrays only to reshard them."""
+    found: dict[str | None, Remark] = {}
+    for each in collectives:
+        if each.advice and (each.cause or "").startswith(REMATERIALISED):
+            text = f"{each.cause}, {size(each.bytes_out)} on each"
+            found.setdefault(each.source, Remark(text, each.advice, each.source))
+    return list(found.values())

@@ -1,0 +1,461 @@
+"""The data of an explanation: axes, arrays, collectives, costs and remarks.
+
+Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`.
+`to_dict` gives it as JSON would; `Explanation` prints and saves it.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from shardmap.explaining.interconnect import Interconnect, sent_bytes
+from shardmap.sharding.gpus import GPUS
+from shardmap.sharding.spec import ShardingSpec
+from shardmap.units import duration, size, size_of
+
+AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
+MAPS: tuple[AxisKind, ...] = ("spmap", "shard_map", "pmap")
+"""The kinds of axes that are laid on devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """An axis that a function is repeated over, and how it runs.
+
+    Attributes:
+      name: the axis name in collectives, as text; None if it has no name.
+      size: the number of elements; None if only the running program knows.
+      kind: what made the axis. "spmap", "shard_map" (also for `mesh_map`), "pmap" and
+        "sharding" (only arrays are sharded) run on devices; "vmap" is one batched
+        operation; "loop" and "while" are steps one after another.
+      devices: how many devices share the elements, 1 for one program.
+      vectorised: how many elements are one batched operation on a device; None if
+        unknown, as for some vmaps in the middle of a program.
+      steps: how many batched operations a device does one after another; None if
+        only the running program knows.
+      depth: how many axes of this explanation are around it.
+      inside: the number, in ``axes``, of the axis directly around it, or None.
+      source: the line of the program that made it, as ``file:line (function)``.
+      running: a sentence that says how the elements run.
+      change: a sentence that says which argument changes it.
+      in_turn: whether each step needs the result of the step before.
+      is_repeated: whether all of its devices do the same work, because nothing is
+        sharded along the axis.
+      over: the key paths of the arguments that the axis maps over: along the first
+        dimension for a loop, along any dimension for a vmap.
+    """
+
+    name: str | None
+    size: int | None
+    kind: AxisKind
+    devices: int
+    vectorised: int | None
+    steps: int | None
+    depth: int
+    inside: int | None
+    source: str | None
+    running: str
+    change: str
+    in_turn: bool = False
+    is_repeated: bool = False
+    over: tuple[str, ...] = ()
+
+    @property
+    def idle_places(self) -> int:
+        """The number of places without an element, if the axis does not divide."""
+        if self.size is None:
+            return 0
+        return self.devices * -(-self.size // self.devices) - self.size
+
+    @property
+    def last_step(self) -> int | None:
+        """The number of elements of a shorter last step, or None."""
+        if self.size is None or self.vectorised is None or self.steps is None:
+            return None
+        before = self.vectorised * (self.steps - 1)
+        last = -(-self.size // self.devices) - before
+        return last if last < self.vectorised else None
+
+    def __str__(self) -> str:
+        size = "unknown size" if self.size is None else f"{self.size:,}"
+        return f"{self.title} of {size} = {self.layout}"
+
+    @property
+    def title(self) -> str:
+        """Such as ``axis 'i'``; ``an axis`` without a name."""
+        return "an axis" if self.name is None else f"axis {self.name!r}"
+
+    @property
+    def layout(self) -> str:
+        """How the elements run, such as ``8 devices x 4 vectorised x 1 step``."""
+        return (
+            f"{self.devices:,} device{'s' * (self.devices != 1)} x "
+            f"{_number(self.vectorised)} vectorised x "
+            f"{_number(self.steps)} step{'s' * (self.steps != 1)}"
+            + ("" if self.last_step is None else f", the last of {self.last_step:,}")
+        )
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayLayout:
+    """How one input or output is sharded.
+
+    Attributes:
+      role: "input" or "output".
+      path: its key path, such as ``x['w'][0]`` or ``result[1]``.
+      shape: the whole array's shape.
+      dtype: the name of its dtype.
+      spec: how it is sharded; None if unknown, or if no spec can express it.
+      shard_shape: the shape of one device's shard; None if unknown.
+      bytes: the size of the whole array.
+      shard_bytes: the size of one device's shard; None if unknown.
+      layout: how it is sharded, in a few words, also without a spec.
+      devices: the ids of the devices, in the order of the spec's mesh; () if they are
+        0, 1, 2 and so on, or unknown.
+    """
+
+    role: Literal["input", "output"]
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: ShardingSpec | None
+    shard_shape: tuple[int, ...] | None
+    bytes: int
+    shard_bytes: int | None
+    layout: str
+    devices: tuple[int, ...] = ()
+
+    @property
+    def num_devices(self) -> int | None:
+        """The number of devices that hold a shard or a copy."""
+        return None if self.spec is None else self.spec.num_shards
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether several devices hold the whole array."""
+        return (self.num_devices or 1) > 1 and self.shard_bytes == self.bytes
+
+    @property
+    def copies(self) -> int | None:
+        """The number of devices that hold each shard."""
+        if self.spec is None:
+            return None
+        shards = 1
+        for count in self.spec.tile_counts:
+            shards *= count
+        return self.spec.num_shards // shards
+
+
+_KEY = re.compile(r"""\[(?:'[^']*'|"[^"]*"|[^\]]*)\]|\.\w+""")
+_MOST_ROOTS = 6
+"""More parts of an argument than these, such as layers, are not told apart."""
+
+
+def argument_of(path: str) -> str:
+    """The argument at the start of a key path, such as ``x`` of ``x['w'][0]``."""
+    return re.split(r"[\[.]", path, maxsplit=1)[0]
+
+
+def roots_of(paths: Sequence[str]) -> list[str]:
+    """What each array belongs to: an argument, or a part of it with a name.
+
+    The elements of a result are like arguments.
+
+    >>> roots_of(["state['params']['w']", "state['step']", "weights[0]['w']"])
+    ["state['params']", 'state', 'weights']
+    >>> roots_of(["result[0].params['w']", "result[0].opt['w']", "result[1]"])
+    ['result[0].params', 'result[0].opt', 'result']
+    """
+    roots = [_root_of(path) for path in paths]
+    parts: dict[str, set[str]] = {}
+    for path, root in zip(paths, roots, strict=True):
+        parts.setdefault(argument_of(path), set()).add(root)
+    return [
+        root if len(parts[argument_of(root)]) <= _MOST_ROOTS else argument_of(root)
+        for root in roots
+    ]
+
+
+def _root_of(path: str) -> str:
+    start = argument_of(path)
+    keys = _KEY.findall(path, len(start))[:-1]
+    is_element = start == "result" and re.fullmatch(r"\[\d+\]", "".join(keys[:1]))
+    first = keys[:1] if is_element else []
+    named = keys[len(first) : len(first) + 1]
+    if named and not re.fullmatch(r"\[\d+\]", named[0]):
+        first = [*first, *named]
+    return start + "".join(first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Data that moves between devices at one place of the program.
+
+    Attributes:
+      kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or
+        "collective-permute", as XLA calls them.
+      operation: the operation of the program, such as "psum"; None if the compiler
+        added the collective.
+      axes: the names of its axes, as text; () if unknown.
+      group_size: the number of devices in the largest group; None if unknown. A group
+        may have fewer devices than the axes together.
+      count: how often it runs in one call; None if only the running program knows.
+      bytes_in: the bytes of one device's operand.
+      bytes_out: the bytes of one device's result.
+      source: the line of the program, as ``file:line (function)``.
+      added_by_partitioner: whether the compiler added it.
+      cause: why the compiler added it; None if it did not, or if the cause is unknown.
+      advice: how to avoid it; None if the cause is unknown, or if the collective is
+        expected, such as a sum over a sharded batch.
+      together: the number of collectives that XLA sends as one, this one included.
+      before, after: the operand and the result on one device, with dtype and shape as
+        XLA writes them, such as ``f32[4,2]``; None if unknown.
+      seconds: the estimated time of all ``count`` runs on the given interconnect; None
+        without an interconnect, or if ``link_bytes`` is None.
+    """
+
+    kind: str
+    operation: str | None
+    axes: tuple[str, ...]
+    group_size: int | None
+    count: int | None
+    bytes_in: int
+    bytes_out: int
+    source: str | None
+    added_by_partitioner: bool
+    cause: str | None = None
+    advice: str | None = None
+    together: int = 1
+    before: str | None = None
+    after: str | None = None
+    seconds: float | None = None
+
+    @property
+    def link_bytes(self) -> int | None:
+        """The bytes that one device sends in all ``count`` runs, around a ring.
+
+        None if ``count`` or ``group_size`` is unknown.
+        """
+        if self.count is None or self.group_size is None:
+            return None
+        return self.count * sent_bytes(self.kind, self.bytes_in, self.group_size)
+
+    def on(self, wires: Interconnect | None) -> "Collective":
+        """Returns the collective with its time on an interconnect, if known.
+
+        Collectives that XLA sends as one share the latency.
+        """
+        if wires is None or self.count is None or self.group_size is None:
+            return self
+        sent = self.bytes_in * self.together
+        time = wires.time(self.kind, sent, self.group_size) / self.together
+        return dataclasses.replace(self, seconds=self.count * time)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of one call on one device, by the compiler. None: unknown.
+
+    Attributes:
+      flops: arithmetic operations. In a loop of known length, products and
+        convolutions count in every step, other operations in one step, and so do
+        products of vectors that XLA writes as sums.
+      bytes_accessed: bytes read and written in memory. A loop counts as one step.
+      peak_bytes: the most bytes in use at once: arguments, results and temporary
+        values, less what donated arguments save.
+      argument_bytes, output_bytes, temporary_bytes: the parts of ``peak_bytes``.
+      transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
+      donated_bytes: the bytes of results that reuse donated arguments.
+      later_flops: the part of ``flops`` in the steps of loops after the first.
+      is_lower_bound: whether ``flops`` has products and convolutions only, because the
+        compiler counts nothing.
+      host_bytes: the bytes of the host's memory that the program uses, which
+        ``peak_bytes`` does not have; None for none.
+    """
+
+    flops: float | None
+    bytes_accessed: float | None
+    peak_bytes: int | None
+    argument_bytes: int | None
+    output_bytes: int | None
+    temporary_bytes: int | None
+    transcendentals: float | None = None
+    donated_bytes: int | None = None
+    later_flops: float = 0
+    is_lower_bound: bool = False
+    host_bytes: int | None = None
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity: flops per byte accessed, with a step of each loop."""
+        if self.flops is None or not self.bytes_accessed:
+            return None
+        return (self.flops - self.later_flops) / self.bytes_accessed
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A value that a device holds at the peak of memory.
+
+    Attributes:
+      type: its dtype and shape on the device, as XLA writes them.
+      bytes: its size on one device.
+      operation: the operation that made it.
+      source: the line of the program, or None.
+    """
+
+    type: str
+    bytes: int
+    operation: str
+    source: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Remark:
+    """Something worth changing.
+
+    Attributes:
+      text: the finding, with its numbers.
+      advice: what to do instead.
+      source: a key path or a line of the program, or None.
+    """
+
+    text: str
+    advice: str
+    source: str | None
+
+
+_NOUNS = {
+    **dict.fromkeys(("TPU v5 lite", "TPU v5", "TPU v6 lite"), "chip"),
+    **{gpu.name: "GPU" for gpu in GPUS.values()},
+}
+"""What a device is. Of other kinds of TPUs, a chip is two devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The fields of an `Explanation`; see there."""
+
+    name: str
+    mesh: tuple[tuple[str, int], ...] = ()
+    num_devices: int = 0
+    device_kind: str | None = None
+    axes: tuple[Axis, ...] = ()
+    arrays: tuple[ArrayLayout, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    cost: Cost | None = None
+    remarks: tuple[Remark, ...] = ()
+    notes: tuple[str, ...] = ()
+    largest: tuple[Held, ...] = ()
+    available: int | None = None
+    pieces: tuple[str, ...] = ()
+    stages: tuple[Any, ...] = ()
+    title: str | None = None
+    interconnect: Interconnect | None = None
+    machine: str | None = None
+    capacity: int | None = None
+    least_times: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most bytes that a device has in use; None: unknown."""
+        return None if self.cost is None else self.cost.peak_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a device has memory for the peak; None: that is not known."""
+        if self.peak_bytes is None or self.capacity is None:
+            return None
+        return self.peak_bytes <= self.capacity
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that a device sends in a call, in collectives of known count."""
+        return sum(each.link_bytes or 0 for each in self.collectives)
+
+    @property
+    def least_seconds(self) -> float | None:
+        """The least time of a call, by the vendor's figures; None: unknown."""
+        return max((seconds for _, seconds in self.least_times), default=None)
+
+    @property
+    def bound_by(self) -> str | None:
+        """What takes the least time: "arithmetic", "memory" or "interconnect"."""
+        longest = max(self.least_times, key=lambda each: each[1], default=(None, 0))
+        return longest[0]
+
+    @property
+    def summary(self) -> str:
+        """Whether it fits, what is sent and the least time, in one line."""
+        return "; ".join(self._summary())
+
+    def _summary(self) -> Iterator[str]:
+        peak = self.peak_bytes
+        if peak is not None:
+            needed = size(peak)
+            if self.capacity is not None:
+                needed = size_of(peak, self.capacity)
+            fits = {True: "fits: ", False: "does not fit: ", None: "needs "}[self.fits]
+            yield f"{fits}{needed} a {_NOUNS.get(self.device_kind or '', 'device')}"
+        unknown = any(each.count is None for each in self.collectives)
+        least = "at least " if unknown else ""
+        sent = self.sent_bytes or unknown
+        yield (
+            f"sends {least}{size(self.sent_bytes)} a step" if sent else "sends nothing"
+        )
+        if self.least_seconds:
+            yield f"at least {duration(self.least_seconds)}"
+
+    @property
+    def seconds(self) -> float | None:
+        """The estimated time of all collectives with a known count."""
+        known = [each.seconds for each in self.collectives if each.seconds is not None]
+        return None if self.interconnect is None else sum(known)
+
+    @property
+    def inputs(self) -> tuple[ArrayLayout, ...]:
+        """The arrays that are inputs."""
+        return tuple(array for array in self.arrays if array.role == "input")
+
+    @property
+    def outputs(self) -> tuple[ArrayLayout, ...]:
+        """The arrays that are outputs."""
+        return tuple(array for array in self.arrays if array.role == "output")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as dicts, lists, strings and numbers, as JSON has them.
+
+        It includes derived values: ``layout`` of an axis,
+        ``copies`` of an array, ``link_bytes`` of a collective, ``intensity`` of the
+        cost, ``seconds`` of all collectives.
+        """
+        return _plain(self)
+
+
+_DERIVED: dict[type, tuple[str, ...]] = {
+    Axis: ("layout", "idle_places", "last_step"),
+    ArrayLayout: ("num_devices", "copies"),
+    Collective: ("link_bytes",),
+    Cost: ("intensity",),
+    Report: ("seconds", "fits", "sent_bytes", "least_seconds", "bound_by"),
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ShardingSpec):
+        return repr(value)
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        names = [f.name for f in fields if f.metadata.get("plain", True)]
+        names += next((d for k, d in _DERIVED.items() if isinstance(value, k)), ())
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

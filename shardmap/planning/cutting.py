@@ -1,0 +1,193 @@
+"""Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap._jax.types import PyTree
+from shardmap.arrays.array_likes import (
+    abstract_value,
+    device_dtype,
+    is_array_like,
+    refusal,
+)
+from shardmap.arrays.sources.stores import borders
+from shardmap.arrays.trees import leaf_paths
+from shardmap.map.tracing import explained_axis_names
+from shardmap.planning.engine.nodes import Refused
+from shardmap.planning.in_slices import (
+    Asked,
+    InSlices,
+    asked_points,
+    cuts_at,
+    result_cuts,
+    times_read,
+)
+from shardmap.planning.lax.passes import analysed, uncut
+from shardmap.planning.memory.compiled import peak_bytes, sample
+from shardmap.planning.memory.loops import Uncut
+from shardmap.planning.memory.search import Problem, program_within
+from shardmap.planning.run.buffers import refuse_masked, start_dtype
+from shardmap.planning.run.cut_program import CutProgram
+from shardmap.units import shown
+
+
+def cut_function(
+    fun: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    in_slices: InSlices,
+    partial: bool = True,
+    memory: int | None = None,
+    out_slices: InSlices = None,
+    scratch: Any = None,
+    positional: int | None = None,
+) -> CutProgram:
+    """Makes the `CutProgram` of a plan. See `plan`.
+
+    Args:
+      positional: the number of positional arguments, which ``in_slices`` cuts. A dict
+        of the keyword arguments may follow them in ``args``; it stays whole.
+    """
+    leaves, in_tree = jax.tree.flatten(args)
+    cut_args = args[:positional]
+    names = leaf_paths("args", cut_args)
+    for by_name in args[len(cut_args) :]:
+        names += leaf_paths("kwargs", by_name)
+    avals = list(map(_aval_of, leaves, names))
+    narrowed = {
+        name: (given, aval.dtype)
+        for name, leaf, aval in zip(names, leaves, avals, strict=True)
+        if isinstance(aval, jax.ShapeDtypeStruct) and isinstance(aval.dtype, np.dtype)
+        if (given := np.dtype(leaf.dtype).newbyteorder("=")) != aval.dtype
+    }
+    given = asked_points("plan", in_slices, cut_args)
+    given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
+    with numpy_calls_named("plan"), explained_axis_names():
+        closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
+            *jax.tree.unflatten(in_tree, avals)
+        )
+    out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
+    out_tree = jax.tree.structure(out_shape)
+
+    def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
+        every = cuts_at("plan", asked)
+        cuts, inside = every[: len(leaves)], every[len(leaves) :]
+        analysis = analysed(closed, cuts, partial, out_cuts, keeps=keeps, inside=inside)
+        # Of the arguments that lie in chunks, how many pieces read each chunk.
+        read = {
+            name: times_read([leaf], (tuple(cut.at for cut in row),))
+            for name, leaf, row in zip(names, leaves, cuts, strict=True)
+            if any(borders(leaf, axis) is not None for axis in range(len(row)))
+        }
+        return CutProgram(
+            analysis, in_tree, out_tree, cuts, names, scratch, narrowed, read
+        )
+
+    try:
+        if memory is None:
+            made = make(given, partial, keeps=True)
+        else:
+            problem = Problem(
+                make,
+                Uncut(*uncut(closed), in_loops=False),
+                given,
+                finds=in_slices is None,
+                partial=partial,
+                memory=memory,
+                took=peak_bytes,
+                chunks=lambda leaf, axis: borders(leaves[leaf], axis),
+                times_read=functools.partial(times_read, leaves),
+            )
+            made = program_within(problem)
+    except Refused as error:
+        raise ValueError(f"plan cannot cut this function: {error}") from None
+    _refuse_far_starts(made)
+    return made
+
+
+@contextlib.contextmanager
+def numpy_calls_named(who: str) -> Iterator[None]:
+    """Says where a function that is traced calls NumPy, and what to do.
+
+    Raises:
+      TypeError: it does.
+    """
+    try:
+        yield
+    except jax.errors.TracerArrayConversionError as error:
+        where = ""
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            package = frame.f_globals.get("__name__", "").partition(".")[0]
+            if package not in ("jax", "jaxlib", "numpy", "shardmap"):
+                where = f" at {frame.f_code.co_filename}:{line}"
+        raise TypeError(
+            f"{who}: the function calls NumPy{where}, which needs the values of its "
+            "arrays before they are known: write it with jax.numpy"
+        ) from error
+
+
+def _refuse_far_starts(cut_program: CutProgram) -> None:
+    """Refuses a plan with a shard that starts beyond 32 bits.
+
+    Raises:
+      ValueError: one does, and JAX has no 64-bit numbers now.
+    """
+    values = [*cut_program.graph.inputs, *cut_program.graph.constants]
+    values += [out for node in cut_program.graph.nodes for out in node.outs]
+    if max((size for v in values for size in v.shape), default=0) < 2**31:
+        return
+    for stage in cut_program.stages:
+        for number in sample(stage):
+            start_dtype(stage.recipe(number)[1].starts)
+
+
+def _like(dtype: np.dtype) -> str:
+    if dtype.names:
+        return f"array[{dtype.names[0]!r}]"
+    return f"array.astype('{'float64' if dtype.kind in 'fc' else 'int64'}')"
+
+
+def _aval_of(leaf: Any, name: str) -> Any:
+    """The argument for `jax.make_jaxpr`: a JAX array, a number, or a shape and dtype.
+
+    Raises:
+      TypeError: it is no array of numbers or booleans.
+      ValueError: it is masked, or the length of an axis is not known.
+    """
+    if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
+        return leaf
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        if (why := refusal(leaf)) is not None:
+            raise TypeError(f"plan cannot take {name}, which {why}")
+        raise TypeError(
+            f"plan takes arrays or what has a shape and a dtype, got {shown(leaf)} of "
+            f"type {type(leaf).__name__} in {name}: non-array arguments must be "
+            "static, so name it in static_argnums or static_argnames"
+        )
+    dtype = leaf.dtype
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        native = np.dtype(dtype).newbyteorder("=")
+        try:
+            jax.typeof(np.empty(0, native))
+        except TypeError:
+            raise TypeError(
+                f"plan takes numbers and booleans, got {dtype} in {name}: give what "
+                f"it stands for as numbers of JAX, such as {_like(native)}"
+            ) from None
+        refuse_masked(leaf, name)
+        if is_array_like(leaf):
+            dtype = abstract_value(leaf).dtype
+        dtype = device_dtype(np.dtype(dtype))
+    unknown = [axis for axis, size in enumerate(leaf.shape) if size != size]
+    if unknown:  # Such as of a Dask array after boolean indexing.
+        raise ValueError(
+            f"{name} has the shape {tuple(leaf.shape)}, whose length along axis "
+            f"{unknown[0]} is not known: compute it before, as "
+            "dask.array's x.compute_chunk_sizes() does"
+        )
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)

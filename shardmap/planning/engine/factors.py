@@ -1,0 +1,379 @@
+"""Rules as data: which axes of operands and results are one factor.
+
+`Factors` is the rule of most primitives. Each axis of each operand and result names a
+factor, a loop that the equation runs over. The rule of a dot product,
+
+    i k, k j -> i j; k add
+
+says that a cut of ``i`` or ``j`` reaches the result, and that a cut of ``k`` gives
+partial results that are added. ``*`` marks an axis that is needed whole, ``1`` one of
+size 1 that is broadcast, ``~`` one that follows its factor through a `Window`.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from jax import lax
+
+from shardmap._jax.types import Equation, Params, Primitive
+from shardmap.planning.engine.nodes import Calls, Node
+from shardmap.planning.engine.rules import (
+    MANY,
+    UNCUT,
+    Axis,
+    Contraction,
+    Cut,
+    Factor,
+    Forward,
+    Link,
+    Lost,
+    Need,
+    Passes,
+    Reason,
+    Rule,
+    RuleMaker,
+    Windowed,
+    linked,
+    meet,
+    nothing_passes,
+)
+from shardmap.planning.engine.slices import Box, Interval, Window, join, shape_of
+
+Crops: TypeAlias = tuple[tuple[int, ...] | None, ...]
+"""Per result, the shape of the crop; None if the box that was made is the asked one."""
+
+
+def crops(
+    asked: Iterable[Box | None], made: Iterable[Box | None]
+) -> tuple[Crops, list[int]]:
+    """The crops from boxes that were made to those asked for, and their starts.
+
+    >>> crops([((2, 4),), ((0, 3),)], [((1, 6),), ((0, 3),)])
+    (((2,), None), [1])
+    """
+    shapes: list[tuple[int, ...] | None] = []
+    starts: list[int] = []
+    for inner, outer in zip(asked, made, strict=True):
+        if inner is None or outer is None or inner == outer:
+            shapes.append(None)
+        else:
+            shapes.append(shape_of(inner))
+            starts += [a[0] - b[0] for a, b in zip(inner, outer, strict=True)]
+    return tuple(shapes), starts
+
+
+def crop(
+    results: Iterable[Any], shapes: Crops, starts: Sequence[jax.Array]
+) -> list[Any]:
+    """The results, cropped as `crops` said."""
+    rest = iter(starts)
+    return [
+        result
+        if shape is None
+        else lax.dynamic_slice(result, [next(rest) for _ in shape], shape)
+        for result, shape in zip(results, shapes, strict=True)
+    ]
+
+
+class Local(NamedTuple):
+    """What an emitter gets of one equation and one shard.
+
+    Attributes:
+      values: the operands' boxes, traced.
+      sizes: factor -> its size in this shard.
+      holes: (operand, axis) -> the second result of `Window.reads`, usually the holes
+        before and after, for axes with a window.
+      starts: factor -> its start, a traced scalar, for those in `Factors.starts`.
+    """
+
+    values: Sequence[Any]
+    sizes: Mapping[Factor, int]
+    holes: Mapping[tuple[int, int], tuple[int, ...]]
+    starts: Mapping[Factor, jax.Array]
+
+
+class LocalSizes(NamedTuple):
+    """The static part of a `Need` of `Factors`.
+
+    Attributes:
+      sizes: the sizes of all factors, in order.
+      holes: as in `Local`, for each operand's axis with a `Window`.
+      crops: the crops of the results.
+    """
+
+    sizes: tuple[int, ...]
+    holes: tuple[tuple[int, ...], ...]
+    crops: Crops
+
+
+def bind(node: Node | Equation, values: Sequence[Any], params: Params) -> Sequence[Any]:
+    """Applies the primitive of a node with these parameters."""
+    params = node.primitive.get_bind_params(dict(params))
+    outs = node.primitive.bind(*values, **params)
+    return outs if node.primitive.multiple_results else [outs]
+
+
+ALWAYS_WHOLE = Reason("its result depends on the whole axis")
+BESIDE = Reason("every cut lies beside what is taken of this axis", "cut it elsewhere")
+
+
+@dataclass(eq=False)
+class Factors(Rule):
+    """A rule made of data. See the module.
+
+    Attributes:
+      node: the equation.
+      ins: per operand and axis, a factor, `Windowed`, or None.
+      outs: per result and axis, a factor or None.
+      contracted: factors without a result axis, and how their parts combine.
+      wholes: factors that are never cut, and why.
+      starts: factors whose start `emitter` needs.
+      emitter: computes the results, with the local sizes of the factors; by default the
+        primitive.
+      passes: see `Rule`.
+      cheap: see `Rule`.
+      complete: see `Rule`.
+      each: see `Rule`; by default one operation, as in a product.
+    """
+
+    node: Node
+    ins: Sequence[Sequence[Axis]]
+    outs: Sequence[Sequence[Factor | None]]
+    contracted: Mapping[Factor, str] = field(default_factory=dict)
+    wholes: Mapping[Factor, Reason] = field(default_factory=dict)
+    starts: Sequence[Factor] = ()
+    emitter: Callable[[Local], Sequence[Any]] | None = None
+    passes: Passes = nothing_passes
+    cheap: bool = True
+    complete: frozenset[int] = frozenset()
+    each: int = 1
+
+    def __post_init__(self) -> None:
+        self.sizes: dict[Factor, int] = {}
+        sides = (
+            (self.outs, self.node.out_shapes),
+            (self.ins, self.node.in_shapes),
+        )
+        for names, shapes in sides:
+            for axes, shape in zip(names, shapes, strict=True):
+                for axis, size in zip(axes, shape, strict=True):
+                    if axis is not None and not isinstance(axis, Windowed):
+                        self.sizes.setdefault(axis, size)
+                        assert self.sizes[axis] == size, (self.node.name, axis)
+        self._on_outs = {f for axes in self.outs for f in axes}
+        self._windowed = [
+            (k, number, axis)
+            for k, axes in enumerate(self.ins)
+            for number, axis in enumerate(axes)
+            if isinstance(axis, Windowed)
+        ]
+        self._order = tuple(self.sizes)
+        # No box of a result bounds these; ``loops`` may bound contracted ones.
+        self._fixed: dict[Factor, Interval] = {
+            factor: (0, size)
+            for factor, size in self.sizes.items()
+            if factor in self.wholes or factor not in self._on_outs
+        }
+
+    def elements(self) -> int:
+        """Counts every pair that a contraction combines, not only its operands.
+
+        An equation that makes new whole axes, such as an SVD, touches each element as
+        often as the shortest whole axis of its operands is long.
+        """
+        operands = {_factor(axis) for axes in self.ins for axis in axes}
+        own = self.wholes.keys() - operands
+        touched = math.prod(n for f, n in self.sizes.items() if f not in own)
+        if own:
+            whole = [self.sizes[f] for f in self.wholes.keys() & operands]
+            touched *= min(whole, default=1)
+        return max(super().elements(), touched)
+
+    def fraction(
+        self, static: LocalSizes, shapes: Sequence[tuple[int, ...] | None]
+    ) -> tuple[int, int]:
+        return math.prod(static.sizes), math.prod(self.sizes.values())
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        found: dict[Factor, list[Cut]] = {}
+        lost = []
+        for k, axes in enumerate(self.ins):
+            for axis, cut in zip(axes, cuts[k], strict=True):
+                if not cut.at:
+                    continue
+                factor = _factor(axis)
+                if factor in self.wholes:
+                    lost.append(Lost(cut.origins, self.wholes[factor]))
+                elif factor not in self._on_outs and factor not in self.contracted:
+                    lost.append(Lost(cut.origins, ALWAYS_WHOLE))
+                elif isinstance(axis, Windowed) and not axis.window.same_loop:
+                    # Soft: other windows on the same axis would put it elsewhere.
+                    moved = axis.window.moves(cut.at, self.sizes[factor])
+                    if not moved:
+                        lost.append(Lost(cut.origins, BESIDE))
+                    found.setdefault(factor, []).append(Cut(moved, True, cut.origins))
+                else:
+                    found.setdefault(factor, []).append(cut)
+        met = {factor: meet(points) for factor, points in found.items()}
+        return Forward(
+            [[met.get(factor, UNCUT) for factor in axes] for axes in self.outs],
+            [
+                Contraction(f, how, self.sizes[f], *self._axis_of(f), met[f])
+                for f, how in self.contracted.items()
+                if f in met and met[f].at
+            ],
+            lost,
+        )
+
+    def _axis_of(self, factor: Factor) -> tuple[int, int]:
+        """The first operand that has the factor, and its axis."""
+        for k, axes in enumerate(self.ins):
+            if factor in axes:
+                return k, list(axes).index(factor)
+        raise KeyError(factor)
+
+    def links(self) -> list[list[Link]]:
+        def loop(axis: Axis) -> Factor | None:
+            factor = _factor(axis)
+            seen = isinstance(axis, Windowed) and not axis.window.same_loop
+            return None if seen or factor in self.wholes else factor
+
+        ins, outs = ([list(map(loop, row)) for row in x] for x in (self.ins, self.outs))
+        return linked(ins, outs)
+
+    def whole_axes(self, number: int) -> set[int]:
+        factors = enumerate(self.outs[number])
+        return {axis for axis, factor in factors if factor in self.wholes}
+
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        return [
+            (Link("in", k, number), window, Link("out", j, list(axes).index(factor)))
+            for k, number, (factor, window) in self._windowed
+            if not window.same_loop
+            for j, axes in enumerate(self.outs)
+            if factor in axes
+        ]
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        run: dict[Factor, Interval] = {**self._fixed, **loops}
+        for axes, box in zip(self.outs, boxes, strict=True):
+            if box is not None:
+                for factor, interval in zip(axes, box, strict=True):
+                    if factor is not None and factor not in self._fixed:
+                        known = run.get(factor)
+                        # Results may be wanted in different boxes: all get the hull.
+                        run[factor] = join(known, interval) if known else interval
+        # Factors that only unwanted results have do not run.
+        for factor in self._order:
+            run.setdefault(factor, (0, 0))
+        holes: list[tuple[int, ...]] = []
+        needed: list[Box | None] = []
+        for axes, shape in zip(self.ins, self.node.in_shapes, strict=True):
+            part: list[Interval] = []
+            for axis, size in zip(axes, shape, strict=True):
+                if axis is None:
+                    part.append((0, size))
+                elif isinstance(axis, Windowed):
+                    interval, around = axis.window.reads(run[axis.factor])
+                    part.append(interval)
+                    holes.append(around)
+                else:
+                    part.append(run[axis])
+            needed.append(tuple(part))
+        made = [tuple((0, 1) if f is None else run[f] for f in o) for o in self.outs]
+        shapes, begins = crops(boxes, made)
+        starts = (*(run[factor][0] for factor in self.starts), *begins)
+        sizes = tuple(run[f][1] - run[f][0] for f in self._order)
+        return Need(tuple(needed), LocalSizes(sizes, tuple(holes), shapes), starts)
+
+    def emit(
+        self, values: Sequence[Any], static: LocalSizes, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        windowed = [(k, number) for k, number, _ in self._windowed]
+        local = Local(
+            values,
+            dict(zip(self._order, static.sizes, strict=True)),
+            dict(zip(windowed, static.holes, strict=True)),
+            # The starts of the crops follow.
+            dict(zip(self.starts, starts, strict=False)),
+        )
+        if self.emitter is None:
+            made = bind(self.node, values, self.node.params)
+        else:
+            made = self.emitter(local)
+        return crop(made, static.crops, starts[len(self.starts) :])
+
+    def __str__(self) -> str:
+        """The rule in the notation of the module; ``~`` marks a `Window`."""
+        letters: dict[Factor, str] = {}
+
+        def named(axis: Axis) -> str:
+            factor = _factor(axis)
+            lonely = factor not in self._on_outs and factor not in self.contracted
+            if factor is None or factor in self.wholes or lonely:
+                return "1" if factor is None else "*"
+            letter = letters.setdefault(factor, chr(ord("a") + len(letters)))
+            return letter + "~" * isinstance(axis, Windowed)
+
+        sides = [
+            ", ".join(" ".join(map(named, axes)) for axes in side)
+            for side in (self.ins, self.outs)
+        ]
+        combined = [f"; {named(k)} {how}" for k, how in self.contracted.items()]
+        return " -> ".join(sides) + "".join(combined)
+
+
+def _factor(axis: Axis) -> Factor | None:
+    return axis.factor if isinstance(axis, Windowed) else axis
+
+
+def taken_whole(
+    node: Node, reason: Reason, passing: Collection[int] = (), each: int = MANY
+) -> Factors:
+    """The rule of an equation that is cut along these axes of all arrays only."""
+    wholes: dict[Factor, Reason] = {}
+
+    def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
+        named: list[list[Factor]] = [
+            [k if k in passing else (side, number, k) for k in range(len(shape))]
+            for number, shape in enumerate(shapes)
+        ]
+        wholes.update((f, reason) for row in named for f in row if f not in passing)
+        return named
+
+    return Factors(
+        node,
+        axes("in", node.in_shapes),
+        axes("out", node.out_shapes),
+        wholes=wholes,
+        cheap=False,
+        each=each,
+    )
+
+
+@dataclass(eq=False)
+class RuleTable:
+    """Makes the rules of equations.
+
+    Attributes:
+      otherwise: the maker for primitives that are not in ``makers``.
+      calls: the calls that are inlined in jaxprs inside of equations.
+      makers: primitive -> the maker of its rules.
+    """
+
+    otherwise: RuleMaker
+    calls: Calls
+    makers: dict[Primitive, RuleMaker] = field(default_factory=dict)
+
+    def rule(self, node: Node) -> Rule:
+        """The rule of an equation."""
+        return self.makers.get(node.primitive, self.otherwise)(node)
+
+
+def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:
+    return tuple(1 if axis is None else local.sizes[axis] for axis in axes)

@@ -1,0 +1,137 @@
+"""Traces shards that are alike only once.
+
+Shards of a stage whose pieces have equal lengths differ in where these start. One of
+them is walked from results back to inputs, with `Affine` starts. Its recipe, with other
+numbers, is that of all shards that satisfy the guards of the walk: mostly all shards
+except those at the edges. The next shard that does not satisfy them is walked again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from shardmap.planning.engine.affine import AffineMap, Guards, concrete, variables
+from shardmap.planning.engine.recipe import Recipe
+from shardmap.planning.engine.slices import Box
+
+Boxes = list[Box | None]
+K = TypeVar("K", bound=Hashable)
+
+FEW = 2
+"""Up to this many shards of equal lengths are walked one by one, which is faster."""
+
+RARE_KEYS = 64
+"""The recipes of so few shards are held for this many keys, the first of a stage."""
+
+ALONE = 8
+"""Affine walks stop when patterns outnumber the shards that they served by this."""
+
+
+class Pattern(NamedTuple):
+    """Shards that are alike.
+
+    Attributes:
+      guards: the conditions that their starts satisfy.
+      affine_map: gives the numbers of one shard: those of the boxes that it writes,
+        those of the boxes that it reads, and the starts of its recipe.
+      boxes: the boxes that they write; ``affine_map`` replaces the numbers.
+      recipe: their recipe; ``affine_map`` replaces the numbers.
+    """
+
+    guards: Guards
+    affine_map: AffineMap
+    boxes: Boxes
+    recipe: Recipe
+
+    def at(self, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
+        """The boxes that the shard with these starts writes, and its recipe."""
+        numbers = self.affine_map.at(starts)
+        boxes = [box and _filled(box, numbers) for box in self.boxes]
+        reads = [(value, _filled(box, numbers)) for value, box in self.recipe.reads]
+        return boxes, self.recipe._replace(reads=tuple(reads), starts=tuple(numbers))
+
+
+class Members(NamedTuple):
+    """Shards of one pattern: their numbers, ascending, and their starts, row by row."""
+
+    pattern: Pattern
+    numbers: np.ndarray
+    starts: np.ndarray
+
+
+def _filled(box: Box, numbers: Iterator[int]) -> Box:
+    return tuple((next(numbers), next(numbers)) for _ in box)
+
+
+class Patterns(Generic[K]):
+    """The patterns of a stage, found on demand.
+
+    Args:
+      walk: returns the boxes that a shard writes and its recipe, from its key and the
+        starts of its pieces.
+      count: returns an upper bound for the number of shards that have a key.
+    """
+
+    def __init__(
+        self,
+        walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]],
+        count: Callable[[K], int],
+    ) -> None:
+        self._walk, self._count = walk, count
+        self._known: dict[K, list[Pattern]] = {}
+        # By key, the number of shards that known patterns served.
+        self._served: Counter[K] = Counter()
+
+    def recipe(self, key: K, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
+        """The boxes that one shard writes, and its recipe."""
+        for pattern in self._known.get(key, ()):
+            if pattern.guards.match(starts):
+                self._served[key] += 1
+                return pattern.at(starts)
+        return self._pattern(key, starts).at(starts)
+
+    def members(
+        self, key: K, numbers: np.ndarray, starts: np.ndarray
+    ) -> Iterator[Members]:
+        """Groups shards that have one key by their patterns.
+
+        Args:
+          key: their key.
+          numbers: their numbers.
+          starts: the starts of their pieces, one row per shard.
+        """
+        known = iter([*self._known.get(key, ())])
+        while len(numbers):
+            pattern = next(known, None)
+            is_new = pattern is None
+            if pattern is None:
+                pattern = self._pattern(key, starts[0].tolist())
+            found = np.broadcast_to(pattern.guards.match(starts.T), len(starts))
+            self._served[key] += int(found.sum()) - is_new
+            if found.any():
+                yield Members(pattern, numbers[found], starts[found])
+            numbers, starts = numbers[~found], starts[~found]
+
+    def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
+        """Makes the pattern of a shard that matches no known pattern.
+
+        If patterns do not help, it holds for this shard only.
+        """
+        known, guards = self._known.setdefault(key, []), Guards()
+        places = variables(guards, starts)
+        is_rare = self._count(key) <= FEW
+        helps = not is_rare and len(known) < self._served[key] + ALONE
+        # `int` of a variable adds the guard that it keeps its value.
+        boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
+        every = [box for box in boxes if box is not None]
+        every += [box for _, box in recipe.reads]
+        numbers = [n for box in every for interval in box for n in interval]
+        affine_map = AffineMap([*numbers, *recipe.starts], len(starts))
+        if helps:
+            recipe = recipe._replace(static=concrete(recipe.static))
+        pattern = Pattern(guards, affine_map, boxes, recipe)
+        if helps or (is_rare and len(self._known) <= RARE_KEYS):
+            known.append(pattern)
+        return pattern

@@ -1,0 +1,561 @@
+"""Finds which cuts reach which axes, which values are partial, and where stages end.
+
+It visits the nodes once, first to last, and gives every axis of every value its cut. A
+reduction over a cut axis leaves its result `Pending`: each shard has a part, and the
+parts must be combined. Equations that commute with combining pass partial values on.
+Any other equation needs the complete value: the stage ends there, and everything that
+depends on the value runs in a later stage.
+"""
+
+import functools
+import math
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
+from shardmap.planning.engine.rules import (
+    UNCUT,
+    Contraction,
+    Cut,
+    Factor,
+    Origins,
+    Reason,
+    Rule,
+)
+
+if TYPE_CHECKING:
+    from shardmap.planning.engine.stages import Stage
+
+COSTLY = 16
+"""The operations that take as long as keeping a byte and reading it again."""
+
+WORTH_KEEPING = 2**24
+"""The operations that pieces repeat to have each of them wait for one result."""
+
+FAR = 16
+"""So many stages back, a value that is cut is kept in place of computed again."""
+
+MOST_KEPT = 16
+"""The most values that are kept in place of the one that they are made of."""
+
+AxisKey = tuple[int, int]
+"""An axis of a value: the value's number, and the axis."""
+
+
+class UnionFind:
+    """A union-find of axes: those of one class are one loop.
+
+    Attributes:
+      united: how often two classes became one.
+    """
+
+    def __init__(self) -> None:
+        self._parent: dict[AxisKey, AxisKey] = {}
+        self.united = 0
+
+    def find(self, key: AxisKey) -> AxisKey:
+        root = key
+        while (parent := self._parent.get(root, root)) != root:
+            root = parent
+        while key != root:
+            self._parent[key], key = root, self._parent.get(key, key)
+        return root
+
+    def unite(self, a: AxisKey, b: AxisKey) -> None:
+        # The smaller one becomes the root, so that two runs name loops alike.
+        a, b = sorted((self.find(a), self.find(b)))
+        if a != b:
+            self._parent[b] = a
+            self.united += 1
+
+
+class ReducedLoop(NamedTuple):
+    """A loop over a contracted factor of a node.
+
+    Attributes:
+      node: the node's number.
+      factor: the factor, as the node's rule calls it.
+      size: the factor's size.
+      key: an operand's axis that the loop runs along.
+      cut: how it is cut.
+    """
+
+    node: int
+    factor: Factor
+    size: int
+    key: AxisKey
+    cut: Cut
+
+
+class Pending(NamedTuple):
+    """The state of a partial value: each shard has only a part of it.
+
+    Attributes:
+      combiner: how the parts become the value.
+      reductions: the loops whose shards have the parts: their numbers in an analysis,
+        or the names that a loop or branch has for them.
+    """
+
+    combiner: str
+    reductions: Collection[Any]
+
+
+class Ended(NamedTuple):
+    """A cut that stops at a node, and why."""
+
+    origins: Origins
+    node: Node
+    reason: Reason
+
+
+class Analysis:
+    """The cuts, the stage and the state of every value of a graph.
+
+    Args:
+      graph: the graph.
+      rule_of: returns the rule of a node.
+      input_cuts: the cut of each axis of each input.
+      partial: whether to cut axes that are summed over.
+      keeps: whether values are kept that could be computed again, see `_keep_costly`.
+      stored: values that are kept. The equations that take them run in later stages.
+      may_recompute: whether later stages and other shards may recompute values.
+      classes: which axes are one loop, if that is known.
+      carried: (output, input) pairs of the body of a loop: one becomes the other.
+      entering: inputs that are partial sums over the loops of these axes.
+
+    Attributes:
+      rules: node number -> rule.
+      cuts: value -> the cuts of its axes.
+      classes: which axes are one loop.
+      pending: values that are partial in their stage.
+      level: value -> the first stage that can compute it.
+      kept: values that a later stage reads; they are results of their own stage.
+      reductions: the loops over contracted factors, by number.
+      ended: the cuts that ended.
+      costly: the kept values that later stages could compute again.
+      stages: the stages, once `stages_of` has made them.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        rule_of: Callable[[Node], Rule],
+        input_cuts: Sequence[Sequence[Cut]],
+        partial: bool,
+        keeps: bool = True,
+        stored: Collection[Value] = (),
+        may_recompute: bool = True,
+        classes: UnionFind | None = None,
+        carried: Sequence[tuple[int, int]] = (),
+        entering: Mapping[Value, Pending] = MappingProxyType({}),
+    ) -> None:
+        self.graph = graph
+        self.partial = partial
+        self.cuts: dict[Operand, list[Cut]] = {}
+        self.classes = UnionFind() if classes is None else classes
+        self._same_reductions = UnionFind()
+        self.pending: dict[Operand, Pending] = {}
+        self.level: dict[Operand, int] = {}
+        self.kept: dict[Value, None] = {}
+        self._stored = frozenset(stored)
+        self.costly: dict[Value, None] = {}
+        self._keeps = keeps and may_recompute
+        self._may_recompute = may_recompute
+        # The operations that computing a value in its stage takes, and the first stage
+        # of which it computes something again.
+        self._work: dict[Operand, int] = {}
+        self._origin: dict[Operand, int] = {}
+        # The values of which no part can be computed without all of it, as of a sort.
+        self._computed_whole: set[Operand] = set()
+        # The last costly value that a value is made of.
+        self._source: dict[Operand, Value] = {}
+        self.reductions: list[ReducedLoop] = []
+        self.ended: list[Ended] = []
+        self.stages: list[Stage] = []
+        for value, cuts in zip(graph.inputs, input_cuts, strict=True):
+            self.cuts[value] = list(cuts)
+            self.level[value] = 0
+        for value in graph.constants:
+            self.cuts[value] = [UNCUT] * len(value.shape)
+            self.level[value] = 0
+        for value, (combiner, names) in entering.items():
+            first = len(self.reductions)
+            # Nodes of other graphs made the parts.
+            self.reductions += [ReducedLoop(-1, None, 0, k, UNCUT) for k in names]
+            numbers = range(first, len(self.reductions))
+            self.pending[value] = Pending(combiner, tuple(numbers))
+        self.rules = {node.number: rule_of(node) for node in graph.nodes}
+        if classes is None:
+            for node in graph.nodes:
+                self._link(node)
+            self._link_carried(carried)
+            self._link_views()
+        for node in graph.nodes:
+            self._visit(node)
+        if self._keeps:
+            self._keep_costly()
+
+    def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
+        """Unites the axes of each output with those of the input that it becomes."""
+        for number, into in carried:
+            if isinstance(value := self.graph.outputs[number], Value):
+                for axis in range(len(value.shape)):
+                    key = self.graph.inputs[into].number, axis
+                    self.classes.unite((value.number, axis), key)
+
+    def _link(self, node: Node) -> None:
+        """Unites the axes of a node that are one loop."""
+        for group in self.rules[node.number].links():
+            keys = []
+            for link in group:
+                value = (node.ins if link.side == "in" else node.outs)[link.number]
+                if isinstance(value, Value):
+                    keys.append((value.number, link.axis))
+            for key in keys[1:]:
+                self.classes.unite(keys[0], key)
+
+    def _link_views(self) -> None:
+        """Unites axes that see one loop through equal windows."""
+        # x[1:] and y[1:] are one loop if x and y are, though not the loop of x. A view
+        # is identified by the loop that it sees, and its window.
+        views = [
+            ((value.number, seen.axis), (through, out.shape[by.axis]), key)
+            for node in self.graph.nodes
+            for seen, through, by in self.rules[node.number].windows()
+            if isinstance(value := node.ins[seen.number], Value)
+            for out in [node.outs[by.number]]
+            for key in [(out.number, by.axis)]
+        ]
+        before = -1
+        # Axes that were just united may be seen through windows too.
+        while self.classes.united > before:
+            before = self.classes.united
+            known: dict[Hashable, AxisKey] = {}
+            for source, how, key in views:
+                view = self.classes.find(source), how
+                self.classes.unite(known.setdefault(view, key), key)
+
+    def _visit(self, node: Node) -> None:
+        rule = self.rules[node.number]
+        cuts = [self.cuts.get(v) or [UNCUT] * len(v.shape) for v in node.ins]
+        forward = rule.forward(cuts)
+        for lost in forward.lost:
+            if lost.origins:
+                self.ended.append(Ended(lost.origins, node, lost.reason))
+        contracted = forward.contracted
+        if not self.partial:
+            for contraction in contracted:
+                reason = Reason("it is summed over", "only partial=True cuts such axes")
+                self.ended.append(Ended(contraction.cut.origins, node, reason))
+            contracted = ()
+        pieces = max(
+            (
+                math.prod(len(cut.at) + 1 for cut in row)
+                for row in (*forward.outs, [each.cut for each in contracted])
+            ),
+            default=1,
+        )
+        level, pending = self._combine(node, rule, contracted, forward.outs, pieces)
+        if self._may_recompute:
+            self._keep_far(node, level)
+        for out, out_cuts, lacks in zip(node.outs, forward.outs, pending, strict=True):
+            self.cuts[out] = out_cuts
+            self.level[out] = level
+            if lacks is not None:
+                self.pending[out] = lacks
+        again = [v for v in node.ins if v.producer and v not in self.kept]
+        # Shards of a stage compute what it keeps for later ones, too.
+        here = [v for v in node.ins if v.producer and self.level[v] == level]
+        work = max((self._work[v] for v in here), default=0)
+        origin = min((self._origin[v] for v in again), default=level)
+        is_whole = any(v in self._computed_whole for v in again)
+        for k, out in enumerate(node.outs):
+            if is_whole or rule.whole_axes(k):
+                self._computed_whole.add(out)
+            sources = [v for v in again if v in self._source]
+            if not rule.cheap:
+                self._source[out] = out
+            elif sources:
+                longest = max(sources, key=lambda v: self._work[v])
+                self._source[out] = self._source[longest]
+            self._work[out] = work + rule.operations()
+            self._origin[out] = min(origin, level)
+
+    def _keep_far(self, node: Node, level: int) -> None:
+        """Keeps operands that a later stage would compute from results of many others.
+
+        An example is the carry of an unrolled loop, which each step would compute again
+        from the first step.
+        """
+        for v in node.ins:
+            if (
+                isinstance(v, Value)
+                and v.producer
+                and self.level[v] < level
+                and v not in self.kept
+                and v not in self.pending
+            ):
+                is_cut = any(cut.at for cut in self.cuts[v])
+                if self.level[v] - self._origin[v] >= (FAR if is_cut else 1):
+                    self.kept[v] = self.costly[v] = None
+
+    def _combine(
+        self,
+        node: Node,
+        rule: Rule,
+        contracted: Sequence[Contraction],
+        outs: Sequence[Sequence[Cut]],
+        pieces: int,
+    ) -> tuple[int, list[Pending | None]]:
+        """The stage of a node's results, and the state of each that is partial.
+
+        Args:
+          outs: the cuts of its results.
+          pieces: the number of its pieces.
+        """
+        operands = [v for v in node.ins if isinstance(v, Value)]
+        numbers_of_outs = range(len(node.outs))
+        level = max(
+            (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
+            default=0,
+        )
+        # An operand that is needed complete, or that each piece would recompute, ends
+        # its stage even if it is not partial.
+        complete = rule.complete | {
+            k
+            for k, v in enumerate(node.ins)
+            if v.producer
+            and (v in self._stored or self.rules[v.producer.number].runs_once)
+        }
+        if self._keeps:
+            complete |= self._repeated(node, rule, outs, pieces)
+        for number in complete:
+            value = node.ins[number]
+            if isinstance(value, Value) and value.producer is not None:
+                self.kept[value] = None
+                level = max(level, self.level[value] + 1)
+        partial = [
+            k
+            for k, v in enumerate(node.ins)
+            if v in self.pending and self.level[v] == level
+        ]
+        late = [v for v in operands if v in self.pending and self.level[v] < level]
+        own = [{c for each in contracted if (c := each.of(k))} for k in numbers_of_outs]
+        joint = self._joint(node, rule, partial, own) if partial else None
+        # Parts that the rule does not pass must be combined first, in this stage, so
+        # that the node belongs to the next one.
+        if partial and joint is None:
+            late += [v for k in partial if isinstance(v := node.ins[k], Value)]
+            level += 1
+        for value in late:
+            self._complete(value)
+        if any(len(combiners) > 1 for combiners in own):
+            raise AssertionError(f"{node.name} combines in several ways")
+        numbers = [self._reduction(node, each) for each in contracted]
+        found: list[Pending | None] = []
+        for k in numbers_of_outs:
+            reductions = joint.reductions if joint else ()
+            combiner = joint.combiner if joint else None
+            for number, each in zip(numbers, contracted, strict=True):
+                if each.of(k):
+                    combiner, reductions = each.of(k), (*reductions, number)
+            lacks = Pending(combiner, reductions) if combiner and reductions else None
+            found.append(lacks)
+        return level, found
+
+    def _joint(
+        self, node: Node, rule: Rule, partial: list[int], own: list[set[str]]
+    ) -> Pending | None:
+        """The state of the results if all partial operands pass; None if not."""
+        states = [self.pending[node.ins[k]] for k in partial]
+        combiners = {state.combiner for state in states}
+        if len(combiners) != 1:
+            return None
+        passed = rule.passes(combiners.pop(), frozenset(partial))
+        if passed is None or any(each - {passed} for each in own):
+            return None
+        first, *others = states
+        for other in others:
+            if not self._unite_reductions(first.reductions, other.reductions):
+                return None
+        return Pending(passed, first.reductions)
+
+    def _unite_reductions(self, a: Collection[int], b: Collection[int]) -> bool:
+        """Unites the loops of two partial values; returns False if they differ."""
+
+        def along(number: int) -> tuple[AxisKey, int]:
+            return self.classes.find(self.reductions[number].key), number
+
+        left, right = sorted(map(along, a)), sorted(map(along, b))
+        if [key for key, _ in left] != [key for key, _ in right]:
+            return False
+        for (_, one), (_, other) in zip(left, right, strict=True):
+            self._same_reductions.unite((0, one), (0, other))
+        return True
+
+    def _reduction(self, node: Node, contraction: Contraction) -> int:
+        value = node.ins[contraction.operand]
+        assert isinstance(value, Value)
+        key = value.number, contraction.axis
+        factor, size, cut = contraction.factor, contraction.size, contraction.cut
+        self.reductions.append(ReducedLoop(node.number, factor, size, key, cut))
+        return len(self.reductions) - 1
+
+    def one_reduction(self, number: int) -> int:
+        """The number that represents all reductions that are one loop."""
+        return self._same_reductions.find((0, number))[1]
+
+    @functools.cached_property
+    def same_reductions(self) -> dict[int, list[ReducedLoop]]:
+        """`one_reduction` -> the reductions that are this loop."""
+        found: dict[int, list[ReducedLoop]] = {}
+        for number, reduction in enumerate(self.reductions):
+            found.setdefault(self.one_reduction(number), []).append(reduction)
+        return found
+
+    def _complete(self, value: Value) -> None:
+        """Keeps a partial value, or the one that it is cheap to compute from."""
+        # For sqrt(x.sum() / n) the sum is kept, not the quotient. A value that is cheap
+        # to compute from one partial value of at most its size is recomputed where it
+        # is needed, and one buffer serves all such values.
+        while value not in self.kept and (node := value.producer) is not None:
+            sources = [v for v in node.ins if isinstance(v, Value)]
+            partial = [v for v in sources if v in self.pending]
+            own = any(
+                self.reductions[k].node == node.number
+                for k in self.pending[value].reductions
+            )
+            if (
+                own
+                or len(partial) != 1
+                or len(node.outs) != 1
+                or partial[0].size > value.size
+                or self.level[partial[0]] != self.level[value]
+                or not self.rules[node.number].cheap
+            ):
+                break
+            value = partial[0]
+        self.kept[value] = None
+
+    def _repeated(
+        self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]], pieces: int
+    ) -> set[int]:
+        """The operands that are costly, and that each piece would compute whole."""
+        found = set()
+        seen = {link.number for link, _, _ in rule.windows()}
+        cut = {
+            self.classes.find((v.number, axis))
+            for v in (*node.outs, *node.ins)
+            if isinstance(v, Value)
+            for axis, each in enumerate(self.cuts.get(v, ()))
+            if each.at
+        }
+        cut |= {
+            self.classes.find((out.number, axis))
+            for out, row in zip(node.outs, outs, strict=True)
+            for axis, each in enumerate(row)
+            if each.at
+        }
+        for k, v in enumerate(node.ins):
+            # Pieces take a part of what has one of their axes, unless it is computed
+            # whole.
+            source = self._source.get(v)
+            if source is not None and v not in self._computed_whole:
+                axes = range(len(source.shape))
+                own = {self.classes.find((source.number, axis)) for axis in axes}
+                if k in seen or not cut.isdisjoint(own):
+                    continue
+            if (
+                isinstance(v, Value)
+                and v.producer
+                and v not in self.pending
+                and k not in rule.shared_out
+                and not any(cut.at for cut in self.cuts[v])
+                and (pieces - 1) * self._work[v] >= WORTH_KEEPING
+            ):
+                found.add(k)
+                self.costly[v] = None
+        return found
+
+    def _keep_costly(self) -> None:
+        """Keeps values that two stages take, if computing them again costs more.
+
+        A value is kept if computing it takes `COSTLY` operations for each of its bytes.
+        All others are computed again.
+        """
+        needed: dict[Value, set[int]] = {}
+        for value in [*self.graph.outputs, *self.kept]:
+            if isinstance(value, Value):
+                needed.setdefault(value, set()).add(self.level[value])
+        smallest = self.smallest()
+        for node in reversed(self.graph.nodes):
+            rule = self.rules[node.number]
+            levels: set[int] = set()
+            for out in node.outs:
+                stages = needed.get(out, set())
+                if len(stages) > 1 and out not in self.kept and not rule.cheap:
+                    taken = [v for v in smallest[out] if len(needed.get(v, ())) > 1]
+                    kept = taken or [out]
+                    if self._work[out] >= COSTLY * sum(map(nbytes, kept)):
+                        self.kept |= dict.fromkeys(kept)
+                        self.costly |= dict.fromkeys(kept)
+                        stages = {self.level[out]}
+                levels |= {self.level[out]} if out in self.kept else stages
+            for number, v in enumerate(node.ins):
+                if isinstance(v, Value):
+                    # Stages that share it out repeat nothing: they count as one.
+                    own = {-1} if number in rule.shared_out else levels
+                    needed.setdefault(v, set()).update(own)
+
+    def smallest(self) -> dict[Value, list[Value]]:
+        """For each value, what all uses of it go through, if that has fewer bytes."""
+        found: dict[Value, list[Value]] = {}
+        users: dict[Operand, dict[Node, None]] = {}
+        ends = {*self.graph.outputs, *self.kept}
+        for node in reversed(self.graph.nodes):
+            for out in node.outs:
+                found[out] = [out]
+                own = users.get(out, {})
+                if out in ends or not all(
+                    self.rules[user.number].cheap
+                    and len(user.outs) == 1
+                    and user.outs[0] not in self.pending
+                    and self.level[user.outs[0]] == self.level[out]
+                    for user in own
+                ):
+                    continue
+                made = [value for user in own for value in found[user.outs[0]]]
+                made = list(dict.fromkeys(made))
+                if 0 < len(made) <= MOST_KEPT and sum(map(nbytes, made)) < nbytes(out):
+                    found[out] = made
+            for operand in node.ins:
+                users.setdefault(operand, {})[node] = None
+        return found
+
+    def bytes_read(self, values: Iterable[Value]) -> int:
+        """The bytes that computing values again reads; each is counted once."""
+        read: set[Value] = set()
+        stack, seen = list(values), set[Value]()
+        while stack:
+            value = stack.pop()
+            if value.producer is None:
+                read.add(value)
+                continue
+            for v in value.producer.ins:
+                if not isinstance(v, Value) or v in seen:
+                    continue
+                seen.add(v)
+                if v.producer and v not in self.kept:
+                    stack.append(v)
+                else:
+                    read.add(v)
+        return sum(map(nbytes, read))

@@ -1,0 +1,350 @@
+"""Traces boxes of results back to boxes of inputs, and emits the code of a shard.
+
+`trace_back` visits the nodes from last to first. For each box of a node's results that
+is wanted, the node's rule returns the boxes of the operands that it depends on. The
+outcome is a `Recipe`: the boxes to read, and the steps from these to the results.
+Everything in it except positions is static. Recipes with equal static parts run the
+same compiled function.
+
+Several boxes of one value may be wanted, as of ``x`` in ``x + x.T``. They are merged
+where that costs nothing; otherwise the value is computed or read once per box.
+"""
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.source_info_util import user_context
+
+from shardmap.planning.engine.nodes import Node, Operand, Scalar, Value
+from shardmap.planning.engine.rules import Factor, Need, Rule
+from shardmap.planning.engine.slices import (
+    Box,
+    Interval,
+    contains,
+    hull_of,
+    merge,
+    shape_of,
+    volume,
+)
+
+MOST_VERSIONS = 4
+"""The most boxes of one value that are computed separately; more become one hull."""
+
+FEW_NODES = 64
+"""The most values that `_Wanted` visits to find out if a value is constant."""
+
+
+class Ref(NamedTuple):
+    """A part of a computed box.
+
+    Attributes:
+      slot: the slot of the box; -1 for an array without elements.
+      starts: where the part starts in the box, None if it is all of it.
+      shape: the part's shape.
+    """
+
+    slot: int
+    starts: tuple[int, ...] | None
+    shape: tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """One equation for one shard.
+
+    Attributes:
+      node: the number of its node.
+      ins: its operands; None for a scalar, or one that is not read.
+      static: see `Need`.
+      start_count: the number of its starts.
+      first: results go to the slots from this one on.
+      shapes: of the results' boxes; None where one is not wanted.
+    """
+
+    node: int
+    ins: tuple[Ref | None, ...]
+    static: Any
+    start_count: int
+    first: int
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+
+class _StaticRecipe(NamedTuple):
+    read_values: tuple[Value, ...]
+    read_shapes: tuple[tuple[int, ...], ...]
+    steps: tuple[Step, ...]
+    outs: tuple[Ref | None, ...]
+
+
+class StaticRecipe(_StaticRecipe):
+    """All of a recipe that a compiled function depends on."""
+
+    # Cached: there may be thousands of steps, and each shard looks its function up.
+    def __hash__(self) -> int:
+        if "_hash" not in self.__dict__:
+            self._hash = super().__hash__()
+        return self._hash
+
+
+class Recipe(NamedTuple):
+    """How to compute boxes of some values.
+
+    Attributes:
+      reads: the boxes of inputs to read.
+      starts: the positions, which the compiled function gets as arguments.
+      static: the rest.
+    """
+
+    reads: tuple[tuple[Value, Box], ...]
+    starts: tuple[int, ...]
+    static: StaticRecipe
+
+
+Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
+"""Node number -> contracted factor -> the part of it to run over."""
+
+
+def needed(
+    outputs: Iterable[Operand], stops: Collection[Value]
+) -> tuple[list[Node], frozenset[Value]]:
+    """The nodes that outputs depend on, from last to first, and the stops they read.
+
+    Args:
+      outputs: the outputs.
+      stops: values that are read, even if a node computes them.
+    """
+    nodes: set[Node] = set()
+    reads: set[Value] = set()
+    stack = list(outputs)
+    while stack:
+        value = stack.pop()
+        if not isinstance(value, Value):
+            continue
+        if value in stops:
+            reads.add(value)
+            continue
+        node = value.producer
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            stack += node.ins
+    backwards = sorted(nodes, key=lambda node: node.number, reverse=True)
+    return backwards, frozenset(reads)
+
+
+def trace_back(
+    backwards: Sequence[Node],
+    rules: Mapping[int, Rule],
+    demands: Sequence[tuple[Operand, Box] | None],
+    stops: Collection[Value],
+    loops: Intervals,
+    versions: int = MOST_VERSIONS,
+) -> Recipe:
+    """The recipe for the boxes of values in ``demands``.
+
+    Args:
+      backwards: the nodes, from last to first.
+      rules: their rules, by node number.
+      demands: the values and their boxes; None for one that is not wanted.
+      stops: values that are read, even if a node computes them.
+      loops: the contracted factors that run over a part only.
+      versions: the most boxes of one value; more are merged.
+    """
+    wanted = _Wanted(frozenset(stops), versions)
+    for demand in demands:
+        if demand is not None:
+            wanted.add(*demand)
+    visits: list[tuple[Node, Sequence[Box | None], Need]] = []
+    for node in backwards:
+        for boxes in wanted.of(node):
+            need = rules[node.number].backward(boxes, loops.get(node.number, {}))
+            visits.append((node, boxes, need))
+            for value, box in zip(node.ins, need.boxes, strict=True):
+                if box is not None:
+                    wanted.add(value, box)
+
+    reads = wanted.reads()
+    made = _Slots()
+    for value, box in reads:
+        made.add(value, box)
+    # Now first to last: the slots are numbered in the order in which steps run.
+    steps = []
+    starts: list[int] = []
+    for node, boxes, need in reversed(visits):
+        refs = tuple(map(made.find, node.ins, need.boxes))
+        first = made.slots
+        made_shapes = tuple(None if box is None else shape_of(box) for box in boxes)
+        step = node.number, refs, need.static, len(need.starts), first, made_shapes
+        steps.append(Step(*step))
+        starts.extend(need.starts)
+        for out, box in zip(node.outs, boxes, strict=True):
+            made.add(out, box)
+    outs = tuple(None if demand is None else made.find(*demand) for demand in demands)
+    values = tuple(value for value, _ in reads)
+    shapes = tuple(shape_of(box) for _, box in reads)
+    static = StaticRecipe(values, shapes, tuple(steps), outs)
+    return Recipe(reads, tuple(starts), static)
+
+
+class _Wanted:
+    """The boxes of values that are wanted so far.
+
+    Args:
+      stops: values that are read, even if a node computes them.
+      versions: the most boxes of one value; more are merged.
+    """
+
+    def __init__(self, stops: frozenset[Value], versions: int) -> None:
+        self._stops, self._versions = stops, versions
+        # By the ids of their intervals: to compare affine numbers would add guards.
+        self._boxes: dict[Value, dict[tuple[int, ...], Box]] = {}
+
+    def add(self, value: Operand, box: Box) -> None:
+        # A box without elements is not computed: zeros stand for it, see `take`.
+        if isinstance(value, Value) and (volume(box) or not value.size):
+            self._boxes.setdefault(value, {}).setdefault(tuple(map(id, box)), box)
+
+    def of(self, node: Node) -> list[list[Box | None]]:
+        """For each time that a node runs, the box of each of its results."""
+        if len(node.outs) == 1:
+            (out,) = node.outs
+            if out in self._stops or out not in self._boxes:
+                return []
+            # Reversed, since `trace_back` reverses its visits.
+            return [[box] for box in self._apart(out)[::-1]] or [
+                [box] for box in merge(self._boxes[out].values(), self._versions)
+            ]
+        # An equation with several results runs once, with one box for each.
+        boxes = [
+            None if out in self._stops else hull_of(self._boxes.get(out, {}).values())
+            for out in node.outs
+        ]
+        return [] if all(box is None for box in boxes) else [boxes]
+
+    def reads(self) -> tuple[tuple[Value, Box], ...]:
+        """The boxes of values that are read, not computed."""
+        return tuple(
+            (value, box)
+            for value in sorted(self._boxes, key=lambda value: value.number)
+            if value in self._stops or value.producer is None
+            # Where a piece lies in a merged box is static: each shard would compile.
+            for box in self._apart(value)
+            or merge(self._boxes[value].values(), self._versions, moves=False)
+        )
+
+    def _apart(self, value: Value) -> list[Box]:
+        """The boxes of a constant, the smallest first; [] if they may be merged."""
+        boxes = self._boxes[value].values()
+        # In a merged box their offsets would be static: each shard would compile.
+        if len(boxes) == 1 or not self._is_constant(value):
+            return []
+        own = sorted(dict.fromkeys(boxes), key=volume)
+        return own if len(own) <= self._versions else []
+
+    def _is_constant(self, value: Value) -> bool:
+        """Returns True if a few nodes compute a value from constants only."""
+        stack, seen = [value], {value}
+        while stack and len(seen) <= FEW_NODES:
+            v = stack.pop()
+            if v.constant is not None:
+                continue
+            if v in self._stops or v.producer is None:
+                return False
+            sources = {v for v in v.producer.ins if isinstance(v, Value)} - seen
+            seen |= sources
+            stack += sources
+        return not stack
+
+
+class _Slots:
+    """The boxes of values that are read or computed so far, each in a slot.
+
+    Attributes:
+      slots: the number of slots.
+    """
+
+    def __init__(self) -> None:
+        self._boxes: dict[Value, list[tuple[Box, int]]] = {}
+        self.slots = 0
+
+    def add(self, value: Value, box: Box | None) -> None:
+        """Fills the next slot, or leaves it empty."""
+        if box is not None:
+            self._boxes.setdefault(value, []).append((box, self.slots))
+        self.slots += 1
+
+    def find(self, value: Operand, box: Box | None) -> Ref | None:
+        """The reference to a box; None for a scalar, or without a box."""
+        if box is None or isinstance(value, Scalar):
+            return None
+        if not volume(box) and value.size:
+            return Ref(-1, None, shape_of(box))
+        shape = shape_of(box)
+        for outer, slot in self._boxes[value]:
+            # The very same intervals, without comparing numbers.
+            if all(map(operator.is_, outer, box)):
+                return Ref(slot, None, shape)
+        for outer, slot in self._boxes[value]:
+            if contains(outer, box):
+                if shape == shape_of(outer):
+                    return Ref(slot, None, shape)
+                inside = zip(box, outer, strict=True)
+                return Ref(slot, tuple(max(a[0] - b[0], 0) for a, b in inside), shape)
+        raise AssertionError(f"no box of {value.number} holds {box}")
+
+
+def take(values: Mapping[int, Any], ref: Ref, dtype: jax.typing.DTypeLike) -> Any:
+    """The array that ``ref`` refers to."""
+    if ref.slot < 0:
+        return jnp.zeros(ref.shape, dtype)
+    value = values[ref.slot]
+    if ref.starts is None:
+        return value
+    limits = [a + n for a, n in zip(ref.starts, ref.shape, strict=True)]
+    return lax.slice(value, ref.starts, limits)
+
+
+Starts: TypeAlias = Sequence[jax.Array] | jax.Array
+"""Traced positions."""
+
+
+def emit(
+    static: StaticRecipe,
+    nodes: Mapping[int, Node],
+    rules: Mapping[int, Rule],
+    demanded: Sequence[Operand | None],
+) -> Callable[[Sequence[Any], Starts], list[Any]]:
+    """Returns the function that runs a recipe: ``(boxes read, starts) -> results``.
+
+    Args:
+      static: the recipe.
+      nodes: by number.
+      rules: by node number.
+      demanded: the values whose boxes were asked for.
+    """
+
+    def function(reads: Sequence[Any], starts: Starts) -> list[Any]:
+        slots: dict[int, Any] = dict(enumerate(reads))
+
+        def read(value: Operand | None, ref: Ref | None) -> Any:
+            if isinstance(value, Scalar):
+                return value.value
+            if ref is None or value is None:
+                return None
+            return take(slots, ref, value.aval.dtype)
+
+        position = 0
+        for step in static.steps:
+            node = nodes[step.node]
+            own = [starts[position + k] for k in range(step.start_count)]
+            position += step.start_count
+            info = node.source_info
+            with user_context(info and info.traceback):
+                ins = [read(v, ref) for v, ref in zip(node.ins, step.ins, strict=True)]
+                outs = rules[step.node].emit(ins, step.static, own)
+            slots.update(enumerate(outs, step.first))
+        return [read(v, ref) for v, ref in zip(demanded, static.outs, strict=True)]
+
+    return function

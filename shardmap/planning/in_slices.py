@@ -1,0 +1,417 @@
+"""Checks ``in_slices`` as users write it, and brings it to one form."""
+
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from shardmap._jax.types import PyTree
+from shardmap.arrays.sources.files import page_shape
+from shardmap.arrays.sources.stores import borders
+from shardmap.planning.engine.rules import UNCUT, Cut
+from shardmap.units import Auto, integer_of, is_integer, shown
+
+MOST = 10_000_000
+"""The most pieces of an axis, which are listed."""
+
+
+class _Each:
+    """Cuts an axis into pieces of length 1. Without a dict, cuts every axis this way.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import shardmap as sm
+      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=({1: sm.EACH},)).num_shards
+      3
+      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=sm.EACH).num_shards
+      6
+    """
+
+    def __repr__(self) -> str:
+        return "EACH"
+
+    def __reduce__(self) -> str:
+        return "EACH"
+
+
+EACH = _Each()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Cuts an axis into pieces of one length. The last one may be shorter.
+
+    Attributes:
+      length: the length of the pieces, at least 1.
+
+    Example:
+      >>> import jax.numpy as jnp, shardmap as sm
+      >>> made = sm.plan(jnp.cos, jnp.ones(10), in_slices={0: sm.Pieces(length=4)})
+      >>> made.out_slices
+      {0: [(0, 4), (4, 8), (8, 10)]}
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        integer_of("the length of pieces", self.length, least=1)
+
+
+class _AsChunked:
+    """Cuts an axis at the chunks of a zarr array, an h5py dataset or a Dask array.
+
+    Example:
+      >>> import dask.array as da, numpy as np
+      >>> import jax.numpy as jnp, shardmap as sm
+      >>> x = da.zeros(10, chunks=4, dtype=np.float32)
+      >>> sm.plan(jnp.cos, x, in_slices={0: sm.AS_CHUNKED}).out_slices
+      {0: [(0, 4), (4, 8), (8, 10)]}
+    """
+
+    def __repr__(self) -> str:
+        return "AS_CHUNKED"
+
+    def __reduce__(self) -> str:
+        return "AS_CHUNKED"
+
+
+AS_CHUNKED = _AsChunked()
+
+
+AxisCut: TypeAlias = (
+    int
+    | tuple[int, ...]
+    | list[tuple[int, int] | slice]
+    | _Each
+    | _AsChunked
+    | Pieces
+    | Auto
+    | None
+)
+"""How one axis is cut: see `plan`."""
+
+LeafCuts: TypeAlias = Mapping[int, AxisCut] | _Each | None
+"""How the axes of one array are cut."""
+
+Points: TypeAlias = tuple[int, ...]
+"""Where an axis is cut: ascending, without its ends."""
+
+Asked: TypeAlias = tuple[tuple[Points | Auto, ...], ...]
+"""For each axis of each leaf: where it is cut; `AUTO` if a plan chooses this."""
+
+InSlices: TypeAlias = LeafCuts | Sequence[Any] | Mapping[Any, Any]
+"""What users write: `LeafCuts` in a prefix of the arguments' pytree."""
+
+
+def asked_points(
+    who: str,
+    in_slices: InSlices,
+    args: PyTree,
+    what: str = "args",
+    option: str = "in_slices",
+) -> Asked:
+    """For each axis of each leaf, the points of its cut, or `AUTO`.
+
+    Args:
+      who: the name of the function that was called.
+      in_slices: the cuts, as users write them.
+      args: the pytree to cut.
+      what: the name of ``args`` in messages.
+      option: the name of ``in_slices`` in messages.
+
+    Raises:
+      TypeError: something in ``in_slices`` is no cut.
+      ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(args)
+    one = what == "args" and len(args) == 1
+    if isinstance(in_slices, dict) and not _has_axes(in_slices) and one:
+        in_slices = (in_slices,)  # For the one argument, which is a dict.
+    specs = _spread(in_slices, args, option)
+    problems: list[str] = []
+    asked: list[tuple[Points | Auto, ...]] = []
+    kinds: set[type] = set()
+    for (path, leaf), spec in zip(leaves, specs, strict=True):
+        shape = np.shape(leaf)
+        name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
+        row: list[Points | Auto] = [()] * len(shape)
+        if isinstance(spec, _Each):
+            spec = dict.fromkeys(range(len(shape)), EACH)
+        for axis, cut in (spec or {}).items():
+            try:
+                number = _axis(axis, len(shape))
+                row[number] = (
+                    cut
+                    if isinstance(cut, Auto)
+                    else cut_points(cut, shape[number], borders(leaf, number))
+                )
+            except (TypeError, ValueError) as error:
+                kinds.add(type(error))
+                problems.append(f"* {name}, axis {axis}: {error}")
+        asked.append(tuple(row))
+    if problems:
+        kind = TypeError if kinds == {TypeError} else ValueError
+        whole = "the arguments" if what == "args" else "the results"
+        raise kind(
+            f"{who} cannot cut {whole} as {option} says:\n"
+            + "\n".join(problems)
+            + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
+            "(start, stop) pairs or slices, Pieces(length), AS_CHUNKED, or EACH."
+        ) from None
+    return tuple(asked)
+
+
+def _has_axes(spec: Mapping[Any, Any]) -> bool:
+    """Returns True if the keys of a dict are axes, not names of parts of a dict."""
+    return all(isinstance(key, int | np.integer) for key in spec)
+
+
+def _axis(axis: object, rank: int) -> int:
+    number = integer_of("an axis", axis)
+    if not -rank <= number < rank:
+        has = {0: "a scalar has no axes", 1: "it has one axis"}
+        raise ValueError(has.get(rank, f"it has {rank} axes"))
+    return number % rank
+
+
+def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
+    """One spec per leaf of ``tree``; ``spec`` is a prefix of it."""
+    children = _children(tree)
+    count = len(jax.tree.leaves(tree))
+    if children is None or spec is None or isinstance(spec, _Each):
+        if children is None and not (spec is None or isinstance(spec, dict | _Each)):
+            raise TypeError(
+                f"{where} is {shown(spec)}, but stands for one array: give None, EACH "
+                "or a dict {axis: cut}"
+                + (f", such as {{0: {spec}}}" if _is_cut(spec) else "")
+            )
+        return [spec] * count
+    if isinstance(spec, dict):
+        if isinstance(tree, dict) and set(spec) == set(tree):
+            return [
+                found
+                for key in sorted(tree)
+                for found in _spread(spec[key], tree[key], f"{where}[{key!r}]")
+            ]
+        if _has_axes(spec):
+            return [spec] * count
+        has = list(tree) if isinstance(tree, dict) else "none"
+        raise ValueError(f"{where} has the keys {list(spec)}, the arguments have {has}")
+    if not isinstance(spec, tuple | list) or len(spec) != len(children):
+        mean = f": did you mean {{0: {spec}}}?" if _is_cut(spec) else ""
+        raise ValueError(
+            f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
+            f"{len(children)} of them, one for each part of the arguments, got "
+            f"{shown(spec)}{mean}"
+        )
+    return [
+        found
+        for k, (part, child) in enumerate(zip(spec, children, strict=True))
+        for found in _spread(part, child, f"{where}[{k}]")
+    ]
+
+
+def _is_cut(spec: object) -> bool:
+    """Whether this is the cut of one axis, without the axis."""
+    return is_integer(spec) or isinstance(spec, Pieces | _AsChunked | Auto)
+
+
+def _children(tree: PyTree) -> list[PyTree] | None:
+    """The parts of a container, None for a leaf."""
+    children, treedef = jax.tree.flatten(tree, is_leaf=lambda part: part is not tree)
+    if jax.tree_util.treedef_is_leaf(treedef):
+        return None
+    return children
+
+
+def cuts_at(who: str, asked: Asked) -> list[list[Cut]]:
+    """Cuts at points that are known.
+
+    Args:
+      who: the name of the function that was called.
+      asked: the points.
+
+    Raises:
+      ValueError: some are `AUTO`.
+    """
+
+    def cut(leaf: int, axis: int, points: Points | Auto) -> Cut:
+        if isinstance(points, Auto):
+            raise ValueError(f"{who}: a cut that is AUTO needs memory=, such as '2 GB'")
+        return Cut(points, False, frozenset({(leaf, axis)})) if points else UNCUT
+
+    return [
+        [cut(k, axis, points) for axis, points in enumerate(row)]
+        for k, row in enumerate(asked)
+    ]
+
+
+def result_cuts(out_slices: InSlices, results: PyTree) -> list[list[Cut]]:
+    """The cuts of each axis of each leaf of the results."""
+    asked = asked_points("plan", out_slices, results, "results", "out_slices")
+    if any(isinstance(points, Auto) for row in asked for points in row):
+        raise ValueError(
+            "plan: out_slices cannot be AUTO: give a number of pieces. Without "
+            "in_slices, memory= finds what to cut, also values inside"
+        )
+    # They come from no argument.
+    return [
+        [cut._replace(origins=frozenset()) for cut in row]
+        for row in cuts_at("plan", asked)
+    ]
+
+
+def times_read(leaves: Sequence[Any], asked: Asked) -> float:
+    """How often pieces read each chunk of an array, on average, at the most.
+
+    A chunk that pieces share is read by each of them. The chunks of a memory-mapped
+    file are its pages.
+
+    Args:
+      leaves: the arrays.
+      asked: the points of their axes.
+
+    >>> import types
+    >>> times_read([types.SimpleNamespace(shape=(4,), chunks=(2,))], [((1, 2, 3),)])
+    2.0
+    """
+    found = [1.0]
+    for leaf, row in zip(leaves, asked, strict=False):
+        page, times = page_shape(leaf), 1.0
+        for axis, points in enumerate(row):
+            begins: Sequence[int] | None = borders(leaf, axis)
+            if begins is None and page is not None:
+                begins = range(page[axis], leaf.shape[axis], page[axis])
+            if begins is not None and points and not isinstance(points, Auto):
+                ends = np.array([*points, leaf.shape[axis]])
+                first = np.searchsorted(begins, [0, *points], "right")
+                last = np.searchsorted(begins, ends - 1, "right")
+                times *= int((last - first + 1).sum()) / (len(begins) + 1)
+        found.append(times)
+    return max(found)
+
+
+def cut_points(
+    cut: AxisCut, size: int, chunks: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """The interior points of a cut as users write it.
+
+    Args:
+      cut: a number of near-equal pieces (at the most ``size``), a tuple of lengths, a
+        list of (start, stop) pairs or slices, `Pieces`, `AS_CHUNKED`, `EACH`, or None
+        for no cut.
+      size: the size of the axis.
+      chunks: where its chunks begin, except the first; None: it has no chunks. A number
+        of pieces begins at chunks, if it is not larger than the number of chunks.
+
+    Returns:
+      The points, ascending, without 0 and ``size``.
+
+    Raises:
+      TypeError: ``cut`` is none of these.
+      ValueError: the pieces do not cover the axis, or there are fewer than one.
+
+    >>> cut_points(3, 10), cut_points(EACH, 3), cut_points([(0, 1), (1, 3)], 3)
+    ((4, 7), (1, 2), (1,))
+    """
+    if cut is None:
+        return ()
+    if isinstance(cut, _Each | Pieces):
+        length = 1 if isinstance(cut, _Each) else cut.length
+        _check_count(cut, -(-size // length))
+        return tuple(range(length, size, length))
+    if isinstance(cut, _AsChunked):
+        if chunks is None:
+            raise ValueError(
+                "AS_CHUNKED cuts an array of zarr, h5py or Dask that lies in chunks, "
+                "which this is not: give Pieces(length), or a number of pieces"
+            )
+        return chunks
+    if isinstance(cut, tuple):
+        return _from_lengths(cut, size)
+    if isinstance(cut, list):
+        return _from_pairs(cut, size)
+    if isinstance(cut, range | slice):
+        raise TypeError(
+            f"{shown(cut)} is not a cut: give the lengths of the pieces, such as "
+            f"{size // 2, size - size // 2}, or [(0, {size // 2}), ({size // 2}, "
+            f"{size})]"
+        )
+    if isinstance(cut, str) and cut.lower() == "auto":
+        raise TypeError(f"{cut!r} is not a cut: write shardmap.AUTO")
+    count = integer_of("a cut (a number, a tuple, a list, Pieces, EACH or AUTO)", cut)
+    count = min(integer_of("a number of pieces", count, least=1), max(size, 1))
+    _check_count(cut, count)
+    quotient, larger = divmod(size, count)
+    points = tuple(k * quotient + min(k, larger) for k in range(1, count))
+    return points if chunks is None else _at_borders(points, chunks)
+
+
+def _check_count(cut: AxisCut, count: int) -> None:
+    """Raises a ValueError for more pieces of an axis than memory has room for."""
+    if count > MOST:
+        raise ValueError(
+            f"{shown(cut)} makes {count:,} pieces, and an axis may have {MOST:,}: give "
+            "fewer of them, as with Pieces(length)"
+        )
+
+
+def _at_borders(points: Points, chunks: Points) -> Points:
+    """Moves points to the nearest borders of chunks, if there are enough borders.
+
+    >>> _at_borders((34, 67), (30, 60, 90))
+    (30, 60)
+    """
+    if len(points) > len(chunks):
+        return points
+    found: list[int] = []
+    for number, point in enumerate(points):
+        first = bisect.bisect(chunks, found[-1]) if found else 0
+        last = len(chunks) - len(points) + number
+        after = min(max(bisect.bisect_left(chunks, point), first), last)
+        near = max(after - 1, first), after
+        found.append(min((chunks[k] for k in near), key=lambda at: abs(at - point)))
+    return tuple(found)
+
+
+def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:
+    lengths = [integer_of("a piece length", n) for n in cut]
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"a piece length is negative in {cut}")
+    if sum(lengths) != size:
+        raise ValueError(
+            f"piece lengths {cut} sum to {sum(lengths)}, but the axis has size {size}"
+        )
+    return tuple(sorted({*itertools.accumulate(lengths)} - {0, size}))
+
+
+def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
+    pairs = []
+    for pair in cut:
+        if isinstance(pair, slice) and pair.step in (None, 1):
+            pair = pair.indices(size)[:2]
+        if isinstance(pair, range) and pair.step == 1:
+            pair = (pair.start, pair.stop)
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(
+                f"a list of cuts holds (start, stop) pairs, got {shown(pair)}"
+            )
+        pairs.append(tuple(integer_of("a start or stop", n) for n in pair))
+    position = 0
+    for start, stop in sorted(pairs):
+        if start != position or stop < start:
+            raise ValueError(
+                f"the pieces {sorted(pairs)} leave a gap, overlap or run backwards at "
+                f"{position}, on an axis of size {size}"
+            )
+        position = stop
+    if position != size:
+        raise ValueError(
+            f"the pieces {sorted(pairs)} end at {position}, but the axis has size "
+            f"{size}"
+        )
+    return tuple(sorted({stop for _, stop in pairs} - {0, size}))

@@ -1,0 +1,83 @@
+"""Finds how many elements a device can vectorise in its memory."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from shardmap._jax.types import aval_of
+from shardmap.map.lowering.lower_map import block_function
+from shardmap.map.lowering.steps import Context
+from shardmap.map.primitives.axis import AxisLayout
+from shardmap.map.primitives.params import MapParams
+from shardmap.planning.memory.held import peak_of
+from shardmap.units import size
+
+PROBES = 4
+"""The most numbers of elements that are compiled besides one and all."""
+
+
+def batch_that_fits(params: MapParams, memory: int) -> int | None:
+    """The most elements at once whose temporary values fit, None for all.
+
+    Args:
+      params: of the map's equation.
+      memory: the bytes that a device may hold besides its operands and results.
+
+    Raises:
+      ValueError: not even one element fits.
+    """
+    block = params.axis.block
+    traced = functools.cache(lambda count: _traced(params, block, count))
+    took = functools.cache(lambda count: _temporaries(*traced(count)))
+    if took(block) <= memory:
+        return None
+    if took(1) > memory:
+        jaxpr, _ = traced(1)
+        one = peak_of(jaxpr)
+        place = f" made at {one.source}" if one.source else ""
+        raise ValueError(
+            f"memory={size(memory)} is too little for {params}: one "
+            f"element holds {size(took(1))} at once besides its operands and results,"
+            f" of it {size(one.largest)} in {one.shape}{place}."
+        )
+    # About a constant, and as much more for each element.
+    each = (took(block) - took(1)) / (block - 1)
+    count = int(1 + (memory - took(1)) / max(each, 1))
+    fits, below = 1, block
+    for _ in range(PROBES):
+        if below - fits <= 1:
+            break
+        count = min(max(count, fits + 1), below - 1)
+        if took(count) <= memory:
+            fits = count
+        else:
+            below = count
+        count = (fits + below) // 2
+    return fits
+
+
+def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[Any]]:
+    """What a device computes with this batch size, and the avals of its operands."""
+    jaxpr, in_axes = params.call_jaxpr, params.in_axes
+    axis = AxisLayout(params.axis_name, block, batch_size=batch_size)
+    context = Context.outermost(axis)
+    run = block_function(jaxpr, in_axes, params.out_axes, context)
+    operands: list[Any] = []
+    for var, in_axis in zip(jaxpr.invars, in_axes, strict=True):
+        aval = aval_of(var)
+        shape = list(aval.shape)
+        if in_axis is not None:
+            shape.insert(in_axis, block)
+        operands.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+    return jax.make_jaxpr(run)(*operands), operands
+
+
+def _temporaries(jaxpr: Any, operands: list[Any]) -> int:
+    """The bytes that XLA takes besides operands and results."""
+    function = jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr))
+    analysis = function.lower(*operands).compile().memory_analysis()
+    if analysis is None:  # Some backends have none.
+        return peak_of(jaxpr).bytes
+    return int(analysis.temp_size_in_bytes)

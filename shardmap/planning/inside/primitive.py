@@ -1,0 +1,408 @@
+"""The primitive of `chunked`: a function and its cuts, in one equation of a jaxpr.
+
+It becomes loops only when it is lowered. A transformation of JAX gives another function
+that is cut in the same places: the derivative of a function in pieces is its
+derivative, in pieces. So a backward pass recomputes values piece by piece, and custom
+derivatives are respected.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax.interpreters import ad, mlir
+
+from shardmap._jax.checkify import checkify_what_runs
+from shardmap._jax.rules import Vmap, def_batching
+from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
+from shardmap._jax.walk import as_open_jaxpr
+from shardmap.api.arguments import Static
+from shardmap.map.batch import Batch, batched_results_of
+from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.rules import Cut
+from shardmap.planning.in_slices import Asked, Points, cuts_at
+from shardmap.planning.inside.stage_loops import laid_out_as, run_in_loops
+from shardmap.planning.lax.control.unroll import MOST_EQUATIONS
+from shardmap.planning.lax.passes import analysed, uncut
+from shardmap.planning.lax.table import LOOKED_THROUGH
+from shardmap.planning.memory.compiled import estimated
+from shardmap.planning.memory.loops import Uncut
+from shardmap.planning.memory.search import Problem, program_within
+from shardmap.planning.run.cut_program import CutProgram
+from shardmap.units import AUTO, Auto
+
+
+class Options(NamedTuple):
+    """The options of a function, and of the functions that JAX derives from it.
+
+    Attributes:
+      partial: whether reduced axes are cut.
+      memory: the bytes that pieces whose number is not given may take.
+      finds: whether the axes that are cut are found too.
+    """
+
+    partial: bool
+    memory: int | None = None
+    finds: bool = False
+
+
+class ChunkedPrimitive(jex_core.Primitive):
+    """The primitive of functions in pieces."""
+
+    multiple_results = True
+
+    def is_high(self, *_: object, **__: object) -> bool:
+        """No: high-level equations in ``jaxpr`` are lowered with the loops."""
+        return False
+
+
+chunked_p = ChunkedPrimitive("chunked")
+
+
+def _made(
+    jaxpr: ClosedJaxpr, asked: Asked, partial: bool, keeps: bool = True
+) -> CutProgram:
+    """A jaxpr, cut at points.
+
+    Raises:
+      Refused: it has an effect.
+    """
+    every, count = cuts_at("chunked", asked), len(jaxpr.in_avals)
+    cuts, inside = every[:count], every[count:]
+    names = [f"operand {k}" for k in range(count)]
+    in_tree, out_tree = (
+        jax.tree.structure([0] * len(avals))
+        for avals in (jaxpr.in_avals, jaxpr.out_avals)
+    )
+    # Each stage of a loop is compiled with all others, as one function.
+    analysis = analysed(
+        *(jaxpr, cuts, partial),
+        keeps=keeps,
+        most_equations=MOST_EQUATIONS,
+        inside=inside,
+    )
+    return CutProgram(analysis, in_tree, out_tree, cuts, names)
+
+
+@functools.lru_cache(maxsize=256)
+def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
+    """A jaxpr, cut as asked, or so that it fits.
+
+    Raises:
+      Refused: it has an effect.
+      ValueError: it does not fit, however small the pieces are.
+    """
+    if options.memory is None:
+        return _made(jaxpr, asked, options.partial)
+    problem = Problem(
+        functools.partial(_made, jaxpr),
+        Uncut(*uncut(jaxpr), in_loops=True),
+        asked,
+        finds=options.finds,
+        partial=options.partial,
+        memory=options.memory,
+        took=_temporaries,
+    )
+    return program_within(problem)
+
+
+def _temporaries(cut_program: CutProgram) -> int:
+    """The bytes that the loops take besides arguments and results, as XLA says."""
+    avals = [
+        jax.ShapeDtypeStruct(value.shape, value.aval.dtype)
+        for value in cut_program.graph.inputs
+    ]
+    function = jax.jit(lambda *leaves: run_in_loops(cut_program, leaves))
+    analysis = function.lower(*avals).compile().memory_analysis()
+    if analysis is None:
+        return estimated(cut_program, in_loops=True).bytes
+    return int(analysis.temp_size_in_bytes)
+
+
+@functools.lru_cache(maxsize=256)
+def computed(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[int | None, ...]]:
+    """Removes the results of a jaxpr that are only operands.
+
+    Returns:
+      The jaxpr with the other results; for each result, the number of the operand that
+      it is, or None.
+    """
+    places: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.jaxpr.invars)}
+    operands = tuple(
+        None if isinstance(atom, jex_core.Literal) else places.get(atom)
+        for atom in jaxpr.jaxpr.outvars
+    )
+    # Mapped axes, which count as effects, are bound around the equation, not here.
+    if jaxpr.effects or all(number is None for number in operands):
+        return jaxpr, (None,) * len(operands)
+    is_new = [number is None for number in operands]
+    pruned = jax.make_jaxpr(
+        lambda *args: list(compress(_evaluate(jaxpr, args), is_new))
+    )
+    return pruned(*jaxpr.in_avals), operands
+
+
+def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """Makes operands of the constants of a jaxpr that are tracers; returns both.
+
+    Arrays under an Explicit mesh become operands too, as there is none inside of the
+    loops. Other constants stay, since cuts may depend on their values.
+    """
+    traced = [
+        isinstance(value, jax.core.Tracer)
+        or bool(jax.typeof(value).sharding.mesh.explicit_axes)
+        for value in jaxpr.consts
+    ]
+    if not any(traced):
+        return jaxpr, []
+    held, known = split(traced, jaxpr.consts)
+    own = len(jaxpr.in_avals)
+
+    def fun(*operands: Any) -> list[Any]:
+        consts = merge(traced, operands[own:], known)
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands[:own])
+
+    # The avals unchanged: under an Explicit mesh they have the layout.
+    return jax.make_jaxpr(fun)(*jaxpr.in_avals, *map(jax.typeof, held)), held
+
+
+def bind(
+    fun: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    asked: Asked,
+    options: Options,
+) -> list[Any]:
+    """``fun`` of the operands, in pieces."""
+    jaxpr = jax.make_jaxpr(fun)(*operands)
+    return chunked_p.bind(*operands, jaxpr=jaxpr, asked=asked, options=options)
+
+
+def _in_loops(*operands: Any, **params: Any) -> list[Any]:
+    jaxpr, forwarded = computed(params["jaxpr"])
+    run = functools.partial(
+        run_in_loops, cut(jaxpr, params["asked"], params["options"])
+    )
+    made = iter(laid_out_as(jaxpr, run)(operands))
+    return [next(made) if number is None else operands[number] for number in forwarded]
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(**params: Any) -> Any:
+    return jax.jit(functools.partial(_in_loops, **params))
+
+
+def _implementation(*operands: Any, **params: Any) -> list[Any]:
+    return _compiled(**params)(*operands)
+
+
+def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, **__: Any) -> tuple[Any, Any]:
+    return jaxpr.out_avals, jaxpr.effects
+
+
+def _evaluate(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)
+
+
+def split(which: Sequence[bool], values: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The values with a flag, and those without: what `merge` puts together."""
+    pairs = list(zip(which, values, strict=True))
+    return [v for flag, v in pairs if flag], [v for flag, v in pairs if not flag]
+
+
+def merge(which: Sequence[bool], yes: Iterable[Any], no: Iterable[Any]) -> list[Any]:
+    """The inverse of `split`: values from ``yes`` and ``no``, as ``which`` says."""
+    yes_left, no_left = iter(yes), iter(no)
+    return [next(yes_left) if flag else next(no_left) for flag in which]
+
+
+def is_inexact(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _jvp_rule(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    options: Options,
+) -> tuple[list[Any], list[Any]]:
+    results = chunked_p.bind(*primals, jaxpr=jaxpr, asked=asked, options=options)
+    moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    smooth = list(map(is_inexact, jaxpr.out_avals))
+
+    def tangent_function(*operands: Any) -> list[Any]:
+        along = list(operands[len(moves) :])
+        moving, rest = split(moves, operands[: len(moves)])
+
+        def of_moving(*moving: Any) -> list[Any]:
+            found = _evaluate(jaxpr, merge(moves, moving, rest))
+            return list(compress(found, smooth))
+
+        return jax.jvp(of_moving, moving, along)[1]
+
+    operands = [*primals, *compress(tangents, moves)]
+    cuts = (*asked, *compress(asked, moves))
+    found = bind(tangent_function, operands, cuts, options)
+    zeros = [
+        ad.Zero(aval.to_tangent_aval())
+        for aval, is_smooth in zip(jaxpr.out_avals, smooth, strict=True)
+        if not is_smooth
+    ]
+    return results, merge(smooth, found, zeros)
+
+
+def _transpose_rule(
+    cotangents: Sequence[Any],
+    *operands: Any,
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    options: Options,
+) -> list[Any]:
+    linear = list(map(ad.is_undefined_primal, operands))
+    given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
+    moving, known = split(linear, operands)
+    # The avals unchanged: inside `jax.shard_map` they say over which axes they vary.
+    avals = [operand.aval for operand in moving]
+
+    def transposed(*operands: Any) -> Sequence[Any]:
+        values, cts = operands[: len(known)], operands[len(known) :]
+
+        def of_linear(*moving: Any) -> list[Any]:
+            found = _evaluate(jaxpr, merge(linear, moving, values))
+            return list(compress(found, given))
+
+        return jax.linear_transpose(of_linear, *avals)(list(cts))
+
+    _, cuts = split(linear, asked)
+    cuts += compress(cuts_of_results(jaxpr, asked, options), given)
+    operands = (*known, *compress(cotangents, given))
+    found = bind(transposed, operands, tuple(cuts), options)
+    return merge(linear, found, [None] * len(known))
+
+
+def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked:
+    """The cuts of the results, which become those of their cotangents."""
+    smaller, forwarded = computed(jaxpr)
+    analysis = cut(smaller, asked, options).analysis
+
+    def points(each: Cut) -> Points | Auto:
+        # Cuts of values inside, whose numbers follow those of the operands, are chosen.
+        chosen = any(
+            k >= len(asked) or isinstance(asked[k][axis], Auto)
+            for k, axis in each.origins
+        )
+        return AUTO if chosen and each.at else each.at
+
+    made = iter(
+        tuple(map(points, analysis.cuts[operand]))
+        if isinstance(operand, Value)
+        else ((),) * len(operand.shape)
+        for operand in analysis.graph.outputs
+    )
+    return tuple(next(made) if k is None else asked[k] for k in forwarded)
+
+
+def _batching_rule(
+    vmap: Vmap,
+    operands: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    options: Options,
+) -> tuple[list[Any], list[int | None]]:
+    batch = Batch(vmap.name, vmap.size)
+    moved = [
+        operand if dim is None else jnp.moveaxis(operand, dim, 0)
+        for operand, dim in zip(operands, dims, strict=True)
+    ]
+    in_dims = [None if dim is None else 0 for dim in dims]
+
+    def fun(*args: Any) -> list[Any]:
+        return _evaluate(jaxpr, args)
+
+    avals = [aval_of(var) for var in as_open_jaxpr(jaxpr).invars]
+    batched = batched_results_of(fun, avals, batch, in_dims)
+    out_dims = [0 if is_batched else None for is_batched in batched]
+    cuts = tuple(
+        row if dim is None else ((), *row) for row, dim in zip(asked, dims, strict=True)
+    )
+    mapped = batch.vectorize_function(fun, in_dims, out_dims)
+    return bind(mapped, moved, cuts, options), out_dims
+
+
+def keeping_residuals(
+    fun: Callable[..., Sequence[Any]],
+    leaves: Sequence[Any],
+    asked: Asked,
+    options: Options,
+) -> list[Any]:
+    """Computes ``fun`` of the leaves in pieces; its gradient recomputes nothing.
+
+    Args:
+      fun: a flat function; what `jax.checkpoint` around it does not save is recomputed.
+      leaves: its arguments.
+      asked: their cuts.
+      options: how to cut.
+    """
+    smooth = [is_inexact(jax.typeof(leaf)) for leaf in leaves]
+    backward: TreeDef | None = None
+
+    def forward(*leaves: Any) -> list[Any]:
+        nonlocal backward
+        moving, rest = split(smooth, leaves)
+
+        def of_smooth(*moving: Any) -> list[Any]:
+            return list(fun(*merge(smooth, moving, rest)))
+
+        results, vjp = jax.vjp(of_smooth, *moving)
+        residuals, backward = jax.tree.flatten(vjp)
+        return [*results, *residuals]
+
+    @jax.custom_vjp
+    def run(*leaves: Any) -> list[Any]:
+        return bind(fun, leaves, asked, options)
+
+    def run_forward(*leaves: Any) -> tuple[list[Any], Any]:
+        jaxpr = jax.make_jaxpr(forward)(*leaves)
+        found = chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
+        cuts = cuts_of_results(jaxpr, asked, options)
+        assert backward is not None
+        count = len(found) - backward.num_leaves
+        return found[:count], (found[count:], Static((cuts, backward)))
+
+    def run_backward(kept: Any, cotangents: list[Any]) -> tuple[Any, ...]:
+        residuals, static = kept
+        cuts, tree = static.value
+        given = [ct.dtype != jax.dtypes.float0 for ct in cotangents]
+        cts, zeros = split(given, cotangents)
+
+        def back(*operands: Any) -> Sequence[Any]:
+            vjp = jax.tree.unflatten(tree, operands[: len(residuals)])
+            return vjp(merge(given, operands[len(residuals) :], zeros))
+
+        count = len(cotangents)
+        of_cts, _ = split(given, cuts[:count])
+        own = (*cuts[count:], *of_cts)
+        found = bind(back, [*residuals, *cts], own, options)
+        return tuple(merge(smooth, found, [None] * (len(smooth) - len(found))))
+
+    run.defvjp(run_forward, run_backward)
+    return run(*leaves)
+
+
+chunked_p.def_impl(_implementation)
+chunked_p.def_effectful_abstract_eval(_abstract_eval)
+ad.primitive_jvps[chunked_p] = _jvp_rule
+ad.primitive_transposes[chunked_p] = _transpose_rule
+def_batching(chunked_p, _batching_rule)
+mlir.register_lowering(chunked_p, mlir.lower_fun(_in_loops, multiple_results=True))
+
+# A plan, or another `chunked`, inlines the function and cuts it.
+LOOKED_THROUGH[chunked_p] = "jaxpr"
+checkify_what_runs(chunked_p, _in_loops)

@@ -1,0 +1,339 @@
+"""The stages of a cut program as loops: one `jax.lax.scan` for shards that are alike.
+
+Shards are alike if they run the same steps on boxes of the same sizes; only positions
+differ. Positions with a constant stride are computed from the loop's counter, so a loop
+has the same size for ten shards and for a million; others are looked up. A short last
+piece, or a piece at a border, has a loop of its own, or runs without one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from shardmap._jax.context import varying_axes, varying_like
+from shardmap._jax.types import ClosedJaxpr
+from shardmap.arrays.combining import COMBINE, identity
+from shardmap.planning.engine.keys import data_aval, is_key, key_impl
+from shardmap.planning.engine.nodes import Scalar, Value
+from shardmap.planning.engine.patterns import Members
+from shardmap.planning.engine.slices import shape_of
+from shardmap.planning.engine.stages import Stage
+from shardmap.planning.lax import batched
+from shardmap.planning.lax.indexed import dynamic, gather, scatter
+from shardmap.planning.lax.staged.blocks import PIECES
+from shardmap.planning.run.buffers import start_dtype
+from shardmap.planning.run.cut_program import CutProgram
+
+WITH_PLACES = frozenset({*dynamic.RULES, *gather.RULES, *scatter.RULES})
+"""Primitives whose operands say which places they read or write."""
+
+WITH_MATRICES = frozenset({*batched.RULES, PIECES})
+"""Primitives that may call LAPACK. A function of pieces may be a QR."""
+
+
+def with_same_steps(stage: Stage) -> list[list[Members]]:
+    """Groups the shards of a stage by the steps that they run."""
+    found: dict[Any, list[Members]] = {}
+    every = stage.members()
+    for member in sorted(every, key=lambda member: int(member.numbers[0])):
+        pattern = member.pattern
+        sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
+        found.setdefault((pattern.recipe.static, sizes), []).append(member)
+    return list(found.values())
+
+
+def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
+    """The results of the function for these arguments, flat."""
+    graph = cut_program.graph
+    known: dict[Value, Any] = dict(zip(graph.inputs, leaves, strict=True))
+    known.update((v, jnp.asarray(array)) for v, array in graph.constants.items())
+    for stage in cut_program.stages:
+        made = {
+            result.value: _new_buffer(result.value, result.combiner)
+            for result in stage.results
+            if result.value not in known
+        }
+        every = with_same_steps(stage)
+        for shards in every:
+            beside = len(every) > 1 or _runs_once(cut_program, shards[0])
+            made = _run_shards(cut_program, stage, shards, known, made, beside)
+        known |= made
+    return [
+        jnp.asarray(operand.value, operand.aval.dtype)
+        if isinstance(operand, Scalar)
+        else known[operand]
+        for operand in graph.outputs
+    ]
+
+
+def _new_buffer(value: Value, combiner: str) -> Any:
+    if is_key(value.aval):
+        data = data_aval(value.aval)
+        zeros = jnp.zeros(data.shape, data.dtype)
+        return jax.random.wrap_key_data(zeros, impl=key_impl(value.aval))
+    if combiner == "insert":
+        return jnp.zeros(value.shape, value.aval.dtype)
+    start = jnp.asarray(identity(combiner, value.aval.dtype))
+    return jnp.broadcast_to(start, value.shape)
+
+
+def _run_shards(
+    cut_program: CutProgram,
+    stage: Stage,
+    shards: Sequence[Members],
+    known: Mapping[Value, Any],
+    made: dict[Value, Any],
+    beside: bool,
+) -> dict[Value, Any]:
+    """Runs shards with the same steps; returns the buffers with their results.
+
+    Args:
+      cut_program: the function.
+      stage: one of its stages.
+      shards: shards of the stage.
+      known: the arguments, the constants and the values of earlier stages.
+      made: the buffers.
+      beside: whether XLA could run other shards at the same time.
+    """
+    boxes, static = shards[0].pattern.boxes, shards[0].pattern.recipe.static
+    function = cut_program.emitted(stage, static)
+    positions = Positions(shards)
+    nodes = {node.number: node for node in cut_program.graph.nodes}
+    written = [
+        k
+        for k, box in enumerate(boxes)
+        if box is not None and stage.results[k].value in made
+    ]
+
+    # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
+    # that places outside of the first slice do not exist.
+    primitives = {nodes[step.node].primitive for step in static.steps}
+    apart = not primitives.isdisjoint(WITH_PLACES)
+    read = _read if primitives.isdisjoint(WITH_MATRICES) else _read_matrices
+
+    def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
+        ends, begins, starts = positions.at(counter, row)
+        reads = [
+            read(known[value], start, shape)
+            for value, start, shape in zip(
+                static.read_values, begins, static.read_shapes, strict=True
+            )
+        ]
+        if apart:
+            reads = lax.optimization_barrier(reads)
+        results = function(reads, starts)
+        return {
+            k: _write(buffers[k], results[k], ends[k], stage.results[k].combiner)
+            for k in written
+        }
+
+    def counted(carry: Any, row: Any) -> tuple[Any, None]:
+        counter, buffers = carry
+        return (counter + 1, step(buffers, counter, row)), None
+
+    buffers = {k: made[stage.results[k].value] for k in written}
+    if positions.count == 1:
+        buffers = _by_itself(lambda each: step(each, 0, ()), buffers, beside)
+    else:
+        if any(varying_axes(jax.typeof(known[v])) for v in static.read_values):
+            row = jax.tree.map(lambda each: each[0], positions.rows)
+            buffers = _varying(lambda each: step(each, positions.first, row), buffers)
+        # The counter is carried: an array of numbers would be held, and copied.
+        (_, buffers), _ = lax.scan(
+            counted, (positions.first, buffers), positions.rows, positions.count
+        )
+    return made | {stage.results[k].value: buffers[k] for k in written}
+
+
+def _runs_once(cut_program: CutProgram, shards: Members) -> bool:
+    """Whether a step runs once, as a piece of a scan does."""
+    rules, steps = cut_program.analysis.rules, shards.pattern.recipe.static.steps
+    return any(rules[step.node].runs_once for step in steps)
+
+
+def _by_itself(
+    run: Callable[[Any], Any], buffers: dict[int, Any], beside: bool
+) -> dict[int, Any]:
+    """Runs a body without a loop.
+
+    XLA may interleave it with other shards, and hold the memory of all. It does not
+    interleave branches, so the body becomes a branch, and a barrier hides from XLA that
+    this branch is always taken.
+    """
+    if not beside:
+        return run(buffers)
+    always = lax.optimization_barrier(np.True_)
+    return lax.cond(always, run, lambda each: each, _varying(run, buffers))
+
+
+def _varying(run: Callable[[Any], Any], buffers: dict[int, Any]) -> dict[int, Any]:
+    """The buffers with the varying mesh axes that they have after a run."""
+    likes = jax.make_jaxpr(run)(buffers).out_avals
+    made = map(varying_like, buffers.values(), likes)
+    return dict(zip(buffers, made, strict=True))
+
+
+def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    if array.shape == shape:
+        return array
+    if all(isinstance(number, int) for number in start):
+        limits = [a + n for a, n in zip(start, shape, strict=True)]
+        return lax.slice(array, start, limits)
+    begin = _of_one_dtype(start)
+    return lax.dynamic_slice(array, begin, shape, allow_negative_indices=False)
+
+
+def _read_matrices(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """As `_read`, but reads whole rows of a matrix as one flat row.
+
+    LAPACK takes matrices by columns. XLA would transpose those of the whole array
+    before the loop, not those of each piece in it.
+    """
+    if array.shape == shape or len(shape) < 2 or shape[-1] != array.shape[-1]:
+        return _read(array, start, shape)
+    *batch, row, _ = start
+    columns, flat = shape[-1], lax.collapse(array, array.ndim - 2)
+    if flat.shape[-1] >= 2**31:  # Positions have 32 bits.
+        return _read(array, start, shape)
+    sizes = (*shape[:-2], shape[-2] * columns)
+    return _read(flat, [*batch, row * columns], sizes).reshape(shape)
+
+
+def _of_one_dtype(start: Sequence[Any]) -> list[Any]:
+    """Positions as JAX takes them: ints get the dtype of the others."""
+    dtypes = [number.dtype for number in start if not isinstance(number, int)]
+    return [np.asarray(n, *dtypes[:1]) if isinstance(n, int) else n for n in start]
+
+
+def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
+    if not is_key(buffer):
+        part = jnp.asarray(part, buffer.dtype)
+    if combiner != "insert":
+        part = COMBINE[combiner](_read(buffer, start, part.shape), part)
+    if part.shape == buffer.shape:
+        return part
+    begin = _of_one_dtype(start)
+    return lax.dynamic_update_slice(buffer, part, begin, allow_negative_indices=False)
+
+
+def laid_out_as(
+    jaxpr: ClosedJaxpr, run: Callable[[Sequence[Any]], list[Any]]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """Returns ``run``; along Explicit mesh axes its results have the jaxpr's layouts.
+
+    A piece of an axis that is on several devices has no layout that JAX knows, so
+    inside of the loops the compiler decides.
+    """
+    meshes = [jax.sharding.get_abstract_mesh()]
+    meshes += [aval.sharding.mesh for aval in (*jaxpr.in_avals, *jaxpr.out_avals)]
+    for mesh in meshes:
+        if axes := mesh.explicit_axes:
+            specs = [aval.sharding.spec for aval in jaxpr.out_avals]
+            layouts = [NamedSharding(mesh, spec) for spec in specs]
+            return jax.sharding.auto_axes(run, axes=axes, out_sharding=layouts)
+    return run
+
+
+class _Steps(NamedTuple):
+    """Numbers that go up by ``step`` each ``inner`` shards, ``period`` times."""
+
+    first: int
+    step: int
+    inner: int
+    period: int
+
+    def at(self, counter: Any) -> Any:
+        number = counter if self.inner == 1 else counter // self.inner
+        return self.first + number % self.period * self.step
+
+
+def _steps(numbers: np.ndarray) -> _Steps | None:
+    """The numbers as a function of the counter, None if they have no such form.
+
+    >>> _steps(np.array([5, 5, 8, 8, 5, 5, 8, 8]))
+    _Steps(first=5, step=3, inner=2, period=2)
+    """
+    changes = np.flatnonzero(np.diff(numbers))
+    inner = int(changes[0]) + 1 if changes.size else len(numbers)
+    outer = numbers[::inner]
+    step = int(outer[1] - outer[0]) if len(outer) > 1 else 0
+    back = np.flatnonzero(np.diff(outer) != step)
+    period = int(back[0]) + 1 if back.size else len(outer)
+    made = _Steps(int(numbers[0]), step, inner, period)
+    return made if np.array_equal(made.at(np.arange(len(numbers))), numbers) else None
+
+
+class Positions:
+    """The positions of shards that run the same steps.
+
+    Attributes:
+      count: the number of shards.
+      first: the first value of the loop's counter.
+      rows: the positions that are looked up, which the loop scans over.
+    """
+
+    def __init__(self, members: Sequence[Members]) -> None:
+        boxes, recipe = members[0].pattern.boxes, members[0].pattern.recipe
+        self._written = {k: len(box) for k, box in enumerate(boxes) if box is not None}
+        self._reads = [len(box) for _, box in recipe.reads]
+        # The law has the starts and stops of boxes; only the starts are positions.
+        ends = 2 * (sum(self._written.values()) + sum(self._reads))
+        chosen = np.r_[0:ends:2, ends : ends + len(recipe.starts)].astype(int)
+        turn = np.argsort(np.concatenate([member.numbers for member in members]))
+        numbers = np.concatenate(
+            [
+                (law.factors[chosen] @ member.starts.T + law.const[chosen, None])
+                // law.divisor[chosen, None]
+                for member in members
+                for law in [member.pattern.affine_map]
+            ],
+            axis=1,
+        )[:, turn]
+        # Positions that differ by a constant are one row, to which it is added.
+        moves = [row.tobytes() for row in numbers - numbers[:, :1]]
+        kinds = {row: kind for kind, row in enumerate(dict.fromkeys(moves))}
+        rows = [np.frombuffer(row, numbers.dtype) for row in kinds]
+        firsts = numbers[:, 0].tolist()
+        self._keys = [(kinds[k], first) for k, first in zip(moves, firsts, strict=True)]
+        bounds = [int(numbers.min()), int(numbers.max())] if numbers.size else []
+        dtype = start_dtype(bounds)
+        self.count = len(turn)
+        self._steps = list(map(_steps, rows))
+        found = zip(rows, self._steps, strict=True)
+        self.first = jnp.zeros((), dtype)
+        self.rows = [row.astype(dtype) for row, steps in found if steps is None]
+
+    def at(
+        self, counter: Any, looked_up: Sequence[Any]
+    ) -> tuple[dict[int, list[Any]], list[list[Any]], list[Any]]:
+        """Where one shard writes, per result; where it reads; its other positions.
+
+        A position of a box is an int if all shards have the same.
+        """
+        rest = iter(looked_up)
+        found = [
+            next(rest)
+            if steps is None
+            else steps.at(counter)
+            if steps.step
+            else steps.first
+            for steps in self._steps
+        ]
+        moved = {
+            (k, by): found[k] + by if by else found[k]
+            for k, by in dict.fromkeys(self._keys)
+        }
+        numbers = (moved[key] for key in self._keys)
+
+        def taken(count: int) -> list[Any]:
+            return [next(numbers) for _ in range(count)]
+
+        written = {k: taken(rank) for k, rank in self._written.items()}
+        reads = [taken(rank) for rank in self._reads]
+        starts = [jnp.asarray(number, self.first.dtype) for number in numbers]
+        return written, reads, starts

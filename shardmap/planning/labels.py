@@ -1,0 +1,274 @@
+"""Cuts functions of xarray's arrays and datasets.
+
+The function is traced with arrays of xarray that hold JAX's, so it can use the names of
+dimensions, and labels. Coordinates are constants. The results get their labels back.
+"""
+
+import contextlib
+import functools
+import importlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import source_info_util
+
+from shardmap._jax.types import PyTree
+from shardmap.arrays.sources.labelled import is_dataset, is_labelled
+from shardmap.planning.numpy_functions import numpy_functions
+
+Rebuild = Callable[[list[Any]], Any]
+
+
+class Labels:
+    """The labels of the results of one function, noted while it is traced."""
+
+    def __init__(self) -> None:
+        self._tree: Any = None
+        # Per leaf of the result, the names of its arrays, and what rebuilds the leaf.
+        self._leaves: list[tuple[list[str], Rebuild] | None] = []
+
+    def take_off(self, result: PyTree, stored: Mapping[Any, Any]) -> PyTree:
+        """Returns the bare result, with a list of arrays for each labelled leaf.
+
+        Args:
+          result: the result of the function.
+          stored: the variables of its arguments by name.
+        """
+        leaves, self._tree = jax.tree.flatten(result, is_leaf=is_labelled)
+        self._leaves = []
+        for k, leaf in enumerate(leaves):
+            if is_labelled(leaf):
+                names, rebuild, leaves[k] = _taken_apart(leaf, stored)
+                self._leaves.append((names, rebuild))
+            else:
+                self._leaves.append(None)
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def out(self, out: PyTree) -> PyTree:
+        """Returns ``out`` in the structure of the bare result."""
+        if out is None:
+            return None
+        found = []
+        for leaf, one in zip(self._leaves, self._tree.flatten_up_to(out), strict=True):
+            if leaf is None:
+                found.append(one)
+            elif isinstance(one, Mapping):
+                found.append([one.get(name) for name in leaf[0]])
+            else:
+                found.append([one, *[None] * (len(leaf[0]) - 1)])
+        return jax.tree.unflatten(self._tree, found)
+
+    def result(self, bare: PyTree) -> PyTree:
+        """Returns the bare result with its labels."""
+        parts = self._tree.flatten_up_to(bare)
+        made = [
+            part if leaf is None else leaf[1](part)
+            for leaf, part in zip(self._leaves, parts, strict=True)
+        ]
+        return jax.tree.unflatten(self._tree, made)
+
+
+def without_labels(
+    fun: Callable[..., PyTree], args: tuple[PyTree, ...]
+) -> tuple[Callable[..., PyTree], Labels | None]:
+    """Returns ``fun`` as a function of bare arrays, and the labels of its results.
+
+    If no argument is labelled, returns ``fun`` itself and None.
+    """
+    tree: Any
+    leaves, tree = jax.tree.flatten(args, is_leaf=is_labelled)
+    if not any(map(is_labelled, leaves)):
+        return fun, None
+    _hide_lines_of_xarray()
+    stored = _variables(leaves)
+    labels = Labels()
+
+    @numpy_functions
+    def traced(*arrays: PyTree) -> PyTree:
+        given = tree.flatten_up_to(arrays)
+        labelled = [
+            _labelled(leaf, array) if is_labelled(leaf) else array
+            for leaf, array in zip(leaves, given, strict=True)
+        ]
+        with _values_refused():
+            result = fun(*jax.tree.unflatten(tree, labelled))
+        return labels.take_off(result, stored)
+
+    return traced, labels
+
+
+@functools.cache
+def _hide_lines_of_xarray() -> None:
+    """Makes reports name the user's line, which called xarray, and not xarray's."""
+    (folder,) = importlib.import_module("xarray").__path__
+    source_info_util.register_exclusion(folder)
+
+
+@contextlib.contextmanager
+def _values_refused() -> Iterator[None]:
+    """Makes errors name the method of xarray that needs the values of a tracer."""
+    try:
+        yield
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.NonConcreteBooleanIndexError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            module, name = frame.f_globals.get("__name__"), frame.f_code.co_qualname
+            if str(module).startswith("xarray.") and "<locals>" not in name:
+                raise TypeError(
+                    f"{name} of xarray needs the values of an "
+                    "array, which are not known while a plan traces its function: call "
+                    "it on the arguments or the results of the plan, or write it with "
+                    "jax.numpy and xarray.apply_ufunc"
+                ) from error
+        raise
+
+
+def _labelled(leaf: Any, arrays: Any) -> Any:
+    """An argument with ``arrays`` in place of its own."""
+    if is_dataset(leaf):
+        dropped = leaf.drop_vars(list(leaf.data_vars))
+        return dropped.assign(
+            {k: (v.dims, arrays[str(k)], v.attrs) for k, v in leaf.data_vars.items()}
+        )
+    coords = {k: v.variable for k, v in leaf.coords.items()}
+    return type(leaf)(
+        arrays, coords=coords, dims=leaf.dims, name=leaf.name, attrs=leaf.attrs
+    )
+
+
+def _variables(leaves: Sequence[Any]) -> dict[Any, Any]:
+    """The variables of the arguments by name, the first of each name."""
+    found: dict[Any, Any] = {}
+    for leaf in leaves:
+        if is_labelled(leaf):
+            arrays = leaf.data_vars if is_dataset(leaf) else {leaf.name: leaf}
+            found = {k: v.variable for k, v in arrays.items()} | found
+    return found
+
+
+LAYOUT = (
+    *("chunks", "preferred_chunks", "shards", "chunksizes"),
+    *("compressors", "compressor", "zlib", "complevel", "shuffle"),
+)
+"""The keys of an encoding for chunks and compression."""
+
+NUMBERS = (
+    *("dtype", "_FillValue", "missing_value", "fill_value"),
+    *("filters", "serializer"),
+)
+"""The keys of an encoding for how numbers are written."""
+
+PACKED = {"scale_factor", "add_offset"}
+"""The keys that pack numbers into integers, which may be too small for a result."""
+
+
+def _encoding(stored: Any, made: Any) -> dict[str, Any]:
+    """The part of an argument's encoding that a result of the same name keeps."""
+    if stored is None or (stored.dims, stored.shape) != (made.dims, made.shape):
+        return {}
+    before = stored.encoding
+    dtype = np.dtype(before.get("dtype", stored.dtype)).newbyteorder("=")
+    is_plain = dtype == made.dtype and not PACKED & before.keys()
+    kept = LAYOUT + NUMBERS if is_plain else LAYOUT
+    return {key: before[key] for key in kept if key in before}
+
+
+ARRAY = "<array>"
+"""The name of an array in its dataset; its own may be that of a coordinate."""
+
+
+def _taken_apart(
+    value: Any, stored: Mapping[Any, Any]
+) -> tuple[list[str], Rebuild, list[Any]]:
+    """The names of a result's arrays, the function that rebuilds it, and the arrays."""
+    is_array, name = not is_dataset(value), getattr(value, "name", None)
+    whole = value.to_dataset(name=ARRAY) if is_array else value
+    own = list(whole.data_vars)
+    coords = [k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)]
+    about = {
+        k: (
+            *(whole[k].dims, whole[k].attrs),
+            _encoding(stored.get(name if k == ARRAY else k), whole[k].variable),
+        )
+        for k in [*own, *coords]
+    }
+    rest = whole.drop_vars(about)
+
+    def rebuild(arrays: list[Any]) -> Any:
+        made = {
+            k: (dims, array, attrs, encoding)
+            for (k, (dims, attrs, encoding)), array in zip(
+                about.items(), arrays, strict=True
+            )
+        }
+        full = rest.assign({k: made[k] for k in own})
+        full = full.assign_coords({k: made[k] for k in coords})
+        return full[ARRAY].rename(name) if is_array else full
+
+    return [*map(str, about)], rebuild, [whole[k].data for k in about]
+
+
+def named_cuts(in_slices: Any, args: tuple[PyTree, ...]) -> Any:
+    """Turns cuts by names of dimensions into cuts by axes.
+
+    Raises:
+      ValueError: a name is no dimension of the argument.
+    """
+    if in_slices is None:
+        return None
+    if isinstance(in_slices, tuple) and len(in_slices) == len(args):
+        return tuple(map(_named, in_slices, args))
+    if not _has_names(in_slices):
+        return tuple(_named(in_slices, arg) for arg in args)
+    leaves = jax.tree.leaves(args, is_leaf=is_labelled)
+    known = {dim for leaf in leaves if is_labelled(leaf) for dim in leaf.dims}
+    _refuse_unknown(in_slices, known)
+    return jax.tree.map(
+        lambda leaf: _cuts(in_slices, leaf) if is_labelled(leaf) else None,
+        args,
+        is_leaf=is_labelled,
+    )
+
+
+def _has_names(spec: Any) -> bool:
+    return isinstance(spec, Mapping) and any(isinstance(k, str) for k in spec)
+
+
+def _named(spec: Any, arg: Any) -> Any:
+    if is_labelled(arg):
+        if not _has_names(spec):
+            return spec
+        _refuse_unknown(spec, set(arg.dims))
+        return _cuts(spec, arg)
+    if isinstance(spec, tuple | list) and isinstance(arg, tuple | list):
+        return type(spec)(map(_named, spec, arg))
+    if _has_names(spec) and isinstance(arg, Mapping):
+        return {
+            k: _named(each, arg[k]) if k in arg else each for k, each in spec.items()
+        }
+    return spec
+
+
+def _refuse_unknown(spec: Mapping[Any, Any], known: set[Any]) -> None:
+    unknown = [dim for dim in spec if dim not in known]
+    if unknown:
+        raise ValueError(
+            f"in_slices cuts the dimension {unknown[0]!r}, which the argument does not "
+            f"have: it has {sorted(map(str, known))}"
+        )
+
+
+def _cuts(spec: Mapping[Any, Any], arg: Any) -> Any:
+    def axes(dims: Any) -> dict[int, Any]:
+        return {k: spec[dim] for k, dim in enumerate(dims) if dim in spec}
+
+    if is_dataset(arg):
+        return {str(k): axes(v.dims) or None for k, v in arg.data_vars.items()}
+    return axes(arg.dims)

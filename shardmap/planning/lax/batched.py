@@ -1,0 +1,114 @@
+"""Rules of FFTs, linear algebra, sorts and top-k: batch axes pass, others are whole."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.lax_primitives import PIVOTS
+from shardmap.planning.engine.factors import Factors, taken_whole
+from shardmap.planning.engine.nodes import Graph, Node, Operand
+from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
+
+CORE = Reason(
+    "the operation works on the whole of this axis", "cut a batch axis instead"
+)
+
+
+def core(core_rank: int, each: int = MANY) -> Callable[[Node], Factors]:
+    """The rule of primitives with leading batch axes and whole core axes.
+
+    Args:
+      core_rank: the number of core axes of the first operand.
+      each: see `Rule.each`.
+    """
+
+    def rule(node: Node) -> Factors:
+        passing = range(len(node.in_shapes[0]) - core_rank)
+        return taken_whole(node, CORE, passing, each)
+
+    return rule
+
+
+def axis_by_axis(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> list[Operand] | None:
+    """Writes a transform of several axes as one per axis: other axes can be cut."""
+    kind, lengths = node.params["fft_type"], tuple(node.params["fft_lengths"])
+    count = len(lengths)
+    if count < 2:
+        return None
+    real = kind in (lax.FftType.RFFT, lax.FftType.IRFFT)
+    forward = kind in (lax.FftType.FFT, lax.FftType.RFFT)
+    others = lax.FftType.FFT if forward else lax.FftType.IFFT
+
+    def transformed(x: jax.Array) -> jax.Array:
+        steps = [(k - count, others, lengths[k]) for k in range(count - 1)]
+        last = (-1, kind if real else others, lengths[-1])
+        # The real axis comes first, or last in an inverse transform.
+        for axis, how, length in [last, *steps] if forward else [*steps, last]:
+            moved = jnp.moveaxis(x, axis, -1)
+            x = jnp.moveaxis(lax.fft(moved, how, (length,)), -1, axis)
+        return x
+
+    return graph.call(transformed, node.ins)
+
+
+STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis}
+
+
+def but_one(node: Node, axis: int, reason: Reason) -> Factors:
+    """``i j, i j -> i j, i j`` with one axis whole."""
+    axes = range(len(node.in_shapes[0]))
+    ins, outs = [axes] * len(node.ins), [axes] * len(node.outs)
+    return Factors(node, ins, outs, wholes={axis: reason}, cheap=False, each=MANY)
+
+
+def sort(node: Node) -> Factors:
+    reason = Reason("sorting may move an element anywhere", "cut another axis")
+    return but_one(node, node.params["dimension"], reason)
+
+
+def top_k(node: Node) -> Factors:
+    """``i j -> i k, i k``."""
+    rank = len(node.in_shapes[0])
+    axis = node.params.get("axis", node.params.get("reduction_dimension", rank - 1))
+    axis %= rank
+    reason = Reason("the largest may stand anywhere in the axis", "cut another axis")
+    return taken_whole(node, reason, {*range(rank)} - {axis})
+
+
+def triangular_solve(node: Node) -> Factors:
+    """``i * *, i * j -> i * j``: right-hand sides can be cut."""
+    rank = len(node.in_shapes[0])
+    batch: list[Factor] = list(range(rank - 2))
+    sides: list[Factor] = (
+        ["core", "side"] if node.params["left_side"] else ["side", "core"]
+    )
+    wholes: dict[Factor, Reason] = {"core": CORE}
+    ins = [[*batch, "core", "core"], [*batch, *sides]]
+    return Factors(node, ins, [[*batch, *sides]], wholes=wholes, cheap=False, each=MANY)
+
+
+RULES: dict[Any, RuleMaker] = {
+    p.approx_top_k_p: top_k,
+    p.cholesky_p: core(2, each=1),
+    p.eig_p: core(2),
+    p.eigh_p: core(2),
+    p.fft_p: lambda node: core(len(node.params["fft_lengths"]))(node),
+    p.hessenberg_p: core(2),
+    p.householder_product_p: core(2),
+    p.lu_p: core(2, each=1),
+    p.qr_p: core(2),
+    p.schur_p: core(2),
+    p.sort_p: sort,
+    p.svd_p: core(2),
+    p.top_k_p: top_k,
+    p.triangular_solve_p: triangular_solve,
+    p.tridiagonal_p: core(2),
+    p.tridiagonal_solve_p: core(1),
+    PIVOTS: core(1),
+}

@@ -1,0 +1,549 @@
+"""Analyses the bodies of loops and branches, which are graphs of their own.
+
+The boxes that a loop needs are a fixed point: the box of a carried value that leaves a
+step enters the next one, and it grows until nothing more is needed. An axis that the
+body maps index by index onto itself stays cut. Any other becomes whole.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from shardmap._jax.types import AnyJaxpr, Aval
+from shardmap.arrays.combining import identity
+from shardmap.planning.engine.factors import RuleTable
+from shardmap.planning.engine.keys import is_key
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, flatten
+from shardmap.planning.engine.propagate import (
+    Analysis,
+    AxisKey,
+    Pending,
+    ReducedLoop,
+    UnionFind,
+)
+from shardmap.planning.engine.recipe import (
+    Intervals,
+    Recipe,
+    StaticRecipe,
+    emit,
+    needed,
+    trace_back,
+)
+from shardmap.planning.engine.rules import (
+    UNCUT,
+    Contraction,
+    Cut,
+    Factor,
+    Forward,
+    Link,
+    Lost,
+    Reason,
+    Rule,
+    linked,
+    meet,
+)
+from shardmap.planning.engine.slices import Box, Interval, hull_of, shape_of
+from shardmap.planning.lax.indexed.known import fold
+
+Boxes: TypeAlias = Sequence[Box | None]
+NO_INTERVALS: Intervals = {}
+
+
+class InnerBody:
+    """A jaxpr inside of an equation, analysed as the function around it is.
+
+    Args:
+      jaxpr: the jaxpr.
+      table: the rules of its equations.
+      carried: (output, input) of a loop: the output becomes the input of the next step.
+      looked: the inputs that the condition of a loop needs complete.
+
+    Attributes:
+      classes: which axes are the same loop.
+      broken: the loops that cannot be cut, and the node that needs each whole.
+    """
+
+    def __init__(
+        self,
+        jaxpr: AnyJaxpr,
+        table: RuleTable,
+        carried: Sequence[tuple[int, int]] = (),
+        looked: Iterable[int] = (),
+    ) -> None:
+        self.graph: Graph = flatten(jaxpr, table.calls)
+        fold(self.graph)
+        self.rules = {n.number: table.rule(n) for n in self.graph.nodes}
+        self.nodes = {n.number: n for n in self.graph.nodes}
+        self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
+        self.backwards, _ = needed(self.graph.outputs, self.stops)
+        self._carried, self._looked = carried, frozenset(looked)
+        every = [(v.number, k) for v in self.graph.inputs for k in range(len(v.shape))]
+        made = self._analysed(every)
+        self.classes = made.classes
+        self._sums: dict[AxisKey, list[ReducedLoop]] = {}
+        for each in made.reductions:
+            self._sums.setdefault(self.classes.find(each.key), []).append(each)
+        # The loops that each result is a partial sum over, and how its parts combine.
+        self._made_parts: dict[Value, dict[AxisKey, str]] = {
+            out: {
+                self.classes.find(made.reductions[k].key): pending.combiner
+                for k in pending.reductions
+                if made.reductions[k].node == node.number
+            }
+            for node in self.graph.nodes
+            for out in node.outs
+            if (pending := made.pending.get(out))
+        }
+        self._known: dict[frozenset[AxisKey], list[Pending | None] | None] = {}
+        self.broken = self._ended(made) | self._not_summed()
+
+    def _analysed(
+        self,
+        axes: Iterable[AxisKey],
+        classes: UnionFind | None = None,
+        entering: Mapping[int, Pending] = MappingProxyType({}),
+    ) -> Analysis:
+        """The analysis with these axes of inputs cut; each is the origin of its cut."""
+        inputs = self.graph.inputs
+        cuts = {value: [UNCUT] * len(value.shape) for value in inputs}
+        values = {value.number: value for value in inputs}
+        for key in axes:
+            number, axis = key
+            if values[number].shape[axis] > 1:
+                cuts[values[number]][axis] = Cut((1,), False, frozenset({key}))
+        return Analysis(
+            self.graph,
+            lambda node: self.rules[node.number],
+            list(cuts.values()),
+            partial=True,
+            may_recompute=False,
+            classes=classes,
+            carried=self._carried,
+            entering={inputs[k]: part for k, part in entering.items()},
+        )
+
+    def _ended(self, made: Analysis) -> dict[AxisKey, Node]:
+        """The loops whose cuts end inside of the body, and the nodes where they end."""
+        find, found = self.classes.find, dict[AxisKey, Node]()
+        ended: dict[Node, set[AxisKey]] = {}
+        for each in made.ended:
+            ended.setdefault(each.node, set()).update(each.origins)
+        for node in self.graph.nodes:
+            origins = ended.get(node, set())
+            for out in node.outs:
+                for axis, cut in enumerate(made.cuts[out]):
+                    here = find((out.number, axis))
+                    # Another loop sees this one through a window, with its neighbours.
+                    origins |= {key for key in cut.origins if find(key) != here}
+            # So does a later step of the same loop.
+            for seen, _, by in self.rules[node.number].windows():
+                if isinstance(value := node.ins[seen.number], Value):
+                    here = find((node.outs[by.number].number, by.axis))
+                    origins |= {here} & {find((value.number, seen.axis))}
+            for key in origins:
+                found.setdefault(find(key), node)
+        return found
+
+    def _not_summed(self) -> dict[AxisKey, Node]:
+        """The summed loops that cannot be cut, and the nodes that sum over them."""
+        sizes = {loop: {each.size for each in own} for loop, own in self._sums.items()}
+        for value in (*self.graph.inputs, *self.graph.outputs):
+            if isinstance(value, Value):
+                for axis, size in enumerate(value.shape):
+                    loop = self.classes.find((value.number, axis))
+                    sizes.get(loop, set()).add(size)
+        return {
+            loop: self.nodes[own[0].node]
+            for loop, own in self._sums.items()
+            if len(sizes[loop]) > 1 or self.parts([loop]) is None
+        }
+
+    def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
+        """The part of each contracted factor that runs, for parts of loops."""
+        found: dict[int, dict[Factor, Interval]] = {}
+        for loop, interval in loops.items():
+            for each in self._sums.get(loop, ()):
+                found.setdefault(each.node, {})[each.factor] = interval
+        return found
+
+    def parts(self, loops: Iterable[AxisKey]) -> list[Pending | None] | None:
+        """For each output, the partial sum that it becomes if these loops are cut.
+
+        A carried value that is a partial sum enters as one.
+
+        Returns:
+          None if the loops cannot be cut; None for an output that is complete.
+        """
+        summed = frozenset(loop for loop in loops if loop in self._sums)
+        if not summed:
+            return [None] * len(self.graph.outputs)
+        if summed not in self._known:
+            self._known[summed] = self._parts(summed)
+        return self._known[summed]
+
+    def _parts(self, loops: frozenset[AxisKey]) -> list[Pending | None] | None:
+        """As `parts`, for loops that are all summed over."""
+        entering = self._entering(loops)
+        if not self._looked.isdisjoint(entering):
+            return None
+        axes = [
+            (value.number, axis)
+            for value in self.graph.inputs
+            for axis in range(len(value.shape))
+            if self.classes.find((value.number, axis)) in loops
+        ]
+        made = self._analysed(axes, self.classes, entering)
+        # A partial sum that is needed complete would end a stage.
+        if any(x.origins for x in made.ended) or {*made.pending} & {*made.kept}:
+            return None
+        found: list[Pending | None] = []
+        for output in self.graph.outputs:
+            pending = made.pending.get(output)
+            if pending is None:
+                found.append(None)
+                continue
+            keys = [made.reductions[k].key for k in pending.reductions]
+            own = frozenset(map(self.classes.find, keys))
+            # In a double sum over one loop, a piece would meet only itself.
+            if len(own) < len(keys):
+                return None
+            found.append(Pending(pending.combiner, own))
+        leaving = {into: found[out] for out, into in self._carried}
+        return found if all(entering.get(k) == leaving[k] for k in leaving) else None
+
+    def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Pending]:
+        """The carried inputs that are partial sums: a sum reaches them in some step."""
+        inputs, outputs = self.graph.inputs, self.graph.outputs
+        found: dict[Operand, dict[AxisKey, str]] = {}
+        count = -1
+        while count < (count := sum(map(len, found.values()))):
+            for node in self.graph.nodes:
+                reached: dict[AxisKey, str] = {}
+                for v in node.ins:
+                    reached |= found.get(v, {})
+                for out in node.outs:
+                    summed = self._made_parts.get(out, {}).items()
+                    found[out] = reached | {k: how for k, how in summed if k in loops}
+            for number, into in self._carried:
+                entered = found.get(inputs[into], {})
+                found[inputs[into]] = entered | found.get(outputs[number], {})
+        return {
+            k: Pending(next(iter(own.values())), frozenset(own))
+            for k, value in enumerate(inputs)
+            if (own := found.get(value))
+        }
+
+    def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:
+        """The recipe for boxes of the outputs.
+
+        Its starts end with those of the constants' boxes.
+
+        Args:
+          boxes: of the outputs, None where one is not wanted.
+          intervals: node number -> contracted factor -> the part of it to run over.
+        """
+        demands = [
+            None if box is None else (value, box)
+            for value, box in zip(self.graph.outputs, boxes, strict=True)
+        ]
+        recipe = trace_back(
+            self.backwards, self.rules, demands, self.stops, intervals, versions=1
+        )
+        for value, box in recipe.reads:
+            if value in self.graph.constants:
+                begin = tuple(start for start, _ in box)
+                recipe = recipe._replace(starts=recipe.starts + begin)
+        return recipe
+
+    def needs(self, recipe: Recipe) -> list[Box | None]:
+        """The boxes of the inputs that a recipe reads."""
+        read = dict(recipe.reads)
+        return [read.get(value) for value in self.graph.inputs]
+
+    def shard(self, recipe: Recipe, wanted: Boxes, given: Boxes) -> "BodyShard":
+        """The `BodyShard` of a recipe.
+
+        Args:
+          recipe: of the wanted boxes.
+          wanted: the boxes of the outputs.
+          given: the boxes of the inputs, which contain those that the recipe reads.
+        """
+        inside = tuple(
+            None
+            if a is None or b is None
+            else tuple((x[0] - y[0], x[1] - y[0]) for x, y in zip(a, b, strict=True))
+            for a, b in zip(self.needs(recipe), given, strict=True)
+        )
+        return BodyShard(
+            *(recipe.static, len(recipe.starts), inside),
+            tuple(box is not None for box in wanted),
+        )
+
+    def run(
+        self, shard: "BodyShard", inputs: Sequence[Any], starts: Sequence[jax.Array]
+    ) -> list[Any]:
+        """The outputs of a shard, None where they are not wanted.
+
+        Args:
+          shard: the result of `shard`.
+          inputs: the given boxes of the inputs.
+          starts: positions; those of the recipe come first.
+        """
+        given: dict[Value, Any] = dict(self.graph.constants)
+        for value, whole, inside in zip(
+            self.graph.inputs, inputs, shard.inside, strict=True
+        ):
+            given[value] = whole
+            if inside is not None and shape_of(inside) != np.shape(whole):
+                given[value] = lax.slice(whole, *zip(*inside, strict=True))
+        static = shard.recipe
+        place = sum(step.start_count for step in static.steps)
+        reads = []
+        for value, shape in zip(static.read_values, static.read_shapes, strict=True):
+            read = given[value]
+            if value in self.graph.constants:
+                begin = [starts[place + k] for k in range(len(shape))]
+                place += len(shape)
+                read = lax.dynamic_slice(jnp.asarray(read), begin, shape)
+            reads.append(read)
+        outputs = [
+            value if is_wanted else None
+            for value, is_wanted in zip(self.graph.outputs, shard.wanted, strict=True)
+        ]
+        return emit(static, self.nodes, self.rules, outputs)(reads, starts)
+
+
+class BodyShard(NamedTuple):
+    """What a shard computes of a body, without positions: equal shards share it.
+
+    Attributes:
+      recipe: the recipe.
+      starts: the number of positions that it takes.
+      inside: per input, the box that is read, relative to the given one.
+      wanted: whether each output is wanted.
+    """
+
+    recipe: StaticRecipe
+    starts: int
+    inside: tuple[Box | None, ...]
+    wanted: tuple[bool, ...]
+
+
+def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
+    return [hull_of(pair) for pair in zip(a, b, strict=True)]
+
+
+def as_carried(value: Any, aval: Aval) -> Any:
+    """The value with the dtype of the carried one; that of a literal may differ."""
+    if value is None or is_key(aval):
+        return value
+    return lax.convert_element_type(value, aval.dtype)
+
+
+def only_first(value: Any, part: Pending | None, first: Mapping[Any, jax.Array]) -> Any:
+    """A complete value among partial sums: only the first shard adds it.
+
+    Args:
+      value: the value.
+      part: the partial sum that it becomes; None: it stays complete.
+      first: loop -> whether the shard is the first along it.
+    """
+    mine = [here for name, here in first.items() if part and name in part.reductions]
+    if value is None or part is None or not mine:
+        return value
+    nothing = identity(part.combiner, value.dtype)
+    return jnp.where(jnp.all(jnp.stack(mine)), value, nothing)
+
+
+ALONG = Reason(
+    "each step of the loop needs the one before it", "cut an axis inside of a step"
+)
+ELSEWHERE = "cut an axis that the body treats index by index"
+MIXED = Reason("the body of the loop or branch mixes this axis", ELSEWHERE)
+Names: TypeAlias = list[list[Hashable | None]]
+"""The loop of each axis of each operand or result, None where it is needed whole."""
+
+
+class Inner(Rule):
+    """The base of the rules of loops and branches, which names their loops.
+
+    Attributes:
+      ins: the loops of the operands' axes.
+      outs: the loops of the results' axes.
+      why: (operand, axis) -> why it is needed whole.
+    """
+
+    remedy = ELSEWHERE
+    """What makes an axis cuttable that the body mixes."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.ins: Names = [[None] * len(s) for s in node.in_shapes]
+        self.outs: Names = [[None] * len(s) for s in node.out_shapes]
+        # A place is an axis of an operand or a result; results are numbered behind the
+        # operands. Per body: the loop of each place inside of it.
+        self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
+        self._loops = UnionFind()
+        self._broken: set[AxisKey] = set()
+        self.why: dict[tuple[int, int], Reason] = {}
+
+    def name_loops(
+        self,
+        body: InnerBody,
+        ins: Mapping[int, tuple[int, int | None]],
+        outs: Mapping[int, tuple[int, int | None]],
+    ) -> None:
+        """Adds a body, and names the axes that every body maps index by index or sums.
+
+        Args:
+          body: the body.
+          ins: input of the body -> operand, and the axis of it that the input lacks.
+          outs: output of the body -> result, and the axis of it that the output lacks.
+        """
+        places: dict[AxisKey, AxisKey] = {}
+        first: dict[AxisKey, AxisKey] = {}
+        every, count = [*self.ins, *self.outs], len(self.ins)
+        inner: list[tuple[Operand, int, int | None]] = [
+            (body.graph.inputs[k], *at) for k, at in ins.items()
+        ]
+        inner += [
+            (body.graph.outputs[k], count + number, without)
+            for k, (number, without) in outs.items()
+        ]
+        for value, number, without in inner:
+            if not isinstance(value, Value):
+                continue
+            for axis in range(len(value.shape)):
+                root = body.classes.find((value.number, axis))
+                place = number, axis + (without is not None and axis >= without)
+                places[place] = root
+                self._loops.unite(first.setdefault(root, place), place)
+                if node := body.broken.get(root):
+                    self._broken.add(place)
+                    at = f"{node.name} ({node.source})"
+                    why = Reason(f"{MIXED.why} at {at}", self.remedy)
+                    self.why.setdefault(place, why)
+        self._inside.append((body, places))
+        broken = {self._loops.find(place) for place in self._broken}
+        for number, axis in places:
+            loop = self._loops.find((number, axis))
+            every[number][axis] = None if loop in broken else loop
+
+    def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
+        """Loop inside of a body -> its name outside, for some names."""
+        wanted, every = set(names), [*self.ins, *self.outs]
+        return {
+            root: name
+            for (number, axis), root in self._inside[body][1].items()
+            if (name := every[number][axis]) in wanted
+        }
+
+    def parts(self, names: Iterable[Any]) -> list[list[Pending | None]] | None:
+        """The partial sums that the outputs of each body are if these loops are cut.
+
+        Only one branch runs: a partial sum in one of them is one in all.
+
+        Returns:
+          None if the loops cannot be cut.
+        """
+        names = list(names)
+        found = []
+        for k, (body, _) in enumerate(self._inside):
+            inner = self._inner(k, names)
+            parts = body.parts(inner)
+            if parts is None:
+                return None
+            row = [
+                part
+                and Pending(part.combiner, frozenset(inner[k] for k in part.reductions))
+                for part in parts
+            ]
+            # Two loops of the body that are one outside: a piece of one would meet only
+            # the same piece of the other.
+            for part, own in zip(row, parts, strict=True):
+                if part and own and len(part.reductions) < len(own.reductions):
+                    return None
+            found.append(row)
+        for column in zip(*found, strict=True):
+            if len({part for part in column if part is not None}) > 1:
+                return None
+        return found
+
+    def limited(self, loops: Mapping[Factor, Interval]) -> dict[Factor, Interval]:
+        """The loops that run over a part only."""
+        sizes = {
+            name: size
+            for axes, shape in zip(self.ins, self.node.in_shapes, strict=True)
+            for name, size in zip(axes, shape, strict=True)
+        }
+        return {name: part for name, part in loops.items() if part != (0, sizes[name])}
+
+    def intervals(self, body: int, loops: Mapping[Factor, Interval]) -> Intervals:
+        """The parts of a body's contracted factors that run, for parts of the loops."""
+        inner = self._inner(body, loops)
+        named = {root: loops[name] for root, name in inner.items()}
+        return self._inside[body][0].intervals(named)
+
+    def firsts(
+        self, limited: Sequence[Factor], starts: Sequence[jax.Array]
+    ) -> dict[Factor, jax.Array]:
+        """Whether a shard is the first along each loop that runs over a part only.
+
+        Args:
+          limited: the loops.
+          starts: positions that end with the starts of these parts.
+        """
+        behind = starts[len(starts) - len(limited) :]
+        return {name: at == 0 for name, at in zip(limited, behind, strict=True)}
+
+    def _joint(self, names: Iterable[Any]) -> list[Any]:
+        """The loops that can be cut together, the first ones first."""
+        found: list[Any] = []
+        for name in names:
+            if self.parts([*found, name]) is not None:
+                found.append(name)
+        return found
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        found: dict[Any, list[Cut]] = {}
+        at: dict[Any, tuple[int, int]] = {}
+        lost = []
+        for k, (axes, row) in enumerate(zip(self.ins, cuts, strict=True)):
+            for axis, (name, cut) in enumerate(zip(axes, row, strict=True)):
+                if name is not None:
+                    found.setdefault(name, []).append(cut)
+                    at.setdefault(name, (k, axis))
+                elif cut.at:
+                    lost.append(Lost(cut.origins, self.why.get((k, axis), MIXED)))
+        met = {name: cut for name, row in found.items() if (cut := meet(row)).at}
+        kept = self._joint(met)
+        lost += [Lost(c.origins, MIXED) for name, c in met.items() if name not in kept]
+        met = {name: met[name] for name in kept}
+        outs = [[met.get(name, UNCUT) for name in axes] for axes in self.outs]
+        parts: dict[Any, dict[int, str]] = {}
+        for row_of_parts in self.parts(met) or []:
+            for number, part in enumerate(row_of_parts):
+                if part is not None:
+                    for name in part.reductions:
+                        parts.setdefault(name, {})[number] = part.combiner
+        contracted = [
+            Contraction(
+                name,
+                min(parts[name].values()),
+                self.node.in_shapes[at[name][0]][at[name][1]],
+                *at[name],
+                met[name],
+                parts[name],
+            )
+            for name in met
+            if name in parts
+        ]
+        return Forward(outs, contracted, lost)
+
+    def links(self) -> list[list[Link]]:
+        return linked(self.ins, self.outs)

@@ -1,0 +1,93 @@
+"""The rule of ``cond``: a shard computes its box in each branch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from shardmap.planning.engine.factors import RuleTable
+from shardmap.planning.engine.nodes import Node
+from shardmap.planning.engine.rules import Factor, Need
+from shardmap.planning.engine.slices import Box, Interval, hull_of, whole
+from shardmap.planning.lax.control.body import (
+    BodyShard,
+    Boxes,
+    Inner,
+    InnerBody,
+    as_carried,
+    only_first,
+)
+
+
+class Branches(NamedTuple):
+    """What a shard computes of the branches.
+
+    Attributes:
+      bodies: the shard of each branch.
+      limited: the summed loops that run over a part only.
+    """
+
+    bodies: tuple[BodyShard, ...]
+    limited: tuple[Factor, ...]
+
+
+class Cond(Inner):
+    """``cond``: a shard reads the hull of the boxes that the branches need."""
+
+    def __init__(self, node: Node, table: RuleTable) -> None:
+        super().__init__(node)
+        self.bodies = [InnerBody(jaxpr, table) for jaxpr in node.params["branches"]]
+        for body in self.bodies:
+            self.name_loops(
+                body,
+                {k: (k + 1, None) for k in range(len(node.ins) - 1)},
+                {k: (k, None) for k in range(len(node.outs))},
+            )
+
+    def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
+        limited = self.limited(loops)
+        recipes = [
+            body.trace(boxes, self.intervals(k, limited))
+            for k, body in enumerate(self.bodies)
+        ]
+        each = [b.needs(r) for b, r in zip(self.bodies, recipes, strict=True)]
+        needed = [hull_of(row) for row in zip(*each, strict=True)]
+        bodies = tuple(
+            body.shard(recipe, boxes, needed)
+            for body, recipe in zip(self.bodies, recipes, strict=True)
+        )
+        starts = [start for recipe in recipes for start in recipe.starts]
+        starts += [start for start, _ in limited.values()]
+        index: Box = whole(self.node.in_shapes[0])
+        static = Branches(bodies, tuple(limited))
+        return Need((index, *needed), static, tuple(starts))
+
+    def emit(
+        self, values: Sequence[Any], static: Branches, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        index, *operands = values
+        every = self.parts(static.limited)
+        assert every is not None
+        here = self.firsts(static.limited, starts)
+        # A partial sum of one branch is combined, whichever branch runs.
+        joint = [
+            next(filter(None, column), None) for column in zip(*every, strict=True)
+        ]
+
+        def branch(k: int) -> Callable[..., list[Any]]:
+            own = starts[sum(each.starts for each in static.bodies[:k]) :]
+
+            def run(*operands: Any) -> list[Any]:
+                outs = self.bodies[k].run(static.bodies[k], operands, own)
+                return [
+                    only_first(as_carried(o, out.aval), None if part else joined, here)
+                    for o, out, part, joined in zip(
+                        *(outs, self.node.outs, every[k], joint), strict=True
+                    )
+                ]
+
+            return run
+
+        branches = [branch(k) for k in range(len(self.bodies))]
+        return lax.switch(index, branches, *operands)

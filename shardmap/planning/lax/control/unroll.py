@@ -1,0 +1,115 @@
+"""Unrolls loops and branches at which a cut ends.
+
+A loop of known length becomes its steps, so that a sum inside of a step ends a stage. A
+branch becomes all branches and a choice between their results.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.walk import equations
+from shardmap.planning.engine.nodes import Graph, Node, Operand
+
+MOST_EQUATIONS = 2048
+"""The most equations of an unrolled loop, where its steps are compiled together."""
+
+MOST_IN_STAGES = 2**16
+"""The most equations if each step is a stage: all steps share their functions."""
+
+SAMPLE = 3
+"""The number of steps that are unrolled to find out how a longer loop is cut."""
+
+
+class Unroller:
+    """Unrolls loops and branches.
+
+    Args:
+      most: the most equations that a loop may become.
+      steps: the number of steps that are written, in place of all; None: all.
+
+    Attributes:
+      step_ratio: how many times more steps a loop has than are written, at most.
+      equations: the most equations that all steps of a loop would be.
+    """
+
+    def __init__(self, most: int, steps: int | None = None) -> None:
+        self._most, self._steps = most, steps
+        self.step_ratio, self.equations = 1.0, 0
+
+    def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
+        """Returns the operands that replace a node's results; None: it stays."""
+        if node.primitive is p.cond_p:
+            return every_branch(graph, node)
+        length: int = node.params["length"]
+        steps = length if self._steps is None else min(length, self._steps)
+        size = size_of_step(node)
+        if not length or steps * size > self._most:
+            return None
+        self.step_ratio = max(self.step_ratio, length / steps)
+        self.equations = max(self.equations, length * size)
+        return _steps(graph, node, steps)
+
+
+def size_of_step(node: Node) -> int:
+    """The number of equations of a step of a scan; inner loops count once."""
+    return sum(1 for _ in equations(node.params["jaxpr"])) + 3 * len(node.ins)
+
+
+def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
+    """Adds the first steps of a scan; their rows are repeated for the others."""
+    params, ins = node.params, node.ins
+    length, body = params["length"], params["jaxpr"]
+    consts, carries = scan_counts(params)
+    first = consts + carries
+    carry = list(ins[consts:first])
+
+    def rows_of(x: jax.Array) -> list[jax.Array]:
+        return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(steps)]
+
+    def stacked(*rows: jax.Array) -> jax.Array:
+        counts = [len(part) for part in np.array_split(range(length), steps)]
+        pairs = zip(rows, counts, strict=True)
+        return lax.concatenate([lax.broadcast(row, (n,)) for row, n in pairs], 0)
+
+    def carried(x: Operand) -> Operand:
+        # Fused with the next step, what that takes twice would be computed twice.
+        return graph.add(OPTIMIZATION_BARRIER, {}, [x], [x.aval])[0]
+
+    rows = [graph.call(rows_of, [x]) for x in ins[first:]]
+    made: dict[int, list[Operand]] = {}
+    order = range(steps)
+    for k in reversed(order) if params["reverse"] else order:
+        operands = [*ins[:consts], *carry, *(row[k] for row in rows)]
+        outs = graph.inline(body, operands)
+        carry, made[k] = list(map(carried, outs[:carries])), outs[carries:]
+    columns = zip(*(made[k] for k in range(steps)), strict=True)
+    return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
+
+
+def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
+    """Adds all branches, which are all computed, and a choice between their results."""
+    branches = node.params["branches"]
+    if any(e.primitive is p.while_p for jaxpr in branches for e in equations(jaxpr)):
+        return None  # A branch that is not chosen might never end.
+    index, *operands = node.ins
+    results = [graph.inline(jaxpr, operands) for jaxpr in branches]
+
+    def choose(index: jax.Array, *cases: jax.Array) -> jax.Array:
+        last = np.int32(len(cases) - 1)
+        which = lax.clamp(np.int32(0), index.astype("int32"), last)
+        return lax.select_n(which, *cases)
+
+    found = []
+    for cases in zip(*results, strict=True):
+        found += graph.call(choose, [index, *cases])
+    return found
+
+
+PRIMITIVES = frozenset({p.scan_p, p.cond_p})
+"""The primitives that can be unrolled."""

@@ -1,0 +1,316 @@
+"""Finds the values of indices, or that they count along an axis.
+
+JAX itself evaluates what depends on no argument, all that a graph needs in one call. A
+column that counts along an axis of the indices is recognized at any length: in
+``x[jnp.arange(n), y]`` row ``i`` of the indices reads row ``i`` of ``x``, so both are
+one loop.
+"""
+
+import weakref
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import primitives as p
+
+from shardmap._jax.collectives import axis_names
+from shardmap._jax.context import configuration
+from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
+from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.walk import jaxprs_in
+from shardmap.planning.engine.factors import bind
+from shardmap.planning.engine.jaxpr_key import key_of
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, made_by
+
+MOST_ELEMENTS = 2**20
+"""The most elements of a constant, and of a value that is evaluated."""
+
+MOST_NODES = 128
+"""The most equations that are evaluated for one operand."""
+
+INDICES: Mapping[Any, slice] = {
+    p.gather_p: slice(1, 2),
+    p.scatter_p: slice(1, 2),
+    p.scatter_add_p: slice(1, 2),
+    p.scatter_max_p: slice(1, 2),
+    p.scatter_min_p: slice(1, 2),
+    p.scatter_mul_p: slice(1, 2),
+    SCATTER_SUB: slice(1, 2),
+    p.dynamic_slice_p: slice(1, None),
+    p.dynamic_update_slice_p: slice(2, None),
+}
+"""The operands that are indices."""
+
+NOT_EVALUATED = frozenset({PURE_CALLBACK, OPTIMIZATION_BARRIER})
+"""Code outside of JAX runs with the program only; steps of loops are not followed."""
+
+
+def fold(graph: Graph) -> None:
+    """Evaluates what the indices of a graph are made of, as far as it can be known.
+
+    Indices that are made of floats, such as ``floor(scale * arange(n) + 0.5)``, become
+    constants first: XLA fuses a product with a sum, or does not, so that shards could
+    round to another integer than the whole function does.
+    """
+    rounded: set[Node] = set()
+    seen: set[Operand] = set()
+    stack = _indices(graph)
+    while stack:
+        operand = stack.pop()
+        node = operand.producer
+        if node is None or operand in seen:
+            continue
+        seen.add(operand)
+        if not any(jnp.issubdtype(x.aval.dtype, jnp.inexact) for x in node.ins):
+            stack += node.ins
+        elif len(node.outs) == 1:
+            rounded.add(node)
+    _evaluate(node.outs[0] for node in graph.nodes if node in rounded)
+
+    def replaced(node: Node) -> Sequence[Operand] | None:
+        known = evaluated(node.outs[0]) if node in rounded else None
+        return None if known is None else [graph.constant(known)]
+
+    if rounded:
+        graph.rewrite(replaced)
+    _evaluate(
+        part
+        for indices in _indices(graph)
+        for part, _ in (_columns(indices) if indices.shape else [(indices, 0)])
+    )
+
+
+def _indices(graph: Graph) -> list[Operand]:
+    """The operands of a graph that are indices."""
+    nothing = slice(0)
+    return [x for n in graph.nodes for x in n.ins[INDICES.get(n.primitive, nothing)]]
+
+
+def known_columns(indices: Operand) -> list[np.ndarray | None]:
+    """The columns of indices along their last axis, None where one is not known."""
+    return [
+        None if (known := evaluated(part)) is None else known[..., k]
+        for part, k in _columns(indices)
+    ]
+
+
+def one_place(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
+    """The axes on which all indices are one known place, and that place.
+
+    Args:
+      node: its second operand has the indices, one column per coordinate.
+      columns: the axis of the first operand that each column indexes.
+    """
+    return {
+        axis: int(column.flat[0])
+        for axis, column in zip(columns, known_columns(node.ins[1]), strict=True)
+        if column is not None and column.size and (column == column.flat[0]).all()
+    }
+
+
+def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
+    """The axes of a node's first operand that are one loop with one of its indices.
+
+    Args:
+      node: its second operand has the indices, one column per coordinate.
+      columns: the axis of the first operand that each column indexes.
+
+    Returns:
+      Axis of the first operand -> axis of the indices.
+    """
+    shape, indices_shape = node.in_shapes[0], node.in_shapes[1]
+    return {
+        axis: along
+        for axis, (part, _) in zip(columns, _columns(node.ins[1]), strict=False)
+        if (along := _counts_along(part)) is not None
+        and along < len(indices_shape) - 1
+        and indices_shape[along] == shape[axis] > 1
+    }
+
+
+def _columns(indices: Operand) -> list[tuple[Operand, int]]:
+    """For each column of indices, the operand that holds it, and its number there."""
+    node, last = made_by(indices, p.concatenate_p), len(indices.shape) - 1
+    if node is not None and node.params["dimension"] == last:
+        return [column for part in node.ins for column in _columns(part)]
+    return [(indices, k) for k in range(indices.shape[last])]
+
+
+def _counts_along(operand: Operand) -> int | None:
+    """The axis along which an operand counts 0, 1, 2, ...; None if it is not known."""
+    node = operand.producer
+    if node is None or not jnp.issubdtype(operand.aval.dtype, jnp.integer):
+        return None
+    axis = None
+    if node.primitive is p.iota_p:
+        axis = node.params["dimension"]
+    elif node.primitive is p.select_n_p:
+        # JAX adds the size of the axis to negative indices.
+        if _is_never_less(node.ins[0]):
+            axis = _counts_along(node.ins[1])
+    elif node.primitive is p.broadcast_in_dim_p:
+        inner = _counts_along(node.ins[0])
+        if inner is not None and node.in_shapes[0][inner] > 1:
+            axis = node.params["broadcast_dimensions"][inner]
+    elif node.primitive in MOVES:
+        inner = _counts_along(node.ins[0])
+        old, new = node.in_shapes[0], node.out_shapes[0]
+        # Only axes of size 1 may come and go.
+        kept, there = ([k for k, n in enumerate(s) if n != 1] for s in (old, new))
+        if inner in kept and [old[k] for k in kept] == [new[k] for k in there]:
+            axis = there[kept.index(inner)]
+    if axis is None or operand.shape[axis] - 1 > jnp.iinfo(operand.aval.dtype).max:
+        return None  # The last counts overflow.
+    return int(axis)
+
+
+MOVES = frozenset({p.convert_element_type_p, p.copy_p, p.reshape_p, p.squeeze_p})
+
+
+def _is_never_less(operand: Operand) -> bool:
+    """Returns True if an operand is ``counts < 0``, which holds nowhere."""
+    node = made_by(operand, p.lt_p)
+    if node is None:
+        return False
+    counts, bound = node.ins
+    is_low = isinstance(bound, Scalar) and int(np.asarray(bound.value)) <= 0
+    return is_low and _counts_along(counts) is not None
+
+
+def scalar_of(operand: Operand) -> Operand | None:
+    """The one value of all elements of an operand; None if it is not known."""
+    if isinstance(operand, Scalar) or not operand.shape:
+        return operand
+    node = made_by(operand, p.broadcast_in_dim_p)
+    return None if node is None else scalar_of(node.ins[0])
+
+
+def constant(operand: Operand) -> Any:
+    """A literal, or a small array that the function closed over; None otherwise."""
+    found = operand.value if isinstance(operand, Scalar) else operand.constant
+    if isinstance(found, jax.core.Tracer):
+        return None  # Traced by an outer transformation.
+    return None if np.size(found) > MOST_ELEMENTS else found
+
+
+def evaluated(operand: Operand) -> np.ndarray | None:
+    """The values of integers that depend on no argument; None if they are not known."""
+    if not jnp.issubdtype(operand.aval.dtype, jnp.integer):
+        return None
+    scalar = scalar_of(operand)
+    known = None if scalar is None else constant(scalar)
+    if known is not None and operand.aval.size <= MOST_ELEMENTS:
+        return np.full(operand.shape, known, operand.aval.dtype)
+    if (known := constant(operand)) is not None:
+        return np.asarray(known, operand.aval.dtype)
+    if not isinstance(operand, Value):
+        return None
+    if operand not in _VALUES:
+        _evaluate([operand])
+    return _VALUES[operand]
+
+
+_VALUES: "weakref.WeakKeyDictionary[Value, np.ndarray | None]"
+_VALUES = weakref.WeakKeyDictionary()
+"""What was evaluated, None where that cannot be."""
+
+_COMPILED: dict[Hashable, Any] = {}
+"""The programs that evaluate, by what they compute."""
+
+MOST_PROGRAMS = 256
+
+
+def _evaluate(operands: Iterable[Operand]) -> None:
+    """Evaluates operands in one call of JAX, and keeps their values."""
+    nodes: dict[Node, None] = {}
+    wanted: list[Value] = []
+    for operand in operands:
+        if isinstance(operand, Value) and operand not in _VALUES:
+            _VALUES[operand] = None
+            made = _nodes_of(operand)
+            if made and jnp.issubdtype(operand.aval.dtype, jnp.integer):
+                nodes |= made
+                wanted.append(operand)
+    if not wanted:
+        return
+    leaves = dict.fromkeys(
+        x
+        for node in nodes
+        for x in node.ins
+        if isinstance(x, Value) and x.producer is None
+    )
+    numbers: dict[Operand, int] = {x: k for k, x in enumerate(leaves)}
+    for node in nodes:
+        numbers |= {out: len(numbers) + k for k, out in enumerate(node.outs)}
+
+    def told(x: Operand) -> Hashable:
+        return numbers[x] if x in numbers else (key_of(constant(x)), x.aval)
+
+    key = (
+        tuple(x.aval for x in leaves),
+        tuple(map(told, wanted)),
+        tuple(
+            (node.primitive, key_of(node.params), tuple(map(told, node.ins)))
+            for node in nodes
+        ),
+        configuration(),
+    )
+
+    def values(*arrays: jax.Array) -> list[Any]:
+        made: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
+        for node in nodes:
+            ins = [made[x] if x in made else constant(x) for x in node.ins]
+            made.update(zip(node.outs, bind(node, ins, node.params), strict=True))
+        return [made[x] for x in wanted]
+
+    with jax.ensure_compile_time_eval():
+        arrays = [jax.device_put(constant(x)) for x in leaves]
+    if key not in _COMPILED:
+        if len(_COMPILED) == MOST_PROGRAMS:
+            _COMPILED.clear()
+        # Compiled ahead, it runs now, even if an outer function is being traced.
+        _COMPILED[key] = jax.jit(values).lower(*arrays).compile()
+    for value, known in zip(wanted, _COMPILED[key](*arrays), strict=True):
+        _VALUES[value] = np.asarray(jax.device_get(known))
+
+
+def _knows_axes(node: Node) -> bool:
+    """Whether a node depends on the axes of a map around the function."""
+    names = any(not isinstance(k, int | None) for k in axis_names(node.params))
+    is_named = node.primitive is p.axis_index_p or names
+    return is_named or any(jaxpr.effects for jaxpr in jaxprs_in(node.params))
+
+
+def _nodes_of(value: Value) -> dict[Node, None] | None:
+    """The nodes that make a value, first to last.
+
+    Returns:
+      None if it depends on an argument, is large, or takes long.
+    """
+    found: dict[Node, None] = {}
+    stack = [value.producer]
+    while stack:
+        node = stack[-1]
+        if node is None or node in found:
+            stack.pop()
+            continue
+        if (
+            len(stack) + len(found) > MOST_NODES
+            or node.primitive in NOT_EVALUATED
+            or not isinstance(node.primitive, jex_core.Primitive)
+            or _knows_axes(node)
+            or max(out.size for out in node.outs) > MOST_ELEMENTS
+            or any(x.producer is None and constant(x) is None for x in node.ins)
+        ):
+            return None
+        ahead = [x.producer for x in node.ins if x.producer not in found]
+        ahead = [each for each in ahead if each is not None]
+        if ahead:
+            stack += ahead
+        else:
+            found[node] = None
+            stack.pop()
+    return found

@@ -1,0 +1,258 @@
+"""The rule of ``scatter``: each shard applies the updates inside of its box.
+
+``x.at[1:-1].add(y)`` is a scatter whose only index is a literal: a shard reads what of
+``y`` lies inside of its box.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.lax_primitives import SCATTER_SUB
+from shardmap.arrays.combining import identity
+from shardmap.planning.engine.factors import Factors, Local, bind
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite
+from shardmap.planning.engine.rules import (
+    MANY,
+    Axis,
+    Factor,
+    Reason,
+    Rule,
+    RuleMaker,
+    Windowed,
+)
+from shardmap.planning.engine.slices import Window
+from shardmap.planning.lax.indexed.known import counted, one_place
+from shardmap.planning.lax.indexed.places import ALL_OVER, WRITTEN, moved
+from shardmap.planning.lax.indexed.ranges import lines, scatter_window
+
+WINDOWS = Reason(
+    "windows of it are written, at several or unknown places or partly outside",
+    "cut another axis",
+)
+
+
+def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
+    """The axes of the indices that are one loop with an axis of the operand.
+
+    Returns:
+      Axis of the indices -> its factor, the number of the operand's axis; the axes
+      along which updates are known to go all over the operand.
+    """
+    numbers = node.params["dimension_numbers"]
+    columns = numbers.scatter_dims_to_operand_dims
+    batching = numbers.scatter_indices_batching_dims, numbers.operand_batching_dims
+    united: dict[int, Axis] = dict(zip(*batching, strict=True))
+    for axis, index_axis in counted(node, columns).items():
+        if axis in numbers.inserted_window_dims:
+            united.setdefault(index_axis, axis)
+    # Where places are known, a piece of the operand sees the updates of its own.
+    all_over = set()
+    for line in lines(node, columns) or ():
+        if line.axis not in numbers.inserted_window_dims or line.along in united:
+            continue
+        is_sorted = node.params["indices_are_sorted"]
+        if node.primitive in COMBINERS and not is_sorted:
+            _, together = np.unique(line.places, return_counts=True)
+            if int(np.max(together)) > MOST_TOGETHER:
+                continue
+        window = scatter_window(line, node.in_shapes[0][line.axis])
+        if window is not None:
+            united[line.along] = Windowed(line.axis, window)
+        else:
+            all_over.add(line.along)
+    return united, all_over
+
+
+def _window(node: Node, axis: int, taken: int) -> Window | None:
+    """The window through which an axis of the operand sees that of the updates.
+
+    Args:
+      node: the scatter.
+      axis: the axis of the operand.
+      taken: the size of the axis of the updates.
+
+    Returns:
+      None if updates start at several places or unknown ones, or end outside.
+    """
+    columns = node.params["dimension_numbers"].scatter_dims_to_operand_dims
+    room = node.in_shapes[0][axis] - taken
+    start = one_place(node, columns).get(axis) if axis in columns else 0
+    if start is None:
+        return None
+    if node.params["mode"] == lax.GatherScatterMode.CLIP:
+        start = min(max(start, 0), room)
+    return Window(taken, pad=start) if 0 <= start <= room else None
+
+
+def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
+    """Writes one update of known places as one of windows that are one element long.
+
+    So only the pieces with these places see it.
+    """
+    numbers = node.params["dimension_numbers"]
+    operand, indices, updates = node.ins
+    if len(indices.shape) != 1:
+        return None
+    inserted = numbers.inserted_window_dims
+    known = [axis for axis in inserted if _window(node, axis, 1)]
+    if not known:
+        return None
+    left = tuple(axis for axis in inserted if axis not in known)
+    every = [axis for axis in range(len(operand.shape)) if axis not in left]
+    new = [every.index(axis) for axis in known]
+    made = graph.call(lambda update: lax.expand_dims(update, new), [updates])
+    numbers = numbers._replace(
+        update_window_dims=tuple(range(len(every))), inserted_window_dims=left
+    )
+    params = {**node.params, "dimension_numbers": numbers}
+    ins = [operand, indices, *made]
+    return list(graph.add(node.primitive, params, ins, [node.outs[0].aval]))
+
+
+class Updates(Factors):
+    """Updates are taken once; they are not combined with each place of the operand."""
+
+    elements = Rule.elements
+
+    def fraction(
+        self, static: Any, shapes: Sequence[tuple[int, ...] | None]
+    ) -> tuple[int, int]:
+        # A part of the sums of many updates begins with zeros, which cost little.
+        sizes = [math.prod(shape) for shape in self.node.in_shapes]
+        larger = 2 if self.contracted or sizes[2] >= sizes[0] else 0
+        own = shapes[larger]
+        return 0 if own is None else math.prod(own), sizes[larger]
+
+
+def scatter(node: Node) -> Factors:
+    """The operand's axes pass: each shard drops the updates that go elsewhere.
+
+    Updates that combine give partial results; one of them includes the operand.
+    """
+    numbers = node.params["dimension_numbers"]
+    shape, indices_shape, updates_shape = node.in_shapes
+    united, all_over = _united(node)
+    indices = [united.get(k, f"i{k}") for k in range(len(indices_shape))]
+    combiner = COMBINERS.get(node.primitive)
+    contracted: dict[Factor, str] = {}
+    # The last axis of the indices has the coordinates of one place.
+    wholes: dict[Factor, Reason] = {indices[-1]: WRITTEN}
+    for k, factor in enumerate(indices[:-1]):
+        if combiner and k not in united:
+            contracted[factor] = combiner
+        elif k not in united:
+            wholes[factor] = ALL_OVER if k in all_over else WRITTEN
+    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    windows = [axis for axis in range(len(shape)) if axis not in gone]
+    batch, window = iter(indices[:-1]), iter(windows)
+    updates: list[Axis] = []
+    seen: dict[int, Window] = {}
+    for place, size in enumerate(updates_shape):
+        if place not in numbers.update_window_dims:
+            updates.append(next(batch))
+        elif size == shape[axis := next(window)]:
+            updates.append(axis)
+        elif through := _window(node, axis, size):
+            updates.append(Windowed(axis, through))
+            seen[axis] = through
+        else:
+            updates.append(f"u{axis}")
+            wholes |= {f"u{axis}": WINDOWS, axis: WINDOWS}
+    # Axes with an index: it becomes relative to the start of the shard's box.
+    shifted = [
+        axis
+        for axis in numbers.inserted_window_dims
+        if axis in numbers.scatter_dims_to_operand_dims
+    ]
+    summed = {
+        factor: size
+        for factor, size in zip(indices, indices_shape, strict=True)
+        if factor in contracted
+    }
+    return Updates(
+        node,
+        [range(len(shape)), indices, updates],
+        [range(len(shape))],
+        contracted=contracted,
+        wholes=wholes,
+        starts=[*shifted, *contracted],
+        emitter=functools.partial(_emitted, node, summed, windows, shifted, seen),
+        # One update is copied; many are looked at one after the other.
+        cheap=math.prod(indices_shape[:-1]) == 1,
+        each=MANY // 16,
+    )
+
+
+def _emitted(
+    node: Node,
+    summed: Mapping[Factor, int],
+    windows: Sequence[int],
+    shifted: Sequence[int],
+    seen: Mapping[int, Window],
+    local: Local,
+) -> Sequence[Any]:
+    """The equation for one shard.
+
+    Args:
+      node: the equation.
+      summed: the factors that give partial results, and their sizes.
+      windows: the operand's axes that have an axis in the updates.
+      shifted: those that have an index, but no axis there.
+      seen: those that see their axis there through a window.
+      local: the shard.
+    """
+    shape = node.in_shapes[0]
+    values = list(local.values)
+    params = dict(node.params)
+    first: Any = True
+    for factor, size in summed.items():
+        if local.sizes[factor] != size:
+            first = first & (local.starts[factor] == 0)
+    combiner = COMBINERS.get(node.primitive)
+    if combiner and first is not True:
+        # One shard updates the operand, the others the identity of the combiner.
+        nothing = identity(combiner, values[0].dtype)
+        values[0] = jnp.where(first, values[0], nothing)
+    if not values[2].size:
+        return values[:1]
+    numbers, last = node.params["dimension_numbers"], None
+    axes = numbers.scatter_dims_to_operand_dims
+    moves = {*axes}.intersection([*shifted, *seen])
+    if any(local.sizes[axis] != shape[axis] for axis in moves):
+        starts: dict[int, Any] = {axis: local.starts[axis] for axis in shifted}
+        places = dict(zip(windows, numbers.update_window_dims, strict=True))
+        for axis, window in seen.items():
+            # The box of the updates is what of them lies in that of the operand.
+            starts[axis] = window.pad - local.holes[2, places[axis]][0]
+        if params["mode"] == lax.GatherScatterMode.CLIP:
+            last = [size - 1 for size in shape]
+            for axis, place in places.items():
+                last[axis] = shape[axis] - node.in_shapes[2][place]
+        values[1] = moved(values[1], axes, starts, last)
+        # Updates of other boxes are dropped: their indices are negative or too large.
+        params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
+        params["indices_are_sorted"] = False
+    return bind(node, values, params)
+
+
+MOST_TOGETHER = 16
+"""The most updates of one place that cuts follow: all of them are in one piece."""
+
+
+COMBINERS = {
+    p.scatter_add_p: "add",
+    p.scatter_max_p: "max",
+    p.scatter_min_p: "min",
+    p.scatter_mul_p: "mul",
+    SCATTER_SUB: "add",
+}
+
+RULES: dict[Any, RuleMaker] = dict.fromkeys([p.scatter_p, *COMBINERS], scatter)
+REWRITES: dict[Any, Rewrite] = dict.fromkeys(RULES, in_windows)

@@ -1,0 +1,156 @@
+"""Rules of elementwise primitives."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import primitives as p
+
+from shardmap._jax.lax_primitives import MULHI, NEWER, OPTIMIZATION_BARRIER, RESHARD
+from shardmap.planning.engine.factors import Factors, Local
+from shardmap.planning.engine.nodes import Node, Operand, Scalar
+from shardmap.planning.engine.rules import RuleMaker, nothing_passes
+from shardmap.planning.lax.indexed.known import constant
+
+NodePasses: TypeAlias = Callable[[Node, str, frozenset[int]], str | None]
+"""The form of `Rule.passes`, with the node."""
+
+
+def pointwise(
+    passes: NodePasses | None = None,
+    emitter: Callable[[Local], Sequence[Any]] | None = None,
+) -> RuleMaker:
+    """``i j, i j -> i j``: operands of rank 0 and axes of size 1 are broadcast."""
+
+    def rule(node: Node) -> Factors:
+        shape = node.out_shapes[0]
+        ins = [
+            [axis if n == shape[axis] else None for axis, n in enumerate(operand)]
+            for operand in node.in_shapes
+        ]
+        outs = [list(range(len(out))) for out in node.out_shapes]
+        own = functools.partial(passes, node) if passes else nothing_passes
+        return Factors(node, ins, outs, emitter=emitter, passes=own)
+
+    return rule
+
+
+def _is_inexact(node: Node) -> bool:
+    return bool(jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact))
+
+
+def _is_finite(operand: Operand) -> bool:
+    """Whether it is a finite constant: ``1 * inf + -2 * inf`` is NaN."""
+    known = constant(operand)
+    return known is not None and bool(np.isfinite(known).all())
+
+
+def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    """Linear in each operand if the other one is complete and finite.
+
+    A contraction passes partial sums only if its result is no larger than they are:
+    every shard computes it.
+    """
+    if combiner != "add" or len(pending) != 1:
+        return None
+    [number] = pending
+    partial, other, [made] = node.ins[number].aval, node.ins[1 - number], node.outs
+    if node.primitive is not p.mul_p and (
+        made.size > partial.size or made.aval.dtype != partial.dtype
+    ):
+        return None
+    return combiner if not _is_inexact(node) or _is_finite(other) else None
+
+
+def _quotient(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    below = node.ins[1]
+    if combiner != "add" or pending != {0} or not isinstance(below, Scalar):
+        return None
+    linear = _is_inexact(node) and _is_finite(below) and bool(below.value != 0)
+    return combiner if linear else None
+
+
+def _sum(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    return combiner if combiner == "add" and pending == {0, 1} else None
+
+
+def _extremum(own: str) -> NodePasses:
+    return lambda node, combiner, pending: combiner if combiner == own else None
+
+
+def _negated(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    swapped = {"min": "max", "max": "min"} if _is_inexact(node) else {}
+    return {"add": "add", **swapped}.get(combiner)
+
+
+def _linear(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    return combiner if combiner == "add" else None
+
+
+def _unchanged(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    return combiner
+
+
+def _chosen(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    """``select_n``: partial results pass if all cases are partial."""
+    return combiner if pending == frozenset(range(1, len(node.ins))) else None
+
+
+def _converted(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
+    before, after = node.ins[0].aval.dtype, node.outs[0].aval.dtype
+    if before == after:
+        return combiner
+    if not _widens(before, after):
+        return None
+    if combiner == "add":
+        inexact = jnp.issubdtype(before, jnp.inexact) and _is_inexact(node)
+        return combiner if inexact else None
+    ordered = jnp.issubdtype(after, jnp.floating) or jnp.issubdtype(after, jnp.integer)
+    return combiner if combiner in ("min", "max") and ordered else None
+
+
+def _widens(before: np.dtype, after: np.dtype) -> bool:
+    try:
+        return bool(jnp.promote_types(before, after) == after)
+    except jax.dtypes.TypePromotionError:  # Small floats and integers have none.
+        return False
+
+
+def _as_it_is(local: Local) -> Sequence[Any]:
+    """Ignores a sharding, which cannot hold for a shard of the value."""
+    return local.values
+
+
+ONE_BY_ONE = """
+    abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp clz conj cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor
+    ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log
+    log1p logistic lt lt_to ne nextafter not or polygamma population_count pow
+    reduce_precision regularized_incomplete_beta rem round rsqrt shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh
+    threefry2x32 xor zeta
+""".split()
+"""The elementwise primitives that need complete operands."""
+
+RULES: dict[Any, RuleMaker] = {
+    **{getattr(p, f"{name}_p"): pointwise() for name in ONE_BY_ONE},
+    **{q: pointwise() for q in (*NEWER, MULHI)},
+    **{q: pointwise(_sum) for q in (p.add_p, p.add_jaxvals_p, p.sub_p)},
+    **{q: pointwise(_linear) for q in (p.real_p, p.imag_p)},
+    **{q: pointwise(_unchanged) for q in (p.copy_p, p.name_p, OPTIMIZATION_BARRIER)},
+    p.complex_p: pointwise(_sum),
+    p.convert_element_type_p: pointwise(_converted),
+    p.device_put_p: pointwise(_unchanged, _as_it_is),
+    p.div_p: pointwise(_quotient),
+    p.max_p: pointwise(_extremum("max")),
+    p.min_p: pointwise(_extremum("min")),
+    p.mul_p: pointwise(product),
+    p.neg_p: pointwise(_negated),
+    p.select_n_p: pointwise(_chosen),
+    p.sharding_constraint_p: pointwise(_unchanged, _as_it_is),
+    p.stop_gradient_p: pointwise(_unchanged),
+    RESHARD: pointwise(_unchanged, _as_it_is),
+}

@@ -1,0 +1,234 @@
+"""Rules of reductions, argmax and ``dot_general``."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.planning.engine.factors import Factors, Local, bind
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, made_by
+from shardmap.planning.engine.rules import Cut, Factor, Reason, RuleMaker, Stages
+from shardmap.planning.lax.on_cpu import reduction_of
+from shardmap.planning.lax.pointwise import product
+
+OPAQUE = Reason(
+    "the reduction is a function that cannot be split",
+    "use one of lax.reduce_sum, reduce_max, ...",
+)
+
+FOUND_OVER_ALL = Reason("the place of the extremum is found over the whole axis")
+TOO_FAR = Reason(
+    "its places do not fit into the type of its result",
+    "lax.argmax with int64, and jax_enable_x64",
+)
+
+
+def places_fit(node: Node) -> bool:
+    """Whether the index type of an argmax has all places of its axis."""
+    [axis], most = node.params["axes"], np.iinfo(node.params["index_dtype"]).max
+    return bool(node.in_shapes[0][axis] <= most)
+
+
+def reduced(node: Node, gone: Sequence[int], **options: Any) -> Factors:
+    """``i j -> i`` for each operand; ``j`` are the reduced axes."""
+    rank, count = len(node.in_shapes[0]), len(node.outs)
+    out = [axis for axis in range(rank) if axis not in gone]
+    # The last operands are the initial values of `lax.reduce`.
+    ins: list[Any] = [range(rank)] * count + [[]] * (len(node.ins) - count)
+    return Factors(node, ins, [out] * count, cheap=False, **options)
+
+
+def reduction(combiner: str) -> RuleMaker:
+    """``i j -> i; j combines``."""
+
+    def passes(pending_combiner: str, pending: frozenset[int]) -> str | None:
+        return combiner if pending_combiner == combiner else None
+
+    def rule(node: Node) -> Factors:
+        gone = node.params["axes"]
+        contracted = dict.fromkeys(gone, combiner)
+
+        def emitter(local: Local) -> Sequence[Any]:
+            [value] = local.values
+            return bind(node, [reduction_of(node, value)], node.params)
+
+        return reduced(
+            node, gone, contracted=contracted, passes=passes, emitter=emitter
+        )
+
+    return rule
+
+
+def general_reduction(node: Node) -> Factors:
+    gone = node.params["dimensions"]
+    return reduced(node, gone, wholes=dict.fromkeys(gone, OPAQUE))
+
+
+def arg_whole(node: Node) -> Factors:
+    """The rule of an argmax whose axis is whole."""
+    gone = node.params["axes"]
+    reason = FOUND_OVER_ALL if places_fit(node) else TOO_FAR
+    return reduced(node, gone, wholes=dict.fromkeys(gone, reason))
+
+
+def arg_fits(node: Node) -> bool:
+    """Whether an argmax can be computed from parts."""
+    dtype = node.ins[0].aval.dtype
+    ordered = not jnp.issubdtype(dtype, jnp.complexfloating)
+    return ordered and places_fit(node)
+
+
+def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
+    """``argmax`` as the least place with the maximum: two plain reductions."""
+    dtype = node.ins[0].aval.dtype
+    [axis], index_dtype = node.params["axes"], node.params["index_dtype"]
+    reduce = lax.reduce_max if node.primitive is p.argmax_p else lax.reduce_min
+
+    def by_parts(x: jax.Array) -> Any:
+        if dtype.kind == "b":
+            x = lax.convert_element_type(x, jnp.uint8)
+        best = lax.expand_dims(reduce(x, (axis,)), (axis,))
+        found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
+        if jnp.issubdtype(dtype, jnp.inexact):
+            found = lax.bitwise_or(found, lax.ne(x, x))
+        index = lax.broadcasted_iota(index_dtype, x.shape, axis)
+        behind = np.array(np.iinfo(index_dtype).max, index_dtype)
+        places = lax.select(found, index, lax.full_like(index, behind))
+        return lax.reduce_min(places, (axis,))
+
+    return graph.call(by_parts, node.ins)
+
+
+def dot_names(node: Node) -> tuple[list[int], list[int], list[int]]:
+    """Names of the axes of both operands and the result of a ``dot_general``.
+
+    Axes that are multiplied with each other share a name.
+    """
+    (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
+    rank, other = map(len, node.in_shapes)
+    left, right = list(range(rank)), list(range(rank, rank + other))
+    shared = *left_sum, *left_batch
+    for a, b in zip(shared, (*right_sum, *right_batch), strict=True):
+        right[b] = left[a]
+    free = [name for name in (*left, *right) if name not in shared]
+    return left, right, [*left_batch, *free]
+
+
+def dot_general(node: Node) -> Factors:
+    left, right, out = dot_names(node)
+    [[summed, _], _] = node.params["dimension_numbers"]
+    contracted: dict[Factor, str] = dict.fromkeys(summed, "add")
+    return Factors(
+        node,
+        [left, right],
+        [out],
+        contracted=contracted,
+        passes=functools.partial(product, node),
+        cheap=False,
+    )
+
+
+def of_transposed(graph: Graph, node: Node) -> Sequence[Operand] | None:
+    """Writes ``x.T @ v`` as a product of ``x``: XLA transposes a copy for a vector."""
+    ins = list(node.ins)
+    sums, batches = map(list, node.params["dimension_numbers"])
+    for k, operand in enumerate(ins):
+        transpose = made_by(operand, p.transpose_p)
+        if transpose is None:
+            continue
+        order = transpose.params["permutation"]
+        shared = *sums[k], *batches[k]
+        free = [at for axis, at in enumerate(order) if axis not in shared]
+        if free == sorted(free):
+            [ins[k]] = transpose.ins
+            sums[k] = tuple(order[axis] for axis in sums[k])
+            batches[k] = tuple(order[axis] for axis in batches[k])
+    if ins == [*node.ins]:
+        return None
+    dims = tuple(sums), tuple(batches)
+    params = {**node.params, "dimension_numbers": dims}
+    return graph.add(node.primitive, params, ins, [node.outs[0].aval])
+
+
+def dot(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> list[Operand] | None:
+    """Writes ``einsum("tx,tx->x", a, b)`` as ``(a * b).sum(0)``, which runs by rows."""
+    left, right = node.ins
+    sums, batches = node.params["dimension_numbers"]
+    dtype = node.outs[0].aval.dtype
+    leading = len(sums[0])
+    rank = len(left.shape)
+    if (
+        not tuple(sums[0]) == tuple(sums[1]) == tuple(range(leading))
+        or not tuple(batches[0]) == tuple(batches[1]) == tuple(range(leading, rank))
+        or len(right.shape) != rank
+        or not dtype == left.aval.dtype == right.aval.dtype
+        or (jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4)
+        or dtype.kind == "b"
+        or not leading
+    ):
+        return wide_sum(graph, node, cuts)
+
+    def summed(a: jax.Array, b: jax.Array) -> Any:
+        return lax.reduce_sum(a * b, tuple(range(leading)))
+
+    return graph.call(summed, node.ins)
+
+
+def wide_sum(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> list[Operand] | None:
+    """Sums small floats in float32 and rounds once, as XLA does."""
+    params = dict(node.params)
+    dtype = node.outs[0].aval.dtype
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= 4:
+        return None
+    primitive = node.primitive
+    if "preferred_element_type" in params:
+        precision = params["precision"]
+        if precision is not None and not isinstance(precision, tuple):
+            return None  # An algorithm, which fixes the type of the sum.
+        params["preferred_element_type"] = np.dtype(np.float32)
+
+    def summed(*operands: jax.Array) -> Any:
+        if "preferred_element_type" not in params:
+            operands = tuple(x.astype(jnp.float32) for x in operands)
+        return primitive.bind(*operands, **params).astype(dtype)
+
+    return graph.call(summed, node.ins)
+
+
+REWRITES: dict[Any, Rewrite] = {p.dot_general_p: of_transposed}
+"""Products read transposed operands without a copy."""
+
+STAGES: dict[Any, Stages] = {
+    p.conv_general_dilated_p: wide_sum,
+    p.dot_general_p: dot,
+    p.reduce_sum_p: wide_sum,
+}
+"""How sums over a cut axis are rewritten."""
+
+COMBINERS = {
+    p.reduce_and_p: "and",
+    p.reduce_max_p: "max",
+    p.reduce_min_p: "min",
+    p.reduce_or_p: "or",
+    p.reduce_prod_p: "mul",
+    p.reduce_sum_p: "add",
+    p.reduce_xor_p: "xor",
+}
+"""The reductions whose parts combine, in any order."""
+
+RULES: dict[Any, RuleMaker] = {
+    p.argmax_p: arg_whole,
+    p.argmin_p: arg_whole,
+    p.dot_general_p: dot_general,
+    p.reduce_p: general_reduction,
+    **{primitive: reduction(combiner) for primitive, combiner in COMBINERS.items()},
+}

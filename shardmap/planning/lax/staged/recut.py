@@ -1,0 +1,110 @@
+"""Cuts an operation along another axis than its operand, which is kept in between.
+
+A transform along rows and one along columns need a different axis whole. Where a cut
+ends at the second one, its operand is kept, and the operation is cut along a batch
+axis. Without a batch axis, as in ``eigh(x @ x.T)``, the operand is still computed in
+pieces if it is smaller than what it is computed from, or random.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from jax.extend.core import primitives as p
+
+from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
+from shardmap.planning.engine.rules import Cut, Origins, Rule
+from shardmap.planning.lax.staged.barrier import barrier
+
+TIMES_WHOLE = 8
+"""To work on a whole operand may take this many times its memory."""
+
+
+def in_stages(
+    graph: Graph,
+    node: Node,
+    cuts: Sequence[Sequence[Cut]],
+    rule: Callable[[Node], Rule],
+) -> Sequence[Operand] | None:
+    """Adds a node whose operands are cut along another axis; None if this is of no use.
+
+    Args:
+      graph: the graph.
+      node: the node.
+      cuts: of its operands.
+      rule: returns the rule of a node.
+    """
+    passing = [
+        {link.number: link.axis for link in group if link.side == "in"}
+        for group in rule(node).links()
+        if {each.side for each in group} == {"in", "out"}
+    ]
+    if any(cuts[k][axis].at for axes in passing for k, axis in axes.items()):
+        return None
+
+    def size(axes: dict[int, int]) -> int:
+        return max((node.in_shapes[k][axis] for k, axis in axes.items()), default=1)
+
+    longest = max(passing, key=size, default={})
+    another = longest if size(longest) > 1 else {}
+    changed: dict[int, Value] = {}
+    for k, (operand, row) in enumerate(zip(node.ins, cuts, strict=True)):
+        count = math.prod(len(cut.at) + 1 for cut in row)
+        if count == 1 or not isinstance(operand, Value):
+            continue
+        sources = _sources(operand, rule)
+        behind: dict[int, Cut] = {}
+        if k in another and sources:
+            axis, length = another[k], operand.shape[another[k]]
+            count = min(count, length)
+            at = tuple(piece * length // count for piece in range(1, count))
+            origins: Origins = frozenset().union(*(cut.origins for cut in row))
+            behind[axis] = Cut(at, False, origins)
+        elif not any(_is_smaller(operand, source) for source in sources):
+            continue
+        changed[k] = barrier(graph, operand, cuts=behind)
+    if not changed:
+        return None
+    ins = [changed.get(k, operand) for k, operand in enumerate(node.ins)]
+    return graph.add(node.primitive, node.params, ins, [out.aval for out in node.outs])
+
+
+def is_small(node: Node, cuts: Sequence[Cut], rule: Callable[[Node], Rule]) -> bool:
+    """Whether a whole operand takes less than a piece of what it is computed from.
+
+    Args:
+      node: takes one operand.
+      cuts: of the operand.
+      rule: returns the rule of a node.
+    """
+    [operand] = node.ins
+    if not isinstance(operand, Value):
+        return False
+    count = math.prod(len(cut.at) + 1 for cut in cuts)
+    sources = _sources(operand, rule)
+    operands = [x for each in sources for x in each.ins if isinstance(x, Value)]
+    largest = max(map(nbytes, operands), default=0)
+    return TIMES_WHOLE * count * nbytes(operand) <= largest
+
+
+def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:
+    """The costly operations that cheap ones compute a value from."""
+    found: list[Node] = []
+    nodes, stack = set[Node](), [value]
+    while stack:
+        node = stack.pop().producer
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        if rule(node).cheap:
+            stack += [x for x in node.ins if isinstance(x, Value)]
+        else:
+            found.append(node)
+    return found
+
+
+def _is_smaller(value: Value, source: Node) -> bool:
+    """Whether a value is smaller than what an operation computes it from."""
+    if source.primitive is p.random_bits_p:
+        return True  # The counters that it hashes take several times as much.
+    return 2 * value.size <= max((x.aval.size for x in source.ins), default=0)

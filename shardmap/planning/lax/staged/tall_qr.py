@@ -1,0 +1,124 @@
+"""Cuts the QR and the SVD of tall matrices along their rows (TSQR).
+
+Each piece has an R factor. The R factor of all these, stacked, is that of the matrix.
+Its signs are changed to those of LAPACK, which follow from the first rows of Q. The
+singular values are those of R, as in LAPACK for matrices that are this tall.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.planning.engine.nodes import Graph, Node, Operand
+from shardmap.planning.engine.pieces import WithinPiece, in_pieces
+from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, Stages
+from shardmap.planning.lax.batched import CORE
+from shardmap.planning.lax.staged.blocks import PIECES, edges_of, of_each_piece
+
+
+def is_tall(node: Node) -> bool:
+    """Whether it can be computed from the R factors of pieces."""
+    if len(node.ins) != 1 or len(node.in_shapes[0]) != 2:
+        return False
+    if node.primitive is p.qr_p:
+        whole = node.params["full_matrices"] or node.params.get("pivoting")
+    elif node.primitive is p.svd_p:
+        whole = node.params["full_matrices"] and node.params["compute_uv"]
+    else:
+        return False
+    rows, columns = node.in_shapes[0]
+    return not whole and rows >= 2 * columns > 0
+
+
+def in_stages(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand] | None:
+    """Writes a QR as those of pieces and of their R factors; an SVD as that of R."""
+    if not is_tall(node):
+        return None
+    [operand] = node.ins
+    edges = edges_of(cuts[0][0].at, *operand.shape)
+    if len(edges) < 3:
+        return None
+    q, r = _qr(graph, operand, edges)
+    if node.primitive is p.qr_p:
+        return [q, r]
+    # An SVD returns the singular values, and u and the transposed v if asked for.
+    [singular, *sides] = [out.aval for out in node.outs]
+    columns = operand.shape[1]
+    small = [jax.core.ShapedArray((columns, columns), each.dtype) for each in sides]
+    values, *vectors = graph.add(p.svd_p, node.params, [r], [singular, *small])
+    if not vectors:
+        return [values]
+    u, v = vectors
+    [left] = graph.call(lambda q, u: q @ u, [q, u])
+    return [values, left, v]
+
+
+STAGES: dict[Any, Stages] = dict.fromkeys([p.qr_p, p.svd_p], in_stages)
+
+
+def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]:
+    columns = operand.shape[1]
+
+    def of_piece(piece: jax.Array, starts: Any) -> list[jax.Array]:
+        q, r = jnp.linalg.qr(piece)
+        return [r[None], q[:columns][None]]
+
+    def of_all(triangles: jax.Array, tops: jax.Array) -> list[jax.Array]:
+        """R, and the matrix that the Q of each piece is multiplied with."""
+        q, r = jnp.linalg.qr(triangles.reshape(-1, columns))
+        turns = q.reshape(triangles.shape)
+        signs = householder_signs(jnp.matmul(tops[0], turns[0], precision="highest"))
+        return [turns * signs[None, None], r * jnp.conj(signs)[:, None]]
+
+    def rows(piece: jax.Array, turn: jax.Array) -> jax.Array:
+        q, _ = jnp.linalg.qr(piece)
+        return jnp.matmul(q, turn[0], precision="highest")
+
+    ins, outs = [["row", 0]], [["row", 1, 2], ["row", 3, 4]]
+    wholes: dict[Factor, Reason] = dict.fromkeys(range(5), CORE)
+    found = of_each_piece(
+        graph, of_piece, [operand], ins, outs, {"row": edges}, wholes=wholes
+    )
+    turns, r = graph.call(of_all, found)
+    rule = functools.partial(
+        in_pieces,
+        value=["row", 0],
+        numbers=["row", 1, 2],
+        windows={"row": WithinPiece(edges[-1], edges=edges)},
+        function=rows,
+        wholes=dict.fromkeys(range(3), CORE),
+        each=MANY,
+    )
+    q = graph.add(PIECES, {"rule": rule}, [operand, turns], [operand.aval])
+    return [*q, r]
+
+
+def householder_signs(top: jax.Array) -> jax.Array:
+    """The signs that Householder reflections give the columns of Q.
+
+    Reflection ``k`` maps a column to the k-th axis, away from the column. All of them
+    act on the first rows of Q as an elimination (Ballard and others, 2014).
+
+    Args:
+      top: the first rows of Q, a square matrix.
+    """
+    columns = top.shape[0]
+
+    def step(k: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        rest, signs = carry
+        pivot = rest[k, k]
+        sign = jnp.where(pivot.real < 0, 1.0, -1.0).astype(top.dtype)
+        later = jnp.arange(columns) > k
+        column = jnp.where(later, rest[:, k] / (pivot - sign), 0)
+        row = jnp.where(later, rest[k], 0)
+        return rest - column[:, None] * row[None], signs.at[k].set(sign)
+
+    signs = jnp.ones((columns,), top.dtype)
+    return lax.fori_loop(0, columns, step, (top, signs))[1]

@@ -1,0 +1,228 @@
+"""Ranks the loops of a function: what cutting each of them would save and move.
+
+Axes that are one loop, index by index, form a class; see `Analysis.classes`. The cut of
+a class is followed forward once. Then the bytes of every value are known for any number
+of pieces.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from shardmap.planning.engine.factors import BESIDE
+from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.nodes import Node, Operand, Value
+from shardmap.planning.engine.propagate import Analysis, AxisKey
+from shardmap.planning.engine.rules import UNCUT, Cut, Forward
+from shardmap.planning.in_slices import cut_points
+from shardmap.planning.lax import prefix
+from shardmap.planning.lax.control import unroll
+from shardmap.planning.memory.held import Line, inside, lines_of
+
+FOLLOWED = 16
+"""The number of pieces whose cuts are followed."""
+
+CLASSES = 8
+"""The most classes that are ranked: those that the most bytes carry."""
+
+MOST_AXES = 3
+"""The most classes that are cut together."""
+
+Axes: TypeAlias = frozenset[tuple[int, int]]
+"""Axes that are cut, as (number of the value in `Uncut.values`, axis)."""
+
+
+class Uncut(NamedTuple):
+    """A function before it is cut.
+
+    Attributes:
+      analysis: of its graph, without cuts.
+      values: the values at which cuts can begin: its arguments, then values inside.
+      in_loops: whether shards are bodies of loops, whose arguments and results exist.
+    """
+
+    analysis: Analysis
+    values: Sequence[Value]
+    in_loops: bool
+
+    def classes(self) -> list[Axes]:
+        """The axes of each class that can be cut, the most bytes first."""
+        find = self.analysis.classes.find
+        axes: dict[AxisKey, set[tuple[int, int]]] = {}
+        for k, value in enumerate(self.values):
+            for axis, length in enumerate(value.shape):
+                if length > 1:
+                    axes.setdefault(find((value.number, axis)), set()).add((k, axis))
+        carried = dict.fromkeys(axes, 0)
+        graph = self.analysis.graph
+        for value in [*graph.inputs, *(v for node in graph.nodes for v in node.outs)]:
+            for root in {find((value.number, axis)) for axis in range(value.aval.ndim)}:
+                if root in carried:
+                    carried[root] += nbytes(value)
+        ranked = sorted(carried, key=lambda root: -carried[root])
+        return [frozenset(axes[root]) for root in ranked]
+
+    def most(self, axes: Axes) -> int:
+        """The most pieces that these axes can have."""
+        return max((self.values[k].shape[axis] for k, axis in axes), default=1)
+
+
+class Followed:
+    """A cut of some axes that is followed through a function.
+
+    Args:
+      uncut: the function.
+      axes: the axes.
+      partial: whether axes that are summed over are cut.
+    """
+
+    def __init__(self, uncut: Uncut, axes: Axes, partial: bool) -> None:
+        self._uncut, self.axes, self._partial = uncut, axes, partial
+        self._analysis = uncut.analysis
+        find = self._analysis.classes.find
+        self._roots = {find((uncut.values[k].number, axis)) for k, axis in sorted(axes)}
+        self._cuts: dict[Operand, list[Cut]] = {}
+        # The values that are needed whole though a cut reaches them.
+        self._whole: set[Operand] = set()
+        self._pass: dict[Operand, int] = {}
+        self._divided: set[Node] = set()
+        self._parts = 0  # The bytes of sums over cut axes.
+        self.passes = 1
+        for value in self._analysis.graph.inputs:
+            self._begin(value)
+        for node in self._analysis.graph.nodes:
+            self._visit(node)
+
+    def _begin(self, value: Value) -> None:
+        """Cuts the axes of a value that belong to the classes."""
+        find = self._analysis.classes.find
+        row = [
+            Cut(cut_points(FOLLOWED, size), False, frozenset({(0, 0)}))
+            if size > 1 and find((value.number, axis)) in self._roots
+            else UNCUT
+            for axis, size in enumerate(value.shape)
+        ]
+        if any(cut.at for cut in row):
+            self._cuts[value] = row
+
+    def _visit(self, node: Node) -> None:
+        before = max((self._pass.get(x, 0) for x in node.ins), default=0)
+        if not any(x in self._cuts for x in node.ins):
+            for out in node.outs:
+                self._pass[out] = before
+                self._begin(out)
+            return
+        rows = [self._cuts.get(x) or [UNCUT] * len(x.shape) for x in node.ins]
+        forward: Forward = self._analysis.rules[node.number].forward(rows)
+        ended = [
+            each
+            for each in forward.lost
+            if each.origins and each.reason != BESIDE and not each.reason.in_stages
+        ]
+        contracted = bool(forward.contracted) and self._partial
+        is_whole = bool(ended) or (bool(forward.contracted) and not self._partial)
+        self._divided.add(node)
+        after = before
+        if ended and node.primitive in unroll.PRIMITIVES:
+            after += int(node.params.get("length", 1))
+        elif ended and node.primitive in prefix.STAGES:
+            # It becomes stages: its result stays cut.
+            after += 1
+            self._cuts |= {out: row for out, row in zip(node.outs, rows, strict=False)}
+        elif is_whole:
+            self._whole |= {*node.ins, *node.outs}
+            after += 1
+        for out, row in zip(node.outs, forward.outs, strict=True):
+            if any(cut.at for cut in row):
+                self._cuts[out] = row
+            self._pass[out] = after + contracted
+            self._parts += contracted * nbytes(out)
+        if any(out in self._cuts for out in node.outs) or contracted:
+            self.passes = max(self.passes, after + 1)
+
+    def _share(self, value: Operand, count: int) -> float:
+        """The part of a value that a shard has, in so many pieces."""
+        if value in self._whole:
+            return 1
+        found = 1.0
+        for size, cut in zip(value.shape, self._cuts.get(value, ()), strict=False):
+            if cut.at:
+                found /= min(size, count)
+        return found
+
+    def held(self, count: int) -> float:
+        """About the bytes that a shard holds, in so many pieces."""
+        graph, in_loops = self._analysis.graph, self._uncut.in_loops
+        results = [v for v in dict.fromkeys(graph.outputs) if isinstance(v, Value)]
+        shares = {v: self._share(v, count) for v in [*graph.inputs, *results]}
+        outside = sum(
+            nbytes(value) * share
+            for value, share in shares.items()
+            if not in_loops or (share < 1 and count > 1)
+        )
+
+        def size_of(value: Any) -> float:
+            return 0 if value in shares else nbytes(value) * self._share(value, count)
+
+        def inner(line: Line) -> float:
+            return inside(line.node) / (count if line.node in self._divided else 1)
+
+        lines = lines_of(graph, self._analysis.rules)
+        return outside + lines.most(size_of, inner)[0]
+
+    def fewest(self, memory: int) -> int | None:
+        """About the fewest pieces with which a shard fits; None: there are none."""
+        most = self._uncut.most(self.axes)
+        below, count = 1, min(2, most)
+        while self.held(count) > memory:
+            if count >= most:
+                return None
+            below, count = count, min(4 * count, most)
+        while count - below > max(1, count // 8):
+            middle = math.isqrt(below * count) if below > 1 else (below + count) // 2
+            middle = min(max(middle, below + 1), count - 1)
+            if self.held(middle) <= memory:
+                count = middle
+            else:
+                below = middle
+        return count
+
+    def moved(self, count: int) -> float:
+        """About the bytes that all shards read and return, in so many pieces."""
+        cut_axes = [sum(bool(cut.at) for cut in row) for row in self._cuts.values()]
+        shards = float(count) ** max(cut_axes, default=1)
+        graph = self._analysis.graph
+        reads = sum(
+            nbytes(v) * max(shards * self._share(v, count), 1) for v in graph.inputs
+        )
+        results = sum(nbytes(v) for v in graph.outputs if isinstance(v, Value))
+        return reads * self.passes + results + self._parts * (count - 1)
+
+
+def ranked(
+    uncut: Uncut,
+    given: Axes,
+    classes: Sequence[Axes],
+    memory: int,
+    partial: bool,
+    times_read: Callable[[Axes, int], float],
+) -> list[tuple[float, Followed]]:
+    """Axes to cut: those that are given and one class more, the most promising first.
+
+    With each comes about what all shards move, in bytes. First come those that fit, by
+    what their shards move, then the others, by what they hold.
+
+    Args:
+      times_read: returns how often shards read each chunk, for axes and pieces.
+    """
+    more = dict.fromkeys(given | axes for axes in classes[:CLASSES])
+    fits: list[tuple[float, Followed]] = []
+    rest: list[Followed] = []
+    for each in (Followed(uncut, axes, partial) for axes in more if axes != given):
+        if (count := each.fewest(memory)) is None:
+            rest.append(each)
+        else:
+            fits.append((each.moved(count) * times_read(each.axes, count), each))
+    fits.sort(key=lambda pair: pair[0])
+    rest.sort(key=lambda each: each.held(uncut.most(each.axes)))
+    return fits + [(math.inf, each) for each in rest]

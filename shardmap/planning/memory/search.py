@@ -1,0 +1,468 @@
+"""Finds along which axes, and into how many pieces, a function fits into memory.
+
+The function as it is comes first. Then the loop classes are ranked, see `loops`, and
+the best two are cut: an estimate gives the number of pieces, and XLA says what the
+largest shards take, which corrects it once or twice. The way that moves the fewest
+bytes is chosen.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.in_slices import Asked, cut_points
+from shardmap.planning.lax.reduce import COMBINERS
+from shardmap.planning.memory.compiled import (
+    bytes_moved,
+    estimated,
+    largest_shard,
+)
+from shardmap.planning.memory.held import Peak
+from shardmap.planning.memory.loops import MOST_AXES, Axes, Followed, Uncut, ranked
+from shardmap.planning.run.cut_program import IN_MEMORY, CutProgram
+from shardmap.units import Auto, size
+
+WAYS = 2
+"""So many ways that fit are compared."""
+
+NEAR = 1.5
+"""Ways are compared if their shards move at most so many times more."""
+
+ATTEMPTS = 3
+"""The most classes of axes that are tried, each with those that are cut already."""
+
+COMPILES = 3
+"""How often the number of pieces is corrected by what XLA says, and once more."""
+
+ESTIMATES = 5
+"""How often it is corrected by estimates, before each of these times."""
+
+HOPELESS = 1.1
+"""Shards that are estimated to take so many times the memory are not compiled."""
+
+ROOMY = 0.6
+"""Shards that take less than this part of the memory are made larger."""
+
+MOST_PIECES = 2**16
+"""The most pieces of an axis."""
+
+SCANNED = (4, 16, 64, 256)
+"""The numbers of pieces that are tried if the most pieces do not fit."""
+
+QUICK = 128
+"""A function of at most so many equations is compiled whole to see if it fits."""
+
+MANY_SHARDS = 1024
+"""A program of more shards is compared with one that keeps nothing."""
+
+FEW_STAGES = 64
+"""So many stages cost no time of their own."""
+
+STAGE_BYTES = 2**20
+"""Each further stage takes about as long as moving so many bytes."""
+
+SHARD_BYTES = 2**12
+"""So does each shard."""
+
+SECOND = 1.0
+"""The seconds between two lines that tell what is planned."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A function that is to fit into memory.
+
+    Attributes:
+      make: cuts the function. Takes points, whether axes that are summed over are cut,
+        and whether values may be kept for later stages.
+      uncut: the function before it is cut.
+      asked: the cuts of its arguments; `AUTO` for those whose number is sought.
+      finds: whether the axes are sought too.
+      partial: whether axes that are summed over may be cut.
+      memory: the bytes that shards may take.
+      took: compiles shards, and returns the bytes that they take.
+      chunks: (argument, axis) -> where its chunks begin; None: it has none.
+      times_read: returns how often pieces read each chunk, on average.
+      started: when the search began.
+    """
+
+    make: Callable[[Asked, bool, bool], CutProgram]
+    uncut: Uncut
+    asked: Asked
+    finds: bool
+    partial: bool
+    memory: int
+    took: Callable[[CutProgram], int]
+    chunks: Callable[[int, int], tuple[int, ...] | None] = lambda k, axis: None
+    times_read: Callable[[Asked], float] = lambda asked: 1.0
+    _told: list[float] = field(default_factory=lambda: [time.monotonic()])
+    _tries: dict[Any, "_Tries"] = field(default_factory=dict)
+
+    def tell(self, doing: str) -> None:
+        """Says on stderr what is done, at most once a second."""
+        if (now := time.monotonic()) - self._told[-1] > SECOND:
+            seconds = now - self._told[0]
+            self._told[1:] = [now]
+            text = f"planning within {size(self.memory)}: {doing}, {seconds:.0f} s"
+            print(text, file=sys.stderr, flush=True)
+
+    def tries(self, axes: Axes, partial: bool, keeps: bool) -> "_Tries":
+        """The programs of one way to cut the function, each made once."""
+        way = axes, partial, keeps
+        if way not in self._tries:
+            self._tries[way] = _Tries(self, axes, partial, keeps)
+        return self._tries[way]
+
+    def points(self, axes: Axes, count: int) -> Asked:
+        """The cuts that were asked for, and these axes in ``count`` pieces."""
+        values = self.uncut.values
+        rows = [list(row) for row in self.asked]
+        if any(k >= len(rows) for k, _ in axes):
+            rows += [[()] * len(value.shape) for value in values[len(rows) :]]
+        for k, axis in axes:
+            borders = self.chunks(k, axis) if k < len(self.asked) else None
+            rows[k][axis] = cut_points(count, values[k].shape[axis], borders)
+        return tuple(map(tuple, rows))
+
+
+class TooLittle(Exception):
+    """A way does not fit.
+
+    Attributes:
+      least: what it holds.
+      axes: the axes that are cut.
+      count: the number of their pieces; 0 if that is given.
+      program: the cut function.
+    """
+
+    def __init__(
+        self, least: Peak, axes: Axes, count: int, program: CutProgram
+    ) -> None:
+        super().__init__(least, axes, count)
+        self.least, self.axes, self.count = least, axes, count
+        self.program = program
+
+
+def program_within(problem: Problem) -> CutProgram:
+    """The function, cut so that it fits, as little as possible.
+
+    Raises:
+      ValueError: it does not fit, whatever is cut.
+    """
+    given = frozenset(
+        (k, axis)
+        for k, row in enumerate(problem.asked)
+        for axis, points in enumerate(row)
+        if isinstance(points, Auto)
+    )
+    refused: list[TooLittle] = []
+    try:
+        return _as_it_is(problem, given)
+    except TooLittle as error:
+        refused.append(error)
+    ways: Iterable[Axes] = [given] if given else _by_cost(problem, given)
+    for _ in range(MOST_AXES):
+        here: list[TooLittle] = []
+        for axes in ways:
+            try:
+                return _kept_or_not(problem, axes)
+            except TooLittle as error:
+                here.append(error)
+        if not here:
+            break
+        # What holds the least is cut along further axes.
+        refused += here
+        best = min(here, key=lambda error: error.least.bytes)
+        ways = _by_cost(problem, best.axes)
+    least = min(refused, key=lambda error: error.least.bytes)
+    if least.program.num_shards <= MANY_SHARDS:
+        # What is told is enough, not an estimate.
+        took = max(problem.took(least.program), least.least.bytes)
+        least.least = least.least._replace(bytes=took)
+    raise ValueError(_refusal(problem, least))
+
+
+def _by_cost(problem: Problem, begin: Axes) -> Iterator[Axes]:
+    """A few ways to cut one class more, in order; close ones are analysed."""
+    uncut, memory = problem.uncut, problem.memory
+    classes = uncut.classes()
+    if not problem.finds:
+        # What no argument has may be cut nevertheless.
+        count = len(problem.asked)
+        classes = [axes for axes in classes if all(k >= count for k, _ in axes)]
+
+    def times_read(axes: Axes, count: int) -> float:
+        return problem.times_read(problem.points(axes, count))
+
+    every = ranked(uncut, begin, classes, memory, problem.partial, times_read)
+    every = every[:ATTEMPTS]
+    close = [f.axes for moved, f in every[:WAYS] if moved <= NEAR * every[0][0]]
+    if len(close) > 1 and every[0][0] < math.inf:
+        close.sort(key=lambda axes: _estimated_cost(problem, axes))
+    yield from close
+    yield from (followed.axes for _, followed in every[len(close) :])
+
+
+def _estimated_cost(problem: Problem, axes: Axes) -> float:
+    """About what these axes cost in as many pieces as fit, without compiling."""
+    tries = problem.tries(axes, problem.partial, True)
+    tried = tries.fewest(tries.count, 1, problem.memory)
+    if tried.held.bytes > problem.memory:
+        return math.inf
+    return _cost(problem, tried, axes)
+
+
+def _kept_or_not(problem: Problem, axes: Axes) -> CutProgram:
+    """The function with these axes cut: with what costs the least time, if it fits.
+
+    Raises:
+      TooLittle: it does not fit.
+    """
+    refused: list[TooLittle] = []
+    kept: CutProgram | None = None
+    try:
+        kept = _fitted(problem, axes, problem.partial, keeps=True)
+    except TooLittle as error:
+        refused.append(error)
+    if kept is not None and kept.num_shards <= MANY_SHARDS:
+        return kept
+    # What is kept may leave room for tiny shards only.
+    if (kept or refused[0].program).analysis.costly:
+        try:
+            again = _fitted(problem, axes, problem.partial, keeps=False)
+        except TooLittle as error:
+            refused.append(error)
+        else:
+            return min(filter(None, (again, kept)), key=lambda made: made.num_shards)
+    if kept is not None:
+        return kept
+    # In self-attention, say, sums over the keys keep the product for a later stage.
+    if problem.partial and len(refused[-1].program.stages) > 1:
+        try:
+            return _fitted(problem, axes, partial=False, keeps=False)
+        except TooLittle as error:
+            refused.append(error)
+    raise min(refused, key=lambda error: error.least.bytes)
+
+
+def _as_it_is(problem: Problem, given: Axes) -> CutProgram:
+    """The function with the cuts that are given, and no others.
+
+    Raises:
+      TooLittle: it does not fit, or it would take long to find out.
+    """
+    asked = problem.points(given, 1)
+    is_cut = any(points for row in asked for points in row)
+    for keeps in (True, False) if is_cut else (True,):
+        program = problem.make(asked, problem.partial, keeps)
+        least = estimated(program, problem.uncut.in_loops)
+        if is_cut or _may_fit(problem, program, least):
+            problem.tell("as it is")
+            took = problem.took(program)
+            if took <= problem.memory:
+                return program
+            least = least._replace(bytes=took)
+    raise TooLittle(least, given, 1 if given or not is_cut else 0, program)
+
+
+def _may_fit(problem: Problem, program: CutProgram, least: Peak) -> bool:
+    """Whether a function that is not cut might fit, and compiles in a short time."""
+    steps, room = 0, problem.memory
+    rules = program.analysis.rules
+    for stage in program.stages:
+        shard = largest_shard(stage)
+        results = {ref.slot for ref in shard.recipe.static.outs if ref is not None}
+        if problem.uncut.in_loops:
+            # A large result is made in the memory of the function's results.
+            room += sum(nbytes(each.value) for each in stage.results)
+        elif shard.moved > problem.memory:
+            return False
+        nodes = {node.number: node for node in stage.backwards}
+        for step in shard.recipe.static.steps:
+            node = nodes[step.node]
+            steps += 1
+            if rules[step.node].cheap or node.primitive in COMBINERS:
+                continue
+            for slot, out in enumerate(node.outs, step.first):
+                if slot not in results and nbytes(out) > room:
+                    return False
+    return steps <= QUICK or least.bytes <= problem.memory
+
+
+class _Tried(NamedTuple):
+    """A number of pieces, the program, and about what its shards hold."""
+
+    pieces: int
+    program: CutProgram
+    held: Peak
+
+
+def _fitted(problem: Problem, axes: Axes, partial: bool, keeps: bool) -> CutProgram:
+    """The function with these axes cut, in about the fewest pieces that fit.
+
+    Raises:
+      TooLittle: it does not fit.
+    """
+    tries = problem.tries(axes, partial, keeps)
+    most, count = tries.most, tries.count
+    below, room = 1, float(problem.memory)
+    found: CutProgram | None = None
+    least: _Tried | None = None
+    for _ in range(COMPILES + 1):
+        tried = tries.fewest(count, below, room)
+        if tried.held.bytes > HOPELESS * max(room, problem.memory):
+            least = least or tried
+            break
+        if tried.program is found:
+            break
+        took = problem.took(tried.program)
+        estimate = max(tried.held.bytes, 1)
+        if took <= problem.memory:
+            found = tried.program
+            if took >= ROOMY * problem.memory or tried.pieces - below <= 1:
+                break
+            room = estimate * problem.memory / max(took, 1)
+            count = max(math.ceil(tried.pieces * took / problem.memory), below + 1)
+            if count > 0.9 * tried.pieces:
+                break
+        elif found is not None:
+            break
+        else:
+            held = tried.held._replace(bytes=took)
+            if took > estimate and took - estimate > held.largest:
+                text = "scratch memory of XLA's kernels"
+                held = Peak(took, took - estimate, text)
+            if least is None or took < least.held.bytes:
+                least = tried._replace(held=held)
+            if tried.pieces >= most:
+                break
+            below = tried.pieces
+            # Kernels may take as much for shorter pieces.
+            room = problem.memory - (took - estimate)
+            if room < problem.memory / 4:
+                room = estimate * problem.memory / took
+            count = min(math.ceil(1.1 * below * took / problem.memory), most)
+            count = max(min(count, 16 * below), below + 1)
+    if found is None:
+        assert least is not None
+        raise TooLittle(least.held, axes, least.pieces, least.program)
+    return found
+
+
+class _Tries:
+    """Programs of one way to cut a function, by the number of pieces.
+
+    Attributes:
+      most: the most pieces.
+      count: about the fewest that fit.
+    """
+
+    def __init__(
+        self, problem: Problem, axes: Axes, partial: bool, keeps: bool
+    ) -> None:
+        self._problem, self._axes = problem, axes
+        self.most = min(problem.uncut.most(axes), MOST_PIECES)
+        followed = Followed(problem.uncut, axes, partial)
+        self.count = min(followed.fewest(problem.memory) or self.most, self.most)
+        self._manner = partial, keeps
+        self._known: dict[int, _Tried] = {}
+
+    def at(self, count: int) -> _Tried:
+        if count not in self._known:
+            self._problem.tell(f"in {count:,} pieces")
+            asked = self._problem.points(self._axes, count)
+            program = self._problem.make(asked, *self._manner)
+            held = estimated(program, self._problem.uncut.in_loops)
+            self._known[count] = _Tried(count, program, held)
+        return self._known[count]
+
+    def fewest(self, count: int, below: int, room: float) -> _Tried:
+        """About the fewest pieces whose shards hold as little as ``room``.
+
+        Args:
+          count: the number that is tried first.
+          below: a number that is too small.
+          room: the bytes.
+        """
+        fits: _Tried | None = None
+        before: Peak | None = None
+        begin = below
+        for _ in range(ESTIMATES):
+            tried = self.at(count)
+            if tried.held.bytes <= room:
+                fits = tried
+                if count - below <= max(1, count // 16):
+                    break
+            else:
+                below = count
+                if count >= self.most:
+                    break
+                if _is_hopeless(tried.held, before, room):
+                    return min(tried, self.at(self.most), key=_bytes)
+            before = tried.held
+            # The bytes are about proportional to the length of a piece.
+            count = math.ceil(count * tried.held.bytes / max(room, 1))
+            if fits is None:
+                more = max(count, below + max(1, below // 4))
+                count = min(more, 16 * below, self.most)
+            elif below < count < fits.pieces - max(1, fits.pieces // 16):
+                pass
+            else:
+                break
+        if fits is None:
+            # More pieces may take more, as what many shards return is combined.
+            for count in SCANNED:
+                if begin < count < self.most:
+                    other = self.at(count)
+                    if _is_hopeless(other.held, tried.held, room):
+                        return min(tried, other, key=_bytes)
+                    tried = min(tried, other, key=_bytes)
+                    if other.held.bytes <= room:
+                        return other
+        return fits or tried
+
+
+def _bytes(tried: _Tried) -> int:
+    return tried.held.bytes
+
+
+def _is_hopeless(held: Peak, before: Peak | None, room: float) -> bool:
+    """Whether a value that is too large is as large as it was in fewer pieces."""
+    return held.largest > room and before is not None and before[1:] == held[1:]
+
+
+def _cost(problem: Problem, tried: _Tried, axes: Axes) -> float:
+    """About the bytes that all shards move, and what else takes time."""
+    program = tried.program
+    times = problem.times_read(problem.points(axes, tried.pieces))
+    stages = max(len(program.stages) - FEW_STAGES, 0)
+    overhead = STAGE_BYTES * stages + SHARD_BYTES * program.num_shards
+    return bytes_moved(program) * times + overhead
+
+
+def _refusal(problem: Problem, refused: TooLittle) -> str:
+    """Names the least that any way takes, and what would help."""
+    least, count = refused.least, refused.count
+    pieces, remedy = "as a whole", "" if problem.finds else ", or cut other axes"
+    if count > 1:
+        pieces = f"in {count:,} pieces"
+    elif not count:
+        pieces = "in the pieces that in_slices gives"
+        remedy = ", or cut into more pieces: AUTO is as many as it takes"
+    place = f" made at {least.source}" if least.source else ""
+    if least.is_kept:
+        place += ", kept for later stages"
+        if least.largest > IN_MEMORY and not problem.uncut.in_loops:
+            remedy += ", or a folder as scratch"
+    value = f", of it {size(least.largest)} in {least.shape}{place}"
+    exact = f" ({least.bytes:,} bytes)" if least.bytes >= 1024 else ""
+    held = f"{size(least.bytes)}{exact} at once" + value * bool(least.largest)
+    enough = math.ceil(1.02 * least.bytes)  # Other pieces may take a little more.
+    return (
+        f"memory={size(problem.memory)} is too little: {pieces} the function still "
+        f"holds {held}. Pass memory={enough} or more{remedy}."
+    )

@@ -1,0 +1,454 @@
+"""`plan` and its result, a `ShardPlan` of `Shard`s.
+
+>>> import jax.numpy as jnp, numpy as np
+>>> x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+>>> made = plan(lambda x: jnp.cos(x).sum(0), x, in_slices=({0: 2},))
+>>> made.num_shards
+2
+>>> made.shards[1].in_slices
+((slice(2, 4, None), slice(0, 3, None)),)
+>>> made.run(x)
+array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
+"""
+
+import inspect
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from shardmap._jax import api_boundary
+from shardmap._jax.stages import trace_as
+from shardmap._jax.types import PyTree
+from shardmap.arrays.sources.labelled import plain
+from shardmap.planning import report
+from shardmap.planning.cutting import cut_function
+from shardmap.planning.engine.stages import Stage
+from shardmap.planning.in_slices import InSlices
+from shardmap.planning.labels import Labels, named_cuts, without_labels
+from shardmap.planning.memory.compiled import peak_bytes
+from shardmap.planning.run.cut_program import CutProgram
+from shardmap.planning.run.dask import to_dask
+from shardmap.planning.run.disk.scratch import checked
+from shardmap.planning.run.run import run
+from shardmap.planning.run.shards import Shards, index_of
+from shardmap.planning.run.static import in_order, static_keys, without_static
+from shardmap.units import bytes_of, check_bool, integer_of, shown
+
+
+@api_boundary
+def plan(
+    fun: Callable[..., PyTree],
+    *args: PyTree,
+    in_slices: InSlices = None,
+    out_slices: InSlices = None,
+    partial: bool = True,
+    memory: int | str | None = None,
+    scratch: Any = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    **kwargs: PyTree,
+) -> "ShardPlan":
+    """Cuts a function into independent shards.
+
+    Args:
+      fun: a function of arrays that JAX can trace.
+      *args: its arguments, pytrees of arrays. Their values are not read. Leaves may
+        also be `jax.ShapeDtypeStruct`, `numpy.memmap`, h5py datasets, zarr arrays, and
+        types with a handler (`extend.register_shard_handler`). The function gets xarray
+        arrays and datasets with their labels.
+      in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
+        None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of pieces of
+        nearly equal length, at most the length of the axis; a tuple of lengths; a list
+        of (start, stop) pairs or slices; `Pieces` of a length; `AS_CHUNKED`; `EACH`; or
+        `AUTO`, as few pieces as fit into ``memory``. Pieces begin at chunks if an array
+        has enough of them. For xarray, an axis is the name of a dimension. Default:
+        with ``memory``, the axes that save the most; otherwise nothing is cut.
+      out_slices: how the results are cut, in the same form, a pytree prefix of the
+        results. Use it for results that do not depend on an argument that is cut, such
+        as random numbers.
+      partial: whether to cut axes that the function reduces. Shards then return partial
+        results.
+      memory: a bound for `ShardPlan.peak_bytes`, the bytes that a shard uses with the
+        values kept for later stages: an int, or a text such as ``"2 GB"``. Values that
+        do not fit are computed again instead. Cuts of your own have to fit too. In this
+        process, two shards run at once if both fit. Other processes, and threads of an
+        executor, use as much each.
+      scratch: where runs store values of more than 1 MiB for later stages: a folder, or
+        a zarr group. Default: in memory.
+      static_argnums: the positions of arguments that are not arrays, as for `jax.jit`.
+        In ``in_slices`` they are None; `ShardPlan.run` takes them again.
+      static_argnames: the names of such arguments.
+      **kwargs: keyword arguments of the function. They are not cut. If one has the name
+        of a parameter of ``plan`` or `ShardPlan.run`, bind it with `functools.partial`.
+
+    Returns:
+      The plan. Nothing runs yet.
+
+    Warns:
+      UserWarning: arguments have 64 bits, which JAX reduces to 32 without
+        ``jax_enable_x64``; no cut is given, or none has an effect; or nothing depends
+        on an argument.
+
+    Raises:
+      TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit; ``memory`` is
+        not a size, or too little for these cuts or for any; ``scratch`` is not a place;
+        or the function has an effect or a collective, so its shards cannot run alone.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jax.ShapeDtypeStruct((6, 4), jnp.float32)
+      >>> w = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+      >>> made = plan(jnp.dot, x, w, in_slices=({0: 3}, {1: (6, 2)}))
+      >>> made.num_shards
+      6
+      >>> made.shards[-1].out_slices
+      (slice(4, 6, None), slice(6, 8, None))
+    """
+    if not callable(fun):
+        raise TypeError(f"plan takes a function, got {shown(fun)}")
+    check_bool("partial", partial)
+    room = None if memory is None else bytes_of("memory", memory)
+    place = checked(scratch)
+    statics = static_keys(fun, args, kwargs, static_argnums, static_argnames)
+    own = in_order(args, kwargs, statics)
+    function, given = _by_position(fun, own, kwargs), _weakly(own)
+    function, labels = without_labels(function, own)
+    if labels is not None:
+        cut = tuple(None if k in statics else x for k, x in enumerate(args))
+        in_slices = named_cuts(in_slices, cut)
+    made = cut_function(
+        function, plain(own), in_slices, partial, room, out_slices, place, len(args)
+    )
+    made.statics = statics
+    if narrowed := report.narrowed(made):
+        warnings.warn(
+            f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
+            "True), or give 32-bit arrays.",
+            stacklevel=3,  # The caller of `api_boundary`.
+        )
+    if not made.num_shards:
+        warnings.warn(
+            "plan: no shard has anything to do, as the results depend on no argument: "
+            "pass the arrays that the function closes over as arguments.",
+            stacklevel=3,
+        )
+    elif in_slices is None and out_slices is None and room is None:
+        warnings.warn(
+            "plan: nothing is cut: give in_slices, out_slices or memory.", stacklevel=3
+        )
+    if report.runs_whole(made):
+        warnings.warn(
+            "plan: the function runs as a whole: none of the cuts reaches its end. "
+            "explain() of the plan says why.",
+            stacklevel=3,  # The caller of `api_boundary`.
+        )
+    return ShardPlan(made, labels, room, given)
+
+
+OPTIONS = frozenset(
+    {
+        *("out", "executor", "max_in_flight", "progress", "retries", "checkpoint"),
+        *("scratch", "task", "values"),
+    }
+)
+"""The keyword options of a plan's methods."""
+
+
+def _by_position(
+    fun: Callable[..., PyTree], own: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+) -> Callable[..., PyTree]:
+    """Returns ``fun`` as a function of arguments `in_order`, such as ``own``.
+
+    Raises:
+      TypeError: a keyword argument has the name of an option of a plan.
+    """
+    taken = sorted(OPTIONS & kwargs.keys())
+    if taken and not _takes(fun, taken[0]):
+        raise TypeError(
+            f"{taken[0]!r} is an option of a plan's run: write "
+            f"plan(...).run(..., {taken[0]}=...)"
+        )
+    if taken:
+        raise TypeError(
+            f"plan cannot take the keyword argument {taken[0]!r} of the function, "
+            "as a plan has an option of that name: bind it before, with "
+            f"functools.partial(fun, {taken[0]}=...)"
+        )
+    unknown = [name for name in kwargs if not _takes(fun, name)]
+    if unknown:
+        name = getattr(fun, "__name__", type(fun).__name__)
+        raise TypeError(
+            f"plan got {unknown[0]}=, which is no option of plan nor an argument of "
+            f"{name}: did you mean in_slices= or memory=?"
+        )
+    count, has_names = len(own) - bool(kwargs), bool(kwargs)
+
+    def call(*given: PyTree) -> PyTree:
+        named = given[count] if has_names else {}
+        by_name = {name: without_static(x) for name, x in named.items()}
+        return fun(*map(without_static, given[:count]), **by_name)
+
+    trace_as(call, "plan", fun, own[:count], own[count] if has_names else {})
+    return call
+
+
+def _takes(fun: Callable[..., PyTree], name: str) -> bool:
+    """Whether a function takes a keyword argument, as far as its signature says."""
+    try:
+        parameters = inspect.signature(fun).parameters
+    except (TypeError, ValueError):  # Some builtins have none.
+        return True
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return True
+    if name not in parameters:
+        return False
+    return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+
+
+def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
+    """Returns a function that returns the arguments, as long as others hold them."""
+
+    def ref(leaf: Any) -> Callable[[], Any]:
+        try:
+            return weakref.ref(leaf)
+        except TypeError:  # Such as of a number.
+            return lambda: leaf
+
+    leaves, tree = jax.tree.flatten(args)
+    refs = [ref(leaf) for leaf in leaves]
+
+    def again() -> tuple[PyTree, ...]:
+        found = [ref() for ref in refs]
+        if any(x is None or isinstance(x, jax.ShapeDtypeStruct) for x in found):
+            raise ValueError(
+                "the arguments that the plan was made with are shapes only, or are "
+                "gone: pass them again"
+            )
+        made: tuple[PyTree, ...] = jax.tree.unflatten(tree, found)
+        return made
+
+    return again
+
+
+class ShardPlan:
+    """A function that is cut into shards; the result of `plan`.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+      >>> made = sm.plan(lambda x: (x * 2).sum(1), x, in_slices={0: 3})
+      >>> type(made) is sm.ShardPlan, made.num_shards
+      (True, 3)
+      >>> made.run(x)
+      array([ 2., 10., 18., 26., 34., 42.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        cut_program: CutProgram,
+        labels: Labels | None = None,
+        memory: int | None = None,
+        given: Callable[[], tuple[PyTree, ...]] = tuple,
+    ) -> None:
+        self._cut_program, self._labels, self._memory = cut_program, labels, memory
+        self._given = given
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages, which run one after the other. The shards of a stage run in any
+        order.
+        """
+        return self._cut_program.stages
+
+    @property
+    def shards(self) -> Shards:
+        """The shards of all stages, a lazy sequence."""
+        return Shards(self._cut_program, self._cut_program.stages)
+
+    def stage_shards(self, number: int) -> Shards:
+        """The shards of one stage."""
+        stages = self._cut_program.stages
+        place = index_of("stages", number, len(stages))
+        return Shards(self._cut_program, [stages[place]])
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards in all stages."""
+        return self._cut_program.num_shards
+
+    @property
+    def out_slices(self) -> PyTree:
+        """How the results are cut: for each, {axis: list of (start, stop)}."""
+        return report.out_slices(self._cut_program)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes that one shard uses at most.
+
+        It counts what the shard reads and returns, what XLA says that it takes besides,
+        and the values that are kept for later stages at that time. It does not count
+        arguments, results, values in ``scratch``, and free memory that the allocator
+        keeps. The largest shard of each stage is compiled for this.
+        """
+        return peak_bytes(self._cut_program)
+
+    @property
+    def cut_fraction(self) -> float:
+        """The bytes that the largest shard reads and writes, over all bytes."""
+        return report.cut_fraction(self._cut_program)
+
+    def explain(self) -> Any:
+        """Explains what became of each cut: what it reaches, or why an axis is whole.
+
+        Returns:
+          An `Explanation`, as `shardmap.explain` returns. Print it; ``pieces`` has its
+          lines, and ``stages`` the numbers.
+        """
+        title = str(self).splitlines()[0]
+        text = report.explain(self._cut_program)
+        from shardmap.explaining.explanation import explanation_of
+
+        return explanation_of(title, text, self.stage_costs)
+
+    @property
+    def stage_costs(self) -> tuple[report.StageCost, ...]:
+        """What each stage computes, reads and keeps."""
+        return report.stage_costs(self._cut_program)
+
+    def __repr__(self) -> str:
+        stages = len(self.stages)
+        plural = "" if stages == 1 else "s"
+        return f"<ShardPlan: {self.num_shards:,} shards in {stages} stage{plural}>"
+
+    def _repr_html_(self) -> str:
+        from shardmap.explaining.draw.html import html_of
+
+        return html_of(self)
+
+    def __str__(self) -> str:
+        return report.summary(self._cut_program)
+
+    def _arrays(
+        self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    ) -> tuple[PyTree, ...]:
+        return in_order(args, kwargs, self._cut_program.statics)
+
+    def _bare(self, out: PyTree) -> PyTree:
+        return out if self._labels is None else self._labels.out(out)
+
+    def _labelled(self, bare: PyTree) -> PyTree:
+        return bare if self._labels is None else self._labels.result(bare)
+
+    def to_dask(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Returns the result as Dask arrays, which are not computed yet.
+
+        Values for later stages are Dask arrays too, which the workers keep and spill to
+        their disks; ``scratch`` is not used.
+
+        Args:
+          *args: as for `run`. Default: those of `plan`, if they still exist. Arrays of
+            Dask stay where they are.
+          **kwargs: as for `run`.
+
+        Example:
+          >>> import dask.array as da, numpy as np, shardmap as sm
+          >>> x = da.arange(12, chunks=4, dtype=np.float32)
+          >>> made = sm.plan(lambda x: x * 2, x, in_slices={0: 3})
+          >>> made.to_dask(x)[3:5].compute()
+          array([6., 8.], dtype=float32)
+        """
+        arrays = self._arrays(args, kwargs) if args or kwargs else self._given()
+        return self._labelled(to_dask(self._cut_program, arrays))
+
+    def run(
+        self,
+        *args: PyTree,
+        out: PyTree = None,
+        executor: Any = None,
+        max_in_flight: int | None = None,
+        progress: bool = False,
+        retries: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        scratch: Any = None,
+        task: tuple[int, int] | None = None,
+        **kwargs: PyTree,
+    ) -> PyTree:
+        """Runs all shards and returns the result of the function.
+
+        Args:
+          *args: the arguments of the function: arrays, or values with ``shape``,
+            ``dtype`` and ``__getitem__``. Each shard reads only its own slices.
+            Default: those of `plan`, if they still exist.
+          out: where to write the result: array-likes with ``__getitem__`` and
+            ``__setitem__`` in the structure of the result. None: new NumPy arrays.
+          executor: where shards run. None: this process, which reads, computes and
+            writes at the same time. An int: that many processes, which start with the
+            run and end with it. A `concurrent.futures.Executor`: its threads, or its
+            processes if "spawn", loky or mpi4py starts them. A `distributed.Client`:
+            its workers, which also combine partial results. The module ``ray``: its
+            tasks. Other processes open files and stores themselves.
+          max_in_flight: the number of shards that are read or computed at once. In this
+            process, as many threads read what is not in memory, which hides the latency
+            of remote stores. Default: one thread reads two shards ahead, or one if it
+            is larger than 32 MiB or ``memory`` has no room for two.
+          progress: whether to show a bar of tqdm, or lines of text without tqdm.
+          retries: how often to retry a shard that fails.
+          checkpoint: a folder for the results of shards. A run that was stopped
+            continues with those that are missing. The arguments must have the same
+            values; this is checked for arrays in memory up to 1 MiB.
+          scratch: where to store values for later stages, as for `plan`. Default: that
+            of `plan`. A run creates a folder or group with a random name there, and
+            removes it at the end. Other processes open it themselves.
+          task: (index, count) of this process in an array job. All its processes run
+            the same program with the same ``checkpoint``. Each runs its part of the
+            shards of every stage, and waits for the others. Restart a task that was
+            killed. Large values for later stages are read from the folder.
+          **kwargs: the keyword arguments of `plan`.
+
+        Returns:
+          NumPy arrays, or ``out``, in the structure of the function's result. In an
+          array job, the last task returns this at the end, and the others return None.
+
+        Warns:
+          UserWarning: ``out`` has chunks that two shards share, which are read and
+            written again: cut along its chunks.
+
+        Raises:
+          OSError: ``scratch`` or ``checkpoint`` cannot store a value.
+          ShardError: a shard failed, or the executor broke down.
+          ValueError: ``out`` or the arguments do not fit, or the checkpoint is that of
+            another plan or of other arguments.
+        """
+        if max_in_flight is not None:
+            max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
+        retries = integer_of("retries", retries, least=0)
+        check_bool("progress", progress)
+        if executor is None and max_in_flight is None and self._memory is not None:
+            if 2 * self.peak_bytes > self._memory:
+                max_in_flight = 1
+        if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
+            raise TypeError(
+                f"run got {unknown[0]}=, which is no option of run nor a keyword "
+                "argument that the plan was made with. The options are "
+                "out, executor, max_in_flight, progress, retries, checkpoint, scratch "
+                "and task."
+            )
+        made = run(
+            self._cut_program,
+            self._arrays(args, kwargs) if args or kwargs else self._given(),
+            self._bare(out),
+            executor=executor,
+            max_in_flight=max_in_flight,
+            progress=progress,
+            retries=retries,
+            checkpoint=checkpoint,
+            scratch=scratch,
+            task=task,
+            trims=self._memory is not None,
+        )
+        return None if made is None else self._labelled(made)

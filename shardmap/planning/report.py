@@ -1,0 +1,409 @@
+"""The reports of a plan, as text."""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from shardmap._jax.types import PyTree
+from shardmap.planning.engine.factors import BESIDE
+from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.nodes import Operand, Value
+from shardmap.planning.engine.recipe import Step
+from shardmap.planning.engine.slices import Interval, pieces, shape_of
+from shardmap.planning.engine.stages import Stage
+from shardmap.planning.lax.random import DRAWN_WHOLE
+from shardmap.planning.memory.compiled import (
+    kept_bytes,
+    peak_bytes,
+    sample,
+    scratch_bytes,
+    shard_bytes,
+    temporaries,
+)
+from shardmap.planning.run.cut_program import CutProgram
+from shardmap.planning.run.shards import Shard
+from shardmap.units import count, size
+
+
+class StageCost(NamedTuple):
+    """What one stage of a plan makes, reads and keeps.
+
+    Attributes:
+      number: the number of the stage.
+      shards: the number of its shards.
+      makes: the names of the values that it makes.
+      reads: which arguments all its shards read, and how often.
+      shard_bytes: the most bytes that a shard reads, computes and returns at once.
+      kept_bytes: the bytes held in memory meanwhile, besides arguments and results.
+      scratch_bytes: the bytes kept in ``scratch`` meanwhile.
+      repeated: about how many operations its shards do more than one call would.
+      functions: about how many functions its shards compile.
+    """
+
+    number: int
+    shards: int
+    makes: tuple[str, ...]
+    reads: str
+    shard_bytes: int
+    kept_bytes: int
+    scratch_bytes: int
+    repeated: int
+    functions: int
+
+
+def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
+    """The costs of each stage, in the order in which they run."""
+    return tuple(
+        StageCost(
+            stage.number,
+            stage.num_shards,
+            tuple(_name(cut_program, result.value) for result in stage.results),
+            _reads(cut_program, [stage]),
+            shard_bytes(cut_program, stage),
+            kept_bytes(cut_program, place),
+            scratch_bytes(cut_program, place),
+            again,
+            functions(stage).number,
+        )
+        for place, (stage, again) in enumerate(
+            zip(cut_program.stages, repeated(cut_program), strict=True)
+        )
+    )
+
+
+def summary(cut_program: CutProgram) -> str:
+    """A few lines: shards, bytes, and what became of each cut."""
+    stages = len(cut_program.stages)
+    several = f" in {stages} stages" if stages > 1 else ""
+    lines = [
+        f"ShardPlan: {cut_program.num_shards:,} shards{several}",
+        f"  a shard holds at most {size(peak_bytes(cut_program))}; together the "
+        f"shards read {_reads(cut_program, cut_program.stages) or 'nothing'}",
+    ]
+    for leaf, row in enumerate(cut_program.cuts):
+        for axis, asked in enumerate(row):
+            if asked.at:
+                fate = [_cut(cut_program, leaf, axis), *_fate(cut_program, leaf, axis)]
+                lines.append(f"  {cut_program.names[leaf]} {'; '.join(fate)}")
+    lines += [f"  {line}" for line in _details(cut_program, makes=False)]
+    return "\n".join(lines)
+
+
+def explain(cut_program: CutProgram) -> str:
+    """For each axis of each argument: what its cut reaches, or why it is whole."""
+    lines = []
+    for leaf, value in enumerate(cut_program.graph.inputs):
+        lines.append(
+            f"{cut_program.names[leaf]}: {value.aval.dtype}{list(value.shape)}"
+        )
+        for axis in range(len(value.shape)):
+            if not cut_program.cuts[leaf][axis].at:
+                lines.append(f"  axis {axis}: whole, as asked")
+                continue
+            lines.append(f"  {_cut(cut_program, leaf, axis)}")
+            lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
+    return "\n".join([*lines, *_details(cut_program, makes=True)])
+
+
+def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
+    """What is narrowed, where values are kept, and what each stage does.
+
+    Args:
+      cut_program: the plan.
+      makes: whether to tell what each stage makes.
+    """
+    yield from narrowed(cut_program)
+    yield from _chunks_read(cut_program)
+    costs = stage_costs(cut_program)
+    if cut_program.scratch is not None:
+        most = max((cost.scratch_bytes for cost in costs), default=0)
+        yield f"scratch {cut_program.scratch}: {size(most)} at most"
+    blocks = []
+    for stage, cost in zip(cut_program.stages, costs, strict=True):
+        made = ", ".join(_grouped(cost.makes))
+        first = f"{cost.shards:,} shards" + f" make {made}" * makes
+        told = Counter(
+            f"  keeps {_name(cut_program, result.value)}, {size(nbytes(result.value))}"
+            for result in stage.results
+            if result.value in cut_program.analysis.costly
+        )
+        kept = [
+            line + f", and {often - 1} more such values" * (often > 1)
+            for line, often in told.items()
+        ]
+        drawn = _drawn_whole(cut_program, stage)
+        blocks.append([first + _costs(cut_program, stage, cost), *kept, *drawn])
+    yield from _by_stage(blocks)
+
+
+def _by_stage(blocks: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of each stage under its number; equal stages once."""
+    numbers: dict[tuple[str, ...], list[int]] = {}
+    for number, lines in enumerate(blocks):
+        numbers.setdefault(tuple(lines), []).append(number)
+    for (first, *others), those in numbers.items():
+        listed = [*map(str, those[:8]), *["..."] * (len(those) > 8)]
+        yield f"stage{'s' * (len(those) > 1)} {', '.join(listed)}: {first}"
+        yield from others
+
+
+def runs_whole(cut_program: CutProgram) -> bool:
+    """Returns True if cuts were asked for, but none reaches the end of the function."""
+    stages, ended = cut_program.stages, cut_program.analysis.ended
+    return (
+        any(cut.at for row in cut_program.cuts for cut in row)
+        and bool(stages)  # Else nothing is computed.
+        and all(stage.num_shards == 1 for stage in stages)
+        and not any(each.reason.in_stages for each in ended)
+    )
+
+
+def narrowed(cut_program: CutProgram) -> list[str]:
+    """The arguments that JAX takes in 32 bits instead of 64, by their dtypes."""
+    groups: dict[tuple[Any, Any], list[str]] = {}
+    for name, dtypes in cut_program.narrowed.items():
+        groups.setdefault(dtypes, []).append(name)
+    return [
+        f"{', '.join(_grouped(names))}: {given}, computed in {taken}, as "
+        "jax_enable_x64 is off"
+        for (given, taken), names in groups.items()
+    ]
+
+
+CHUNKS_READ = 1.5
+"""A remark says so if this many pieces read each chunk of an argument."""
+
+
+def _chunks_read(cut_program: CutProgram) -> Iterator[str]:
+    """The arguments whose chunks several pieces read, and what to do."""
+    for name, times in cut_program.chunks_read.items():
+        if times >= CHUNKS_READ:
+            yield (
+                f"each chunk of {name} is read by {times:.3g} pieces: cut it "
+                "AS_CHUNKED, or in Pieces of a multiple of its chunks"
+            )
+
+
+def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
+    """Random numbers that a shard draws whole, though it uses a part of them."""
+    found: list[str] = []
+    for node in reversed(stage.backwards if cut_program.num_shards > 1 else []):
+        wholes = cut_program.analysis.rules[node.number].wholes
+        for reason in {*wholes.values()} & DRAWN_WHOLE:
+            found.append(f"  draws all of {node.name} ({node.source}) at once: ")
+            found[-1] += str(reason)
+    return list(dict.fromkeys(found))
+
+
+def out_slices(cut_program: CutProgram) -> PyTree:
+    """How the outputs are cut: per output {axis: list of (start, stop)}."""
+    found: dict[Operand, dict[int, list[Interval]]] = {}
+    for stage in cut_program.stages:
+        for result in stage.results:
+            found[result.value] = {
+                axis: list(stage.loops[k].pieces)
+                for axis, k in enumerate(result.axes)
+                if k is not None
+            }
+    outputs = [found.get(v, {}) for v in cut_program.graph.outputs]
+    return jax.tree.unflatten(cut_program.out_tree, outputs)
+
+
+def cut_fraction(cut_program: CutProgram) -> float:
+    """The bytes that the largest shard reads and writes, over those of whole values."""
+    largest, values = 0, set[tuple[Value, bool]]()
+    for stage in cut_program.stages:
+        values |= {(result.value, True) for result in stage.results}
+        for shard in (Shard(cut_program, stage, k) for k in sample(stage)):
+            largest = max(largest, shard.nbytes)
+            values |= {(value, False) for value, _ in shard.recipe.reads}
+    whole = sum(nbytes(value) for value, _ in values)
+    # A shard may read an element of a value several times.
+    return min(largest / whole, 1.0) if whole else 1.0
+
+
+def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
+    """How often the shards of some stages read each argument in all."""
+    elements: dict[Value, float] = {}
+    for stage in stages:
+        numbers = stage.spread()
+        weight = stage.num_shards / len(numbers)
+        for number in numbers:
+            for value, box in stage.recipe(number)[1].reads:
+                own = weight * math.prod(shape_of(box))
+                elements[value] = elements.get(value, 0) + own
+    about = "about " if any(stage.spread().step > 1 for stage in stages) else ""
+    # A piece of a chunk costs all of it.
+    for name, value in zip(cut_program.names, cut_program.graph.inputs, strict=True):
+        if value in elements:
+            elements[value] *= cut_program.chunks_read.get(name, 1)
+    names = zip(cut_program.names, cut_program.graph.inputs, strict=True)
+    found: dict[str, list[str]] = {}
+    for name, value in names:
+        if elements.get(value):
+            times = f"{elements[value] / value.size:.3g}"
+            often = {"1": "once", "2": f"{about}twice"}.get(
+                times, f"{about}{times} times"
+            )
+            found.setdefault(often, []).append(name)
+    return ", ".join(
+        f"{name} {often}" for often, names in found.items() for name in _grouped(names)
+    )
+
+
+MOST_NAMES = 4
+"""This many leaves of one argument or result, or more, are counted, not named."""
+
+_ROOT = re.compile(r"(?:kw)?args\[.*?\]|result(?:\[\d+\])?|.*")
+
+
+def _grouped(names: Iterable[str]) -> list[str]:
+    """Names of leaves; many leaves of one tree are replaced by their number."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        found = _ROOT.match(name)
+        groups.setdefault(found[0] if found else name, []).append(name)
+    return [
+        name
+        for root, leaves in groups.items()
+        for name in (
+            leaves if len(leaves) < MOST_NAMES else [f"{len(leaves)} arrays of {root}"]
+        )
+    ]
+
+
+def _cut(cut_program: CutProgram, leaf: int, axis: int) -> str:
+    length = cut_program.graph.inputs[leaf].shape[axis]
+    lengths = {b - a for a, b in pieces(cut_program.cuts[leaf][axis].at, length)}
+    number = len(cut_program.cuts[leaf][axis].at) + 1
+    span = f"{min(lengths)} to {max(lengths)}" if len(lengths) > 1 else min(lengths)
+    return f"axis {axis}: cut into {number} pieces of {span}"
+
+
+def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
+    """Where a cut arrives, and where it stops."""
+    origin = leaf, axis
+    reached: dict[tuple[str, str], list[str]] = {}
+    for stage in cut_program.stages:
+        for number, loop in enumerate(stage.loops):
+            if origin not in loop.origins:
+                continue
+            for result in stage.results:
+                name = _name(cut_program, result.value)
+                if number in result.axes:
+                    what = f"reaches axis {result.axes.index(number)} of "
+                    reached.setdefault((what, ""), []).append(name)
+                if number in result.partial:
+                    how = f", combined by {result.combiner}"
+                    reached.setdefault(("gives parts of ", how), []).append(name)
+    lines = [
+        f"{before}{name}{behind}"
+        for (before, behind), names in reached.items()
+        for name in _grouped(dict.fromkeys(names))
+    ]
+    arrives = bool(lines)
+    for ended in cut_program.analysis.ended:
+        # If the cut arrives, the parts that a slice leaves out need no line.
+        if origin in ended.origins and not (arrives and ended.reason == BESIDE):
+            node = ended.node
+            what = "stays cut" if ended.reason.in_stages else "stops"
+            lines.append(f"{what} at {node.name} ({node.source}): {ended.reason}")
+    if not lines:
+        lines.append("reaches no result: whole where it is read")
+    return list(dict.fromkeys(lines))
+
+
+def _name(cut_program: CutProgram, value: Value) -> str:
+    """The path of an output; of another value, what makes it and where."""
+    if value in cut_program.output_names:
+        return cut_program.output_names[value]
+    node = value.producer
+    assert node is not None
+    return f"the {node.name} of shape {value.shape} ({node.source})"
+
+
+MANY_LENGTHS = 8
+"""With this many lengths of pieces, the report says that each compiles a function."""
+
+
+def _costs(cut_program: CutProgram, stage: Stage, cost: StageCost) -> str:
+    """What a stage keeps, computes, compiles and reads."""
+    computed, compiled = temporaries(cut_program, stage), functions(stage)
+    parts = [f"{size(cost.kept_bytes)} kept"] * bool(cost.kept_bytes)
+    parts += [f"{size(cost.scratch_bytes)} kept in scratch"] * bool(cost.scratch_bytes)
+    parts += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
+    parts += [f"{count(cost.repeated)} operations repeated"] * bool(cost.repeated)
+    if compiled.number > 1:
+        about = "" if compiled.exact else "about "
+        parts.append(f"{about}{compiled.number:,} functions compiled")
+        if compiled.lengths >= MANY_LENGTHS:
+            parts[-1] += f" for pieces of {compiled.lengths:,} lengths (see Pieces)"
+    parts += [f"reads {cost.reads}"] * bool(cost.reads)
+    return "".join(f"; {each}" for each in parts)
+
+
+class Compiled(NamedTuple):
+    """What the shards of a stage compile.
+
+    Attributes:
+      number: the number of functions; shards that differ in position only share one.
+      lengths: the number of different lengths of pieces, or of combinations of them.
+      exact: whether every shard was looked at; else there may be a few more.
+    """
+
+    number: int
+    lengths: int
+    exact: bool
+
+
+def functions(stage: Stage) -> Compiled:
+    numbers = {*stage.spread(), *sample(stage)}
+    found = {stage.recipe(number)[1].static for number in numbers}
+    lengths = sum(
+        math.prod(len(stage.loops[k].lengths) for k, *_ in family.loops)
+        for family in stage.families
+    )
+    exact = len(numbers) == stage.num_shards
+    return Compiled(max(len(found), lengths), lengths, exact)
+
+
+def repeated(cut_program: CutProgram) -> list[int]:
+    """About how many operations each stage repeats, of its own or of earlier stages."""
+    rules = cut_program.analysis.rules
+    before: dict[int, float] = defaultdict(float)
+    found = []
+    for stage in cut_program.stages:
+        more = 0.0
+        for number, often in counted(stage).items():
+            again = min(often, max(before[number] + often - 1, 0))
+            more += again * rules[number].operations()
+            before[number] += often
+        found.append(round(more))
+    return found
+
+
+def counted(stage: Stage) -> dict[int, float]:
+    """How often the shards of a stage run each node; half of a node counts as 0.5.
+
+    If nothing is repeated, all shards together run each node once.
+    """
+    rules = stage.analysis.rules
+    runs: dict[int, float] = defaultdict(float)
+    numbers = stage.spread()
+    alike = Counter(stage.recipe(number)[1].static for number in numbers)
+    for static, members in alike.items():
+        # XLA computes once what is computed whole, whichever parts of it are taken.
+        steps: dict[Any, Step] = {
+            (step.node, step.ins) if rules[step.node].wholes else step: step
+            for step in static.steps
+        }
+        for step in steps.values():
+            shapes = [None if ref is None else ref.shape for ref in step.ins]
+            own, every = rules[step.node].fraction(step.static, shapes)
+            part = own / every if every else 1.0
+            runs[step.node] += members * stage.num_shards / len(numbers) * part
+    return runs

@@ -1,0 +1,213 @@
+"""One process of an array job: the same program in each, with a folder they share.
+
+Each process runs its shards of every stage, and keeps their results in the folder.
+Partial results are folded there too: each fold is a file, which the process of the last
+shard below it makes. A later stage reads boxes from these files. A process waits for
+files that others make; the process that finds a damaged file makes it again.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardmap.arrays.combining import identity
+from shardmap.planning.engine.keys import data_aval
+from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.slices import Box
+from shardmap.planning.engine.stages import Stage
+from shardmap.planning.run.buffers import put
+from shardmap.planning.run.cut_program import CutProgram, spec
+from shardmap.planning.run.disk.checkpoint import Checkpoint
+from shardmap.planning.run.shards import Accumulator, Shard
+from shardmap.planning.run.tasks import Need, Target, Task, all_tasks, run_fold
+from shardmap.units import integer_of, shown
+
+LONGEST = 1.0
+"""The most seconds between two looks for a file that another process makes."""
+
+
+def place_in_job(task: Any) -> tuple[int, int]:
+    """Checks ``task``: the number of this process, and how many the job has.
+
+    Raises:
+      TypeError, ValueError: it is no such pair.
+    """
+    if not isinstance(task, Sequence) or isinstance(task, str) or len(task) != 2:
+        raise TypeError(
+            "task must be a pair (index, count): which task of an array job this "
+            f"is, from 0, and how many there are; got {shown(task)}"
+        )
+    index = integer_of("the index of task", task[0], least=0)
+    count = integer_of("the count of task", task[1], least=1)
+    if index >= count:
+        raise ValueError(
+            f"task must be from (0, {count}) to ({count - 1}, {count}), got "
+            f"({index}, {count}): count from 0"
+        )
+    return index, count
+
+
+class ArrayJob(Accumulator):
+    """The accumulator of one process; results stay in the folder.
+
+    Args:
+      cut_program: the plan.
+      leaves: its arguments.
+      task: the number of this process, and how many the job has.
+      saved: the folder.
+    """
+
+    def __init__(
+        self,
+        cut_program: CutProgram,
+        leaves: Sequence[Any],
+        task: tuple[int, int],
+        saved: Checkpoint,
+    ) -> None:
+        super().__init__(cut_program)
+        self.index, self.count = task
+        self.leaves, self.saved = leaves, saved
+        self.stored: dict[Value, Stored] = {}
+        self._told: set[tuple[int, int]] = set()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this process returns the result."""
+        return self.index == self.count - 1
+
+    def numbers(self, stage: Stage) -> range:
+        """Its shards of a stage."""
+        first, last = (
+            k * stage.num_shards // self.count for k in (self.index, self.index + 1)
+        )
+        return range(first, last)
+
+    def owner(self, task: Task) -> int:
+        """The process that runs a task."""
+        return ((task.number + 1) * self.count - 1) // task.stage.num_shards
+
+    def put(self, writes: Iterable[Target], result: Sequence[Any]) -> None:
+        pass
+
+    def free(self, place: int) -> list[Value]:
+        # A damaged result of any stage may have to be made again.
+        return []
+
+    def end_stage(self, stage: Stage) -> None:
+        """Runs its folds of a stage, and keeps the values that later stages read."""
+        made: dict[Value, dict[Box, Need]] = {r.value: {} for r in stage.results}
+        for task in all_tasks(self.cut_program, stage):
+            for place, (box, combiner, value) in enumerate(task.writes):
+                if combiner == "insert":
+                    made[value][box] = task, place
+            if task.needs and self.owner(task) == self.index:
+                if not self.saved.has(task):
+                    self.make(task)
+        later = [each for each in self.cut_program.stages if each.number > stage.number]
+        for result in stage.results:
+            value = result.value
+            stored = Stored(value, result.combiner, made[value], self.load)
+            self.stored[value] = stored
+            if any(value in each.reads for each in later):
+                is_large = self.cut_program.is_large(value)
+                self.kept[value] = stored if is_large else np.asarray(stored)
+
+    def load(self, task: Task, place: int) -> np.ndarray:
+        """A result of a task, as soon as it is there."""
+        self.wait(task)
+        found = self.saved.load(task, [place])
+        return self.make(task)[place] if found is None else found[0]
+
+    def wait(self, task: Task) -> None:
+        """Waits for the file of another process."""
+        owner, seconds = self.owner(task), 0.01
+        while owner != self.index and not self.saved.has(task):
+            if (task.stage.number, owner) not in self._told:
+                self._told.add((task.stage.number, owner))
+                print(
+                    f"task {self.index} of {self.count} waits for task {owner}: "
+                    f"{self.saved.folder.path / task.name} is not there yet",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(seconds)
+            seconds = min(2 * seconds, LONGEST)
+
+    def make(self, task: Task) -> list[np.ndarray]:
+        """Runs a task and keeps its results, also in place of a damaged file."""
+        if task.needs:
+            parts = (self.load(*need) for need in task.needs)
+            results = [run_fold(task.combiner, task.start, parts)]
+        else:
+            shard = Shard(self.cut_program, task.stage, task.number)
+            args = self.cut_program.read(shard.recipe, self.leaves, self.kept)
+            results = [np.asarray(part) for part in shard.function(*args)]
+        self.saved.save(task, results)
+        return results
+
+    def put_into(self, acc: Accumulator) -> None:
+        """Puts the function's results into an accumulator, once all are there."""
+        graph = self.cut_program.graph
+        outputs = {v: self.stored[v] for v in graph.outputs if isinstance(v, Value)}
+        for stored in outputs.values():
+            for task, _ in stored.made.values():
+                self.wait(task)
+        for value, stored in outputs.items():
+            for box, need in stored.made.items():
+                put(acc.buffer(value), box, "insert", self.load(*need))
+
+
+class Stored:
+    """A value in files, read box by box.
+
+    Args:
+      value: the value.
+      combiner: how its parts were combined.
+      made: box -> the task, and the number of its result, that has it.
+      load: returns a result of a task.
+    """
+
+    def __init__(
+        self,
+        value: Value,
+        combiner: str,
+        made: Mapping[Box, Need],
+        load: Callable[[Task, int], np.ndarray],
+    ) -> None:
+        aval = data_aval(value.aval)
+        self.shape, self.dtype, self.made = aval.shape, aval.dtype, made
+        self._value, self._combiner, self._load = value, combiner, load
+        self._boxes = list(made)
+        self._bounds = np.asarray(self._boxes, np.int64)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        box = tuple(
+            each.indices(size)[:2]
+            for each, size in zip(index, self._value.shape, strict=True)
+        )
+        if box in self.made:
+            return self._load(*self.made[box])
+        shape, dtype = spec(self._value, box)
+        start = 0 if self._combiner == "insert" else identity(self._combiner, dtype)
+        found = np.full(shape, start, dtype)
+        for other in self._overlapping(box):
+            here, there = [], []
+            for (first, end), (start, stop) in zip(box, other, strict=True):
+                both = max(first, start), min(end, stop)
+                here.append(slice(both[0] - first, both[1] - first))
+                there.append(slice(both[0] - start, both[1] - start))
+            found[tuple(here)] = self._load(*self.made[other])[tuple(there)]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[tuple(slice(0, n) for n in self._value.shape)], dtype)
+
+    def _overlapping(self, box: Box) -> list[Box]:
+        if not self._boxes or not box:
+            return []
+        starts, stops = np.asarray(box).T
+        meet = (self._bounds[:, :, 0] < stops) & (starts < self._bounds[:, :, 1])
+        return [self._boxes[k] for k in np.flatnonzero(meet.all(1))]

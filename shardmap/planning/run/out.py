@@ -1,0 +1,214 @@
+"""The arrays that users give for the results."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap._jax.types import Aval, PyTree, TreeDef
+from shardmap.arrays.sources.registry import away
+from shardmap.arrays.trees import result_names
+from shardmap.planning.engine.keys import data_aval
+from shardmap.planning.engine.nodes import Value
+from shardmap.planning.run.cut_program import CutProgram
+from shardmap.planning.run.disk.scratch import reserve
+from shardmap.units import shown, size
+
+OutputPlace = tuple[Value | None, Any]
+"""A value to write while shards run, and the array-like to put an output in.
+
+There is no value if nothing was given, or if the output is a constant or in an array of
+an earlier output already.
+"""
+
+MOST_WORK = 10_000
+"""The limit of work for `numpy.shares_memory`."""
+
+
+def outputs(
+    cut_program: CutProgram, out: PyTree, leaves: Sequence[Any]
+) -> list[OutputPlace]:
+    """The place of each output.
+
+    Args:
+      cut_program: the plan's program.
+      out: the array-likes that were given, in the structure of the result.
+      leaves: the arguments, flat.
+
+    Raises:
+      ValueError: ``out`` does not fit; all that is wrong is listed.
+    """
+    given = _given(cut_program.out_tree, out)
+    problems = misfits(cut_program, given)
+    found: list[OutputPlace] = []
+    taken: set[Value | None] = set()
+    for operand, array in zip(cut_program.graph.outputs, given, strict=True):
+        value = operand if isinstance(operand, Value) else None
+        if array is None or value in taken:
+            value = None
+        taken.add(value)
+        found.append((value, array))
+    if not problems:
+        problems = list(_overlaps(cut_program, found, leaves))
+    if problems:
+        raise ValueError("plan.run cannot write to out:\n" + "\n".join(problems))
+    return found
+
+
+def _given(tree: TreeDef, out: PyTree) -> list[Any]:
+    """The array-like for each leaf of the result, None for those without one.
+
+    Raises:
+      ValueError: ``out`` has another structure.
+    """
+    count = tree.num_leaves
+    if out is None:
+        return [None] * count
+    found, structure = jax.tree.flatten(out, is_leaf=lambda leaf: leaf is None)
+    arrays = dict(zip(result_names(structure), found, strict=True))
+    names = result_names(tree)
+    others = (array for name, array in arrays.items() if name not in names)
+    if arrays.keys() >= {*names} and all(array is None for array in others):
+        return [arrays[name] for name in names]
+    if len(found) == count and not _is_plain(tree):
+        return found  # For an object of xarray: an array, or a dict by name.
+    raise ValueError(
+        f"out has the structure {shown(structure)}, but the function returns "
+        f"{shown(tree)}: give one array-like, or None, for each array"
+    )
+
+
+def _is_plain(tree: TreeDef) -> bool:
+    """Whether a structure is made of tuples, lists and dicts."""
+    node = tree.node_data()
+    return node is None or (
+        node[0] in (tuple, list, dict) and all(map(_is_plain, tree.children()))
+    )
+
+
+def misfits(cut_program: CutProgram, arrays: Sequence[Any]) -> list[str]:
+    """Messages that say why outputs cannot be put in array-likes; None is skipped."""
+    found = []
+    names, operands = cut_program.result_names, cut_program.graph.outputs
+    for name, operand, array in zip(names, operands, arrays, strict=True):
+        problem = None if array is None else _misfit(data_aval(operand.aval), array)
+        if problem:
+            found.append(f"* {name} {problem}")
+    return found
+
+
+def _misfit(aval: Aval, array: Any) -> str | None:
+    """Why an output cannot be put in an array-like."""
+    if isinstance(array, jax.Array):
+        return (
+            "has a jax.Array as out, which cannot be written to: give a NumPy array, "
+            "or no out and jax.device_put the result"
+        )
+    if not all(hasattr(array, name) for name in ("shape", "dtype", "__setitem__")):
+        if isinstance(array, str | os.PathLike):
+            return (
+                f"has the path {shown(array)} as out: open it, with zarr.open or "
+                "numpy.lib.format.open_memmap, and give the array"
+            )
+        return (
+            f"has a {type(array).__name__} as out, which has no shape, dtype or "
+            "__setitem__"
+        )
+    shape, dtype = tuple(array.shape), np.dtype(array.dtype)
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    if shape != aval.shape or native != aval.dtype:
+        return f"is {aval.dtype}{list(aval.shape)}, out has {dtype}{list(shape)}"
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        return "is read-only in out"
+    return None
+
+
+def reserve_files(arrays: Iterable[Any]) -> None:
+    """Reserves the space of files that are mapped into memory.
+
+    A file of `numpy.lib.format.open_memmap` takes no space until it is written, and a
+    write to it that finds the disk full ends the process.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    for array in arrays:
+        path = array.filename if isinstance(array, np.memmap) else None
+        if path is None or array.mode == "c" or not os.path.exists(path):
+            continue
+        nbytes = os.path.getsize(path)
+        try:
+            with open(path, "rb+") as file:
+                reserve(file.fileno(), nbytes)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"a file of out cannot take its {size(nbytes)} ({error.strerror})",
+                str(path),
+            ) from error
+
+
+def shared_chunks(
+    cut_program: CutProgram, places: Sequence[OutputPlace]
+) -> Iterator[str]:
+    """Yields a message for each axis of an output along which shards share chunks."""
+    given = {value: array for value, array in places if value}
+    for stage in cut_program.stages:
+        for result in stage.results:
+            place = away(given.get(result.value))
+            cells = (place and place.grain) or ()
+            for axis, (k, cell) in enumerate(zip(result.axes, cells, strict=False)):
+                pieces = () if k is None else stage.loops[k].pieces
+                if any(start % cell for start, _ in pieces):
+                    name = cut_program.output_names[result.value]
+                    yield (
+                        f"shards share chunks of {name} along axis {axis}, which are "
+                        f"read and written again: cut at multiples of {cell}"
+                    )
+
+
+def _overlaps(
+    cut_program: CutProgram, places: Sequence[OutputPlace], leaves: Sequence[Any]
+) -> Iterator[str]:
+    """Yields messages about outputs that share memory with arguments or each other."""
+    names = cut_program.result_names
+    for k, (value, array) in enumerate(places):
+        if array is None:
+            continue
+        for name, (_, other) in zip(names[:k], places[:k], strict=True):
+            if other is not None and _share(array, other):
+                yield f"* {name} and {names[k]} share memory: give them arrays apart"
+        for name, leaf in zip(cut_program.names, leaves, strict=True):
+            # An output without a value is written after everything is read.
+            if value is not None and _share(array, leaf):
+                yield (
+                    f"* {names[k]} shares memory with {name}: shards would read what "
+                    f"others have written; give another array, or a copy of {name}"
+                )
+
+
+def _share(a: Any, b: Any) -> bool:
+    """Whether a write to one may change the other."""
+    if a is b:
+        return True
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        return type(a) is type(b) and _is_one_place(a, b)
+    files: list[Any] = [getattr(each, "filename", None) for each in (a, b)]
+    if all(files) and os.path.realpath(files[0]) == os.path.realpath(files[1]):
+        return True
+    try:
+        share: Any = np.shares_memory  # NumPy types its work as bytes of text.
+        return bool(share(a, b, max_work=MOST_WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _is_one_place(a: Any, b: Any) -> bool:
+    """Whether two datasets, or arrays of a store, are one that was opened twice."""
+    one, other = away(a), away(b)
+    if one is not None and other is not None:
+        return one.place == other.place
+    equal = a == b
+    return isinstance(equal, bool) and equal

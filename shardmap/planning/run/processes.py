@@ -1,0 +1,211 @@
+"""Shards in other processes, by any executor of `concurrent.futures`, or by Ray.
+
+A process gets an exported function and, for each box that a shard reads or writes,
+either where the array is or the bytes themselves. Results that it cannot write come
+back. No object of JAX is pickled.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from jax import export
+
+# These register themselves.
+from shardmap.arrays.sources import files, labelled, stores  # noqa: F401
+from shardmap.arrays.sources.registry import Away, away
+from shardmap.planning.engine.keys import is_key
+from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.slices import Box, slices
+from shardmap.planning.run.buffers import read_box, start_dtype
+from shardmap.planning.run.failures import contained
+from shardmap.planning.run.shards import Shard
+from shardmap.planning.run.tasks import Task
+from shardmap.planning.run.workers import Workers
+
+
+class Read(NamedTuple):
+    """A box that is read where the shard runs."""
+
+    source: Away
+    box: Box
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def array(self) -> Any:
+        aval: Any = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        return np.asarray(read_box(self.source.open(), self.box, aval))
+
+
+class Write(NamedTuple):
+    """A box that is written where the shard runs."""
+
+    sink: Away
+    box: Box
+
+    def put(self, part: np.ndarray) -> None:
+        index: Any = slices(self.box)
+        array = self.sink.open(writable=True)
+        array[index] = part
+        if hasattr(array, "flush"):
+            array.flush()
+
+
+Arg: TypeAlias = Read | np.ndarray
+
+
+@functools.lru_cache(maxsize=256)
+def _imported(blob: bytes) -> Callable[..., Any]:
+    return jax.jit(export.deserialize(bytearray(blob)).call)
+
+
+@contained
+def run_task(
+    blob: bytes, args: Sequence[Arg], writes: Sequence[Write | None]
+) -> list[np.ndarray | None]:
+    """Runs one shard, and returns its results; None for those that it has written."""
+    arrays = [arg.array() if isinstance(arg, Read) else arg for arg in args]
+    with jax.enable_x64(True):  # The types are those of the function, whatever is set.
+        results: list[np.ndarray | None] = [*map(np.asarray, _imported(blob)(*arrays))]
+    for k, write in enumerate(writes):
+        part = results[k]
+        if write is not None and part is not None:
+            write.put(part)
+            results[k] = None
+    return results
+
+
+class RemoteAccess:
+    """Which arguments and results other processes open themselves.
+
+    Args:
+      inputs: the values of the arguments.
+      leaves: the arguments.
+      out: the arrays to write results to, by value.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Value], leaves: Sequence[Any], out: Mapping[Value, Any]
+    ) -> None:
+        found = zip(inputs, map(away, leaves), strict=True)
+        self.sources = {value: source for value, source in found if source}
+        self.sinks = {
+            value: sink for value, each in out.items() if (sink := away(each))
+        }
+
+    def source(self, value: Value) -> Away | None:
+        return self.sources.get(value) or self.sinks.get(value)
+
+    def read(self, value: Value, box: Box) -> Read | None:
+        """How the worker reads a box; None if it is sent."""
+        source = self.source(value)
+        if source is None or is_key(value.aval):
+            return None
+        return Read(source, box, value.shape, value.aval.dtype)
+
+    def write(self, box: Box, combiner: str, value: Value) -> Write | None:
+        """How the worker writes a result; None if it comes back.
+
+        Cells that several shards share are written by this process.
+        """
+        sink = self.sinks.get(value)
+        if sink is None or sink.grain is None or combiner != "insert":
+            return None
+        if is_key(value.aval) or not is_whole(box, sink.grain, value.shape):
+            return None
+        return Write(sink, box)
+
+
+def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a box consists of whole cells.
+
+    >>> is_whole(((4, 8), (0, 3)), (4, 2), (10, 3))
+    True
+    >>> is_whole(((4, 7),), (4,), (10,))
+    False
+    """
+    return all(
+        start % cell == 0 and (stop % cell == 0 or stop == size)
+        for (start, stop), cell, size in zip(box, grain, shape, strict=True)
+    )
+
+
+class ProcessWorkers(Workers):
+    """Sends exported functions, and for each box its place or its bytes."""
+
+    in_other_processes = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.blobs: dict[jax.stages.Wrapped, bytes] = {}
+        out = {} if self.saved else self.acc.given
+        self.access = RemoteAccess(self.cut_program.graph.inputs, self.leaves, out)
+        if isinstance(self.executor, ProcessPoolExecutor):  # Others pickle lambdas too.
+            for there in (*self.access.sources.values(), *self.access.sinks.values()):
+                there.check_pickles()
+
+    def function(self, shard: Shard) -> Any:
+        """The exported function of a shard, as bytes or a future of them.
+
+        Raises:
+          ImportError: the package that writes its bytes is not installed.
+        """
+        function = shard.function
+        if function not in self.blobs:
+            try:
+                self.blobs[function] = bytes(shard.export().serialize())
+            except ImportError as error:
+                raise ImportError(
+                    "shards are sent to other processes as jax.export bytes, which "
+                    "need the package flatbuffers: pip install flatbuffers"
+                ) from error
+        return self.blobs[function]
+
+    def arg(self, value: Value, box: Box) -> Any:
+        """A box for a shard: where it is, or its array."""
+        return self.access.read(value, box) or self.held(value, box)
+
+    def held(self, value: Value, box: Box) -> np.ndarray:
+        """A box that is read here and sent."""
+        kept = self.acc.kept
+        return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Starts a function, and returns its future."""
+        future: Future[Any] = self.executor.submit(function, *args)
+        return future
+
+    def submit(self, task: Task) -> Any:
+        shard = self.shard(task)
+        starts = shard.recipe.starts
+        args = [self.arg(value, box) for value, box in shard.recipe.reads]
+        args.append(np.asarray(starts, start_dtype(starts)))
+        writes = [self.access.write(*write) for write in task.writes]
+        return self.call(run_task, self.function(shard), args, writes)
+
+
+class RayExecutor(Executor):
+    """Tasks of Ray, as an executor.
+
+    Args:
+      ray: the module, after `ray.init`.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._call = ray.remote(_call)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kw: Any) -> Future[Any]:
+        found: Future[Any] = self._call.remote(fn, args, kw).future()
+        return found
+
+
+def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+def is_ray(executor: Any) -> bool:
+    return isinstance(executor, types.ModuleType) and executor.__name__ == "ray"

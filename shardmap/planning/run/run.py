@@ -1,0 +1,212 @@
+"""Runs a plan: here, in threads, in other processes.
+
+Every executor combines results in the order of the shards, so the same plan gives the
+same bytes each time.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import math
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from shardmap._jax.types import PyTree
+from shardmap.arrays.array_likes import sliceable
+from shardmap.planning.run.array_job import ArrayJob, place_in_job
+from shardmap.planning.run.cut_program import CutProgram
+from shardmap.planning.run.dask import DaskWorkers, is_client
+from shardmap.planning.run.disk.checkpoint import Checkpoint
+from shardmap.planning.run.disk.scratch import checked, scratch_arrays
+from shardmap.planning.run.out import outputs, reserve_files, shared_chunks
+from shardmap.planning.run.own_processes import own_processes
+from shardmap.planning.run.processes import ProcessWorkers, RayExecutor, is_ray
+from shardmap.planning.run.shards import Accumulator, Shard
+from shardmap.planning.run.tasks import Task
+from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
+from shardmap.units import integer_of, shown, size
+
+TRIM_SECONDS = 0.05
+"""The least time between two calls of glibc, which take a few milliseconds."""
+
+LINE_SECONDS = 1.0
+"""The least time between two lines of progress."""
+
+
+def run(
+    cut_program: CutProgram,
+    args: tuple[PyTree, ...],
+    out: PyTree,
+    *,
+    executor: Any,
+    max_in_flight: int | None,
+    progress: bool,
+    retries: int,
+    checkpoint: str | os.PathLike[str] | None,
+    scratch: Any,
+    task: Any,
+    trims: bool,
+) -> PyTree:
+    """See `ShardPlan.run`.
+
+    Args:
+      trims: whether to give freed memory that the allocator keeps back to the system.
+    """
+    own = None if task is None else place_in_job(task)
+    if own and checkpoint is None:
+        raise ValueError("task needs checkpoint, the folder that all tasks share")
+    with contextlib.ExitStack() as stack:
+        engine, pool = stack.enter_context(_engine(executor, max_in_flight or 1))
+        leaves = cut_program.leaves(args)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise TypeError(
+                "plan.run reads and writes arrays on the host, and cannot run inside "
+                "jax.jit, jax.grad, jax.vmap or another transformation: use "
+                "sm.chunked, which takes the same in_slices"
+            )
+        places = outputs(cut_program, out, leaves)
+        for told in shared_chunks(cut_program, places):
+            warnings.warn(f"plan.run: {told}", stacklevel=3)
+        reserve_files(array for _, array in places)
+        given = {value: array for value, array in places if value}
+        leaves = list(map(sliceable, leaves))
+        saved = job = None
+        if checkpoint is not None:
+            saved = Checkpoint(checkpoint, cut_program, leaves)
+            job = ArrayJob(cut_program, leaves, own, saved) if own else None
+        scratch = cut_program.scratch if scratch is None else checked(scratch)
+        kept_there = scratch_arrays(cut_program, None if job else scratch)
+        arrays, remove = stack.enter_context(kept_there)
+        acc = job or Accumulator(cut_program, {**given, **arrays})
+        work = engine(pool, cut_program, leaves, acc, saved)
+        numbers = [
+            job.numbers(stage) if job else range(stage.num_shards)
+            for stage in cut_program.stages
+        ]
+        step = None
+        if progress:
+            bar = _progress(cut_program, sum(map(len, numbers)))
+            step = stack.enter_context(bar)
+        trim, trimmed = _trim_of_glibc() if trims else None, time.monotonic()
+        for place, stage in enumerate(cut_program.stages):
+            for value in acc.free(place):
+                remove(value)
+            if work.in_other_processes:
+                acc.flush()
+            tasks = work.tasks(stage, numbers[place])
+            for done in work.run(tasks, max_in_flight or work.ahead, retries):
+                if step and not done.needs:
+                    step(done)
+                if trim and time.monotonic() - trimmed > TRIM_SECONDS:
+                    trim(0)
+                    trimmed = time.monotonic()
+            if job:
+                job.end_stage(stage)
+            if trim:
+                trim(0)
+    if job:
+        if not job.is_last:
+            return None
+        acc = Accumulator(cut_program, given)
+        job.put_into(acc)
+    results = []
+    for made, (first, array) in zip(acc.outputs(), places, strict=True):
+        # Constants, and values that are in ``out`` at another place already, were not
+        # written while shards ran.
+        if array is not None and first is None:
+            array[...] = made
+        results.append(made if array is None else array)
+    return jax.tree.unflatten(cut_program.out_tree, results)
+
+
+@contextlib.contextmanager
+def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
+    """The kind of workers for an executor, and the executor that they use.
+
+    Args:
+      executor: the argument of `ShardPlan.run`.
+      readers: how many threads read shards if it is None.
+
+    Raises:
+      TypeError: it cannot run shards.
+      ValueError: it is a pool of forked processes.
+    """
+    if executor is None:
+        with ThreadPoolExecutor(readers) as pool:
+            yield LocalWorkers, pool
+    elif hasattr(executor, "__index__") and not isinstance(executor, bool):
+        count = integer_of("the number of processes, executor,", executor, least=1)
+        with own_processes(count) as processes:
+            yield ProcessWorkers, processes
+    elif isinstance(executor, ThreadPoolExecutor):
+        yield ThreadWorkers, executor
+    elif is_client(executor):
+        yield DaskWorkers, executor
+    elif is_ray(executor):
+        yield ProcessWorkers, RayExecutor(executor)
+    elif isinstance(executor, Executor):
+        # Of a ProcessPoolExecutor. The lock of a thread of JAX stays locked in a fork.
+        context = getattr(executor, "_mp_context", None)
+        if context is not None and context.get_start_method() == "fork":
+            raise ValueError(
+                "executor forks this process, whose threads of JAX may hold locks: "
+                "give the pool mp_context=multiprocessing.get_context('spawn')"
+            )
+        yield ProcessWorkers, executor
+    else:
+        raise TypeError(
+            "executor must be None, a number of processes, a "
+            "concurrent.futures.Executor or a distributed.Client, got "
+            f"{shown(executor)} of type {type(executor).__name__}"
+        )
+
+
+@contextlib.contextmanager
+def _progress(cut_program: CutProgram, total: int) -> Iterator[Callable[[Task], None]]:
+    """Shows on stderr how many of ``total`` shards are done; call it with each of them.
+
+    It is a bar of tqdm, or lines of text without tqdm.
+    """
+    try:
+        bar = importlib.import_module("tqdm.auto").tqdm(total=total, unit="shard")
+    except ImportError:
+        bar = None
+    done, nbytes, start, last = 0, 0, time.monotonic(), -math.inf
+
+    def step(task: Task) -> None:
+        nonlocal done, nbytes, last
+        done += 1
+        nbytes += Shard(cut_program, task.stage, task.number).nbytes
+        now = time.monotonic()
+        seconds = max(now - start, 1e-9)
+        stage = f"stage {task.stage.number}"
+        moved = f"{size(nbytes)}, {size(round(nbytes / seconds))}/s"
+        if bar is not None:
+            bar.set_description(stage, refresh=False)
+            bar.set_postfix_str(moved, refresh=False)
+            bar.update()
+        elif done == total or now - last >= LINE_SECONDS:
+            last, left = now, seconds / done * (total - done)
+            text = f"{stage}: {done} of {total} shards, {moved}, {left:.0f} s left"
+            print(text, file=sys.stderr, flush=True)
+
+    with contextlib.nullcontext() if bar is None else bar:
+        yield step
+
+
+def _trim_of_glibc() -> Any:
+    """The function of glibc that gives back freed memory; None without glibc.
+
+    That memory can be several times what a shard holds.
+    """
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, TypeError, OSError):
+        return None

@@ -1,0 +1,377 @@
+"""One shard of a plan, the sequence of shards, and the accumulator of results."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex, overload
+
+import jax
+import numpy as np
+from jax import export
+from jax.typing import ArrayLike
+
+from shardmap._jax.types import PyTree
+from shardmap.arrays import combining
+from shardmap.arrays.array_likes import sliceable
+from shardmap.planning.engine.keys import box_bytes, data_aval, is_key, key_impl
+from shardmap.planning.engine.nodes import Operand, Scalar, Value
+from shardmap.planning.engine.slices import Box, slices
+from shardmap.planning.engine.stages import Stage
+from shardmap.planning.run import buffers
+from shardmap.planning.run.cut_program import CutProgram, arg_avals
+from shardmap.planning.run.out import misfits
+from shardmap.planning.run.static import in_order
+from shardmap.planning.run.tasks import Target, targets
+from shardmap.units import integer_of
+
+
+class Shard:
+    """One independent part of the work of a plan; see `ShardPlan.shards`.
+
+    (`shard_of` is something else: it returns the part of an array on one device.)
+
+    Attributes:
+      number: its position in its stage.
+      in_slices: what it reads, in the structure of the arguments: a tuple of slices, a
+        list of such tuples if it reads several parts, None if it reads nothing.
+      out_slices: what it writes, in the structure of the result; None if another shard
+        or stage writes it.
+      combiner: how each result is combined, in the same structure: "insert", "add",
+        "min", "max", "mul", "and", "or" or "xor".
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np
+      >>> import shardmap as sm
+      >>> x = np.arange(5, dtype=np.float32)
+      >>> made = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
+      >>> out = np.zeros(4, np.float32)
+      >>> for shard in made.shards:
+      ...     out = shard.reduce(shard.function(*shard.args(x)), out)
+      >>> out
+      array([1., 1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(self, cut_program: CutProgram, stage: Stage, number: int) -> None:
+        self._cut_program = cut_program
+        self._stage = stage
+        self.number = number
+        self.boxes, self.recipe = stage.recipe(number)
+
+    @property
+    def stage(self) -> int:
+        """The number of its stage."""
+        return self._stage.number
+
+    @property
+    def in_slices(self) -> PyTree:
+        inputs = self._cut_program.graph.inputs
+        parts: dict[Value, list[Any]] = {value: [] for value in inputs}
+        for value, box in self.recipe.reads:
+            if value in parts:
+                parts[value].append(slices(box))
+        found = [p if len(p) > 1 else next(iter(p), None) for p in parts.values()]
+        return jax.tree.unflatten(self._cut_program.in_tree, found)
+
+    def _of_outputs(self, made: Mapping[Any, Any]) -> PyTree:
+        outputs = list(map(made.get, self._cut_program.graph.outputs))
+        return jax.tree.unflatten(self._cut_program.out_tree, outputs)
+
+    @property
+    def out_slices(self) -> PyTree:
+        return self._of_outputs({value: slices(box) for box, _, value in self.writes})
+
+    @property
+    def combiner(self) -> PyTree:
+        return self._of_outputs(
+            {result.value: result.combiner for result in self._stage.results}
+        )
+
+    @property
+    def function(self) -> jax.stages.Wrapped:
+        """The compiled function of the results of `args`; equal shards share it."""
+        return self._cut_program.compiled(self._stage, self.recipe)
+
+    def args(
+        self,
+        *arrays: PyTree,
+        values: "Accumulator | PyTree" = None,
+        **kwargs: PyTree,
+    ) -> tuple[Any, ...]:
+        """Reads the arguments of `function`.
+
+        Args:
+          *arrays: the arguments of the plan's function.
+          values: the last result of `reduce`; required in a plan of several stages.
+          **kwargs: the keyword arguments of the plan's function.
+        """
+        own = in_order(arrays, kwargs, self._cut_program.statics)
+        given = self._cut_program.leaves(own)
+        leaves = list(map(sliceable, given))
+        self._refuse_stranger("values", values)
+        kept = {}
+        if isinstance(values, Accumulator):
+            values.refuse_unfinished(self)
+            kept = values.kept
+        return self._cut_program.read(self.recipe, leaves, kept)
+
+    def reduce(
+        self, result: Sequence[ArrayLike], acc: "Accumulator | PyTree" = None
+    ) -> "Accumulator | PyTree":
+        """Writes a result of `function` to its place.
+
+        Args:
+          result: the result of `function`.
+          acc: the result of `reduce` for earlier shards; None for the first. In a plan
+            of one stage it may be arrays in the structure of the result.
+
+        Returns:
+          ``acc``, changed in place. After the last shard this is the result of the
+          function; in a plan of several stages, ``acc.result()`` is.
+        """
+        if acc is None:
+            acc = Accumulator(self._cut_program)
+            if len(self._cut_program.stages) == 1:
+                acc = acc.result(raw=True)
+        self._refuse_stranger("acc", acc)
+        if isinstance(acc, Accumulator):
+            acc.mark(self)
+            acc.put(self.writes, result)
+            return acc
+        outputs = self._cut_program.graph.outputs
+        places = dict(zip(outputs, jax.tree.leaves(acc), strict=True))
+        for (box, combiner, value), part in zip(self.writes, result, strict=True):
+            if value in places:
+                buffers.put(places[value], box, combiner, part)
+        return acc
+
+    def export(self) -> export.Exported:
+        """Exports `function`, which takes what `args` returns.
+
+        Example:
+          >>> import numpy as np, shardmap as sm
+          >>> x = np.ones((8, 2), np.float32)
+          >>> made = sm.plan(lambda x: x.sum(1), x, in_slices={0: 4})
+          >>> blob = made.shards[1].export().serialize()
+          >>> jax.export.deserialize(blob).call(*made.shards[1].args(x))
+          (Array([2., 2.], dtype=float32),)
+        """
+        with self._cut_program.settings():
+            return export.export(self.function)(*arg_avals(self.recipe))
+
+    def _refuse_stranger(self, name: str, acc: Any) -> None:
+        """Refuses an accumulator that results cannot be put into.
+
+        Raises:
+          ValueError: it is another plan's, or lacks what later stages need.
+        """
+        if isinstance(acc, Accumulator):
+            if acc.cut_program is not self._cut_program:
+                raise ValueError(
+                    f"{name} is of another plan: give what reduce of this plan's "
+                    "shards returned, None at the first"
+                )
+            return
+        if acc is None:
+            return
+        if len(self._cut_program.stages) > 1:
+            raise ValueError(
+                f"{name} must be what reduce returned, None at the first: later stages "
+                f"of this plan need more than its results, got {type(acc).__name__}"
+            )
+        arrays = jax.tree.leaves(acc)
+        outputs = self._cut_program.graph.outputs
+        if len(arrays) != len(outputs):
+            raise ValueError(
+                f"{name} has {len(arrays)} arrays, but the function returns "
+                f"{len(outputs)}"
+            )
+        made = [
+            array if isinstance(v, Value) else None
+            for v, array in zip(outputs, arrays, strict=True)
+        ]
+        if problems := misfits(self._cut_program, made):
+            raise ValueError(
+                f"no results can be put into {name}:\n" + "\n".join(problems)
+            )
+
+    @property
+    def writes(self) -> list[Target]:
+        """Where each result goes, and how it is combined there."""
+        return list(targets(self._stage, self.boxes))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it reads and writes."""
+        boxes = [*self.recipe.reads, *((value, box) for box, _, value in self.writes)]
+        return sum(box_bytes(value, box) for value, box in boxes)
+
+    def __repr__(self) -> str:
+        return (
+            f"Shard(stage={self._stage.number}, number={self.number}, "
+            f"in_slices={self.in_slices}, out_slices={self.out_slices})"
+        )
+
+
+def index_of(what: str, index: SupportsIndex, count: int) -> int:
+    """An index counted from the beginning.
+
+    Raises:
+      TypeError: it is no integer.
+      IndexError: it is out of range.
+    """
+    number = integer_of(f"the index of {what}", index)
+    if not -count <= number < count:
+        raise IndexError(
+            f"the index {number} is out of range of {what}: there are {count}"
+        )
+    return number % count
+
+
+class Shards(Sequence[Shard]):
+    """The shards of some stages, made when they are asked for."""
+
+    def __init__(self, cut_program: CutProgram, stages: Sequence[Stage]) -> None:
+        self._cut_program, self._stages = cut_program, stages
+
+    def __len__(self) -> int:
+        return sum(stage.num_shards for stage in self._stages)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Shard: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Shard]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Shard | list[Shard]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        number = index_of("shards", index, len(self))
+        for stage in self._stages:
+            if number < stage.num_shards:
+                return Shard(self._cut_program, stage, number)
+            number -= stage.num_shards
+        raise AssertionError(index)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} shards>"
+
+
+class Accumulator:
+    """The results of a plan so far, and the values that later stages need.
+
+    Args:
+      cut_program: the plan's program.
+      out: array-likes to put the outputs in, by value.
+    """
+
+    def __init__(
+        self, cut_program: CutProgram, out: dict[Value, Any] | None = None
+    ) -> None:
+        self.cut_program = cut_program
+        self.given = out or {}
+        self._combiners = {
+            result.value: result.combiner
+            for stage in cut_program.stages
+            for result in stage.results
+        }
+        self.kept: dict[Value, Any] = {}
+        self._done: dict[int, set[int]] = {}
+        self._folds: dict[tuple[Value, Box], buffers.Fold] = {}
+
+    def buffer(self, value: Value) -> Any:
+        """The buffer of a value, made when it is first used."""
+        if value not in self.kept:
+            combiner = self._combiners[value]
+            buffer = self.given.get(value)
+            if buffer is None:
+                buffer = buffers.new_buffer(value, combiner)
+            elif combiner != "insert":
+                buffer[...] = combining.identity(combiner, data_aval(value.aval).dtype)
+            self.kept[value] = buffer
+        return self.kept[value]
+
+    def put(self, writes: Iterable[Target], result: Sequence[Any]) -> None:
+        """Puts the results of a task into their buffers; None is there already."""
+        for (box, combiner, value), part in zip(writes, result, strict=True):
+            buffer = self.buffer(value)
+            if part is None:
+                continue
+            if combiner == "insert":
+                buffers.put(buffer, box, combiner, part)
+                continue
+            if (value, box) not in self._folds:
+                count = self.cut_program.parts[value]
+                self._folds[value, box] = buffers.Fold(combiner, count)
+            fold = self._folds[value, box]
+            made = fold.add(np.asarray(part))
+            if made is not None:
+                buffers.put(buffer, box, combiner, made)
+            if not fold.left:
+                del self._folds[value, box]
+
+    def mark(self, shard: Shard) -> None:
+        """Notes that a shard has been reduced.
+
+        Raises:
+          ValueError: it has been reduced before.
+        """
+        done = self._done.setdefault(shard.stage, set())
+        if shard.number in done:
+            raise ValueError(
+                f"shard {shard.number} of stage {shard.stage} has been reduced into "
+                "acc already: reduce each shard once, or begin anew with None"
+            )
+        done.add(shard.number)
+
+    def refuse_unfinished(self, shard: Shard) -> None:
+        """Refuses a shard that needs values of shards that have not been reduced.
+
+        Raises:
+          ValueError: some are missing.
+        """
+        needed = {value for value, _ in shard.recipe.reads}
+        for stage in self.cut_program.stages:
+            if stage.number >= shard.stage:
+                return
+            done = len(self._done.get(stage.number, ()))
+            makes = any(result.value in needed for result in stage.results)
+            if makes and done < stage.num_shards:
+                raise ValueError(
+                    f"shard {shard.number} of stage {shard.stage} needs what stage "
+                    f"{stage.number} makes, but only {done:,} of its "
+                    f"{stage.num_shards:,} shards have been reduced into values: "
+                    "reduce all of them first"
+                )
+
+    def free(self, place: int) -> list[Value]:
+        """Frees the values that no stage from this one on needs, and returns them."""
+        needed: set[Operand] = {*self.cut_program.graph.outputs}
+        needed.update(*(stage.reads for stage in self.cut_program.stages[place:]))
+        gone = [value for value in self.kept if value not in needed]
+        for value in gone:
+            del self.kept[value]
+            self.given.pop(value, None)
+        return gone
+
+    def flush(self) -> None:
+        """Writes mapped arrays to their files, for other processes."""
+        for array in self.kept.values():
+            if isinstance(array, np.memmap):
+                array.flush()
+
+    def result(self, raw: bool = False) -> PyTree:
+        """The function's result; random keys as their bits if ``raw``."""
+        return jax.tree.unflatten(self.cut_program.out_tree, self.outputs(raw))
+
+    def outputs(self, raw: bool = False) -> list[Any]:
+        """As `result`, flat."""
+        # Folds are unfinished if not all shards are done.
+        for (value, box), fold in self._folds.items():
+            if (part := fold.rest()) is not None:
+                buffers.put(self.buffer(value), box, self._combiners[value], part)
+        outputs: list[Any] = []
+        for operand in self.cut_program.graph.outputs:
+            if isinstance(operand, Scalar):
+                outputs.append(np.asarray(operand.value, operand.aval.dtype))
+            elif is_key(operand.aval) and not raw:
+                impl, data = key_impl(operand.aval), self.buffer(operand)
+                outputs.append(jax.random.wrap_key_data(data, impl=impl))
+            else:
+                outputs.append(self.buffer(operand))
+        return outputs
