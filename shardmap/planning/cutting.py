@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -46,12 +46,14 @@ def cut_function(
     out_slices: InSlices = None,
     scratch: Any = None,
     positional: int | None = None,
+    statics: Collection[int | str] = (),
 ) -> CutProgram:
     """Makes the `CutProgram` of a plan. See `plan`.
 
     Args:
       positional: the number of positional arguments, which ``in_slices`` cuts. A dict
         of the keyword arguments may follow them in ``args``; it stays whole.
+      statics: the positions and names of static arguments.
     """
     leaves, in_tree = jax.tree.flatten(args)
     cut_args = args[:positional]
@@ -85,7 +87,15 @@ def cut_function(
             if any(borders(leaf, axis) is not None for axis in range(len(row)))
         }
         return CutProgram(
-            analysis, in_tree, out_tree, cuts, names, scratch, narrowed, read
+            analysis,
+            in_tree,
+            out_tree,
+            cuts,
+            names,
+            scratch=scratch,
+            narrowed=narrowed,
+            chunks_read=read,
+            statics=statics,
         )
 
     try:

@@ -121,9 +121,16 @@ def plan(
         cut = tuple(None if k in statics else x for k, x in enumerate(args))
         in_slices = named_cuts(in_slices, cut)
     made = cut_function(
-        function, plain(own), in_slices, partial, room, out_slices, place, len(args)
+        function,
+        plain(own),
+        in_slices,
+        partial=partial,
+        memory=room,
+        out_slices=out_slices,
+        scratch=place,
+        positional=len(args),
+        statics=statics,
     )
-    made.statics = statics
     if narrowed := report.narrowed(made):
         warnings.warn(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "

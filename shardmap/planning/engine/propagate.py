@@ -7,33 +7,15 @@ Any other equation needs the complete value: the stage ends there, and everythin
 depends on the value runs in a later stage.
 """
 
-import functools
 import math
-from collections.abc import (
-    Callable,
-    Collection,
-    Hashable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardmap.planning.engine.analysis import Analysis, Ended, Pending, ReducedLoop
 from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.loop_classes import AxisKey, UnionFind, loop_classes
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
-from shardmap.planning.engine.rules import (
-    UNCUT,
-    Contraction,
-    Cut,
-    Factor,
-    Origins,
-    Reason,
-    Rule,
-)
-
-if TYPE_CHECKING:
-    from shardmap.planning.engine.stages import Stage
+from shardmap.planning.engine.rules import UNCUT, Contraction, Cut, Reason, Rule
 
 COSTLY = 16
 """The operations that take as long as keeping a byte and reading it again."""
@@ -47,78 +29,20 @@ FAR = 16
 MOST_KEPT = 16
 """The most values that are kept in place of the one that they are made of."""
 
-AxisKey = tuple[int, int]
-"""An axis of a value: the value's number, and the axis."""
 
-
-class UnionFind:
-    """A union-find of axes: those of one class are one loop.
-
-    Attributes:
-      united: how often two classes became one.
-    """
-
-    def __init__(self) -> None:
-        self._parent: dict[AxisKey, AxisKey] = {}
-        self.united = 0
-
-    def find(self, key: AxisKey) -> AxisKey:
-        root = key
-        while (parent := self._parent.get(root, root)) != root:
-            root = parent
-        while key != root:
-            self._parent[key], key = root, self._parent.get(key, key)
-        return root
-
-    def unite(self, a: AxisKey, b: AxisKey) -> None:
-        # The smaller one becomes the root, so that two runs name loops alike.
-        a, b = sorted((self.find(a), self.find(b)))
-        if a != b:
-            self._parent[b] = a
-            self.united += 1
-
-
-class ReducedLoop(NamedTuple):
-    """A loop over a contracted factor of a node.
-
-    Attributes:
-      node: the node's number.
-      factor: the factor, as the node's rule calls it.
-      size: the factor's size.
-      key: an operand's axis that the loop runs along.
-      cut: how it is cut.
-    """
-
-    node: int
-    factor: Factor
-    size: int
-    key: AxisKey
-    cut: Cut
-
-
-class Pending(NamedTuple):
-    """The state of a partial value: each shard has only a part of it.
-
-    Attributes:
-      combiner: how the parts become the value.
-      reductions: the loops whose shards have the parts: their numbers in an analysis,
-        or the names that a loop or branch has for them.
-    """
-
-    combiner: str
-    reductions: Collection[Any]
-
-
-class Ended(NamedTuple):
-    """A cut that stops at a node, and why."""
-
-    origins: Origins
-    node: Node
-    reason: Reason
-
-
-class Analysis:
-    """The cuts, the stage and the state of every value of a graph.
+def propagate(
+    graph: Graph,
+    rule_of: Callable[[Node], Rule],
+    input_cuts: Sequence[Sequence[Cut]],
+    partial: bool,
+    keeps: bool = True,
+    stored: Collection[Value] = (),
+    may_recompute: bool = True,
+    classes: UnionFind | None = None,
+    carried: Sequence[tuple[int, int]] = (),
+    entering: Mapping[Value, Pending] = MappingProxyType({}),
+) -> Analysis:
+    """The analysis of a graph for these cuts. The graph is not changed.
 
     Args:
       graph: the graph.
@@ -131,45 +55,42 @@ class Analysis:
       classes: which axes are one loop, if that is known.
       carried: (output, input) pairs of the body of a loop: one becomes the other.
       entering: inputs that are partial sums over the loops of these axes.
-
-    Attributes:
-      rules: node number -> rule.
-      cuts: value -> the cuts of its axes.
-      classes: which axes are one loop.
-      pending: values that are partial in their stage.
-      level: value -> the first stage that can compute it.
-      kept: values that a later stage reads; they are results of their own stage.
-      reductions: the loops over contracted factors, by number.
-      ended: the cuts that ended.
-      costly: the kept values that later stages could compute again.
-      stages: the stages, once `stages_of` has made them.
     """
+    rules = {node.number: rule_of(node) for node in graph.nodes}
+    if classes is None:
+        classes = loop_classes(graph, rules, carried)
+    begun = _Propagation(
+        graph, rules, classes, partial, keeps and may_recompute, stored, may_recompute
+    )
+    begun.enter(input_cuts, entering)
+    return begun.run()
+
+
+class _Propagation:
+    """Visits the nodes, first to last. See `propagate`."""
 
     def __init__(
         self,
         graph: Graph,
-        rule_of: Callable[[Node], Rule],
-        input_cuts: Sequence[Sequence[Cut]],
+        rules: Mapping[int, Rule],
+        classes: UnionFind,
         partial: bool,
-        keeps: bool = True,
-        stored: Collection[Value] = (),
-        may_recompute: bool = True,
-        classes: UnionFind | None = None,
-        carried: Sequence[tuple[int, int]] = (),
-        entering: Mapping[Value, Pending] = MappingProxyType({}),
+        keeps: bool,
+        stored: Collection[Value],
+        may_recompute: bool,
     ) -> None:
-        self.graph = graph
+        self.graph, self.rules, self.classes = graph, rules, classes
         self.partial = partial
+        self._keeps, self._may_recompute = keeps, may_recompute
+        self._stored = frozenset(stored)
         self.cuts: dict[Operand, list[Cut]] = {}
-        self.classes = UnionFind() if classes is None else classes
-        self._same_reductions = UnionFind()
         self.pending: dict[Operand, Pending] = {}
         self.level: dict[Operand, int] = {}
         self.kept: dict[Value, None] = {}
-        self._stored = frozenset(stored)
         self.costly: dict[Value, None] = {}
-        self._keeps = keeps and may_recompute
-        self._may_recompute = may_recompute
+        self.reductions: list[ReducedLoop] = []
+        self._same_reductions = UnionFind()
+        self.ended: list[Ended] = []
         # The operations that computing a value in its stage takes, and the first stage
         # of which it computes something again.
         self._work: dict[Operand, int] = {}
@@ -178,13 +99,17 @@ class Analysis:
         self._computed_whole: set[Operand] = set()
         # The last costly value that a value is made of.
         self._source: dict[Operand, Value] = {}
-        self.reductions: list[ReducedLoop] = []
-        self.ended: list[Ended] = []
-        self.stages: list[Stage] = []
-        for value, cuts in zip(graph.inputs, input_cuts, strict=True):
+
+    def enter(
+        self,
+        input_cuts: Sequence[Sequence[Cut]],
+        entering: Mapping[Value, Pending],
+    ) -> None:
+        """Gives the inputs and constants their cuts and states."""
+        for value, cuts in zip(self.graph.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
             self.level[value] = 0
-        for value in graph.constants:
+        for value in self.graph.constants:
             self.cuts[value] = [UNCUT] * len(value.shape)
             self.level[value] = 0
         for value, (combiner, names) in entering.items():
@@ -193,56 +118,31 @@ class Analysis:
             self.reductions += [ReducedLoop(-1, None, 0, k, UNCUT) for k in names]
             numbers = range(first, len(self.reductions))
             self.pending[value] = Pending(combiner, tuple(numbers))
-        self.rules = {node.number: rule_of(node) for node in graph.nodes}
-        if classes is None:
-            for node in graph.nodes:
-                self._link(node)
-            self._link_carried(carried)
-            self._link_views()
-        for node in graph.nodes:
+
+    def run(self) -> Analysis:
+        for node in self.graph.nodes:
             self._visit(node)
         if self._keeps:
             self._keep_costly()
-
-    def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
-        """Unites the axes of each output with those of the input that it becomes."""
-        for number, into in carried:
-            if isinstance(value := self.graph.outputs[number], Value):
-                for axis in range(len(value.shape)):
-                    key = self.graph.inputs[into].number, axis
-                    self.classes.unite((value.number, axis), key)
-
-    def _link(self, node: Node) -> None:
-        """Unites the axes of a node that are one loop."""
-        for group in self.rules[node.number].links():
-            keys = []
-            for link in group:
-                value = (node.ins if link.side == "in" else node.outs)[link.number]
-                if isinstance(value, Value):
-                    keys.append((value.number, link.axis))
-            for key in keys[1:]:
-                self.classes.unite(keys[0], key)
-
-    def _link_views(self) -> None:
-        """Unites axes that see one loop through equal windows."""
-        # x[1:] and y[1:] are one loop if x and y are, though not the loop of x. A view
-        # is identified by the loop that it sees, and its window.
-        views = [
-            ((value.number, seen.axis), (through, out.shape[by.axis]), key)
-            for node in self.graph.nodes
-            for seen, through, by in self.rules[node.number].windows()
-            if isinstance(value := node.ins[seen.number], Value)
-            for out in [node.outs[by.number]]
-            for key in [(out.number, by.axis)]
-        ]
-        before = -1
-        # Axes that were just united may be seen through windows too.
-        while self.classes.united > before:
-            before = self.classes.united
-            known: dict[Hashable, AxisKey] = {}
-            for source, how, key in views:
-                view = self.classes.find(source), how
-                self.classes.unite(known.setdefault(view, key), key)
+        numbers = range(len(self.reductions))
+        ones = [self._same_reductions.find((0, number))[1] for number in numbers]
+        same: dict[int, list[ReducedLoop]] = {}
+        for one, reduction in zip(ones, self.reductions, strict=True):
+            same.setdefault(one, []).append(reduction)
+        return Analysis(
+            graph=self.graph,
+            rules=self.rules,
+            cuts=self.cuts,
+            classes=self.classes,
+            pending=self.pending,
+            level=self.level,
+            kept=self.kept,
+            costly=self.costly,
+            reductions=self.reductions,
+            one_reduction=ones,
+            same_reductions=same,
+            ended=self.ended,
+        )
 
     def _visit(self, node: Node) -> None:
         rule = self.rules[node.number]
@@ -410,18 +310,6 @@ class Analysis:
         self.reductions.append(ReducedLoop(node.number, factor, size, key, cut))
         return len(self.reductions) - 1
 
-    def one_reduction(self, number: int) -> int:
-        """The number that represents all reductions that are one loop."""
-        return self._same_reductions.find((0, number))[1]
-
-    @functools.cached_property
-    def same_reductions(self) -> dict[int, list[ReducedLoop]]:
-        """`one_reduction` -> the reductions that are this loop."""
-        found: dict[int, list[ReducedLoop]] = {}
-        for number, reduction in enumerate(self.reductions):
-            found.setdefault(self.one_reduction(number), []).append(reduction)
-        return found
-
     def _complete(self, value: Value) -> None:
         """Keeps a partial value, or the one that it is cheap to compute from."""
         # For sqrt(x.sum() / n) the sum is kept, not the quotient. A value that is cheap
@@ -496,7 +384,7 @@ class Analysis:
         for value in [*self.graph.outputs, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
-        smallest = self.smallest()
+        smallest = self._smallest()
         for node in reversed(self.graph.nodes):
             rule = self.rules[node.number]
             levels: set[int] = set()
@@ -516,7 +404,7 @@ class Analysis:
                     own = {-1} if number in rule.shared_out else levels
                     needed.setdefault(v, set()).update(own)
 
-    def smallest(self) -> dict[Value, list[Value]]:
+    def _smallest(self) -> dict[Value, list[Value]]:
         """For each value, what all uses of it go through, if that has fewer bytes."""
         found: dict[Value, list[Value]] = {}
         users: dict[Operand, dict[Node, None]] = {}
@@ -540,22 +428,3 @@ class Analysis:
             for operand in node.ins:
                 users.setdefault(operand, {})[node] = None
         return found
-
-    def bytes_read(self, values: Iterable[Value]) -> int:
-        """The bytes that computing values again reads; each is counted once."""
-        read: set[Value] = set()
-        stack, seen = list(values), set[Value]()
-        while stack:
-            value = stack.pop()
-            if value.producer is None:
-                read.add(value)
-                continue
-            for v in value.producer.ins:
-                if not isinstance(v, Value) or v in seen:
-                    continue
-                seen.add(v)
-                if v.producer and v not in self.kept:
-                    stack.append(v)
-                else:
-                    read.add(v)
-        return sum(map(nbytes, read))

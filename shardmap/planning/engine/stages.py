@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.keys import itemsize
+from shardmap.planning.engine.loop_classes import AxisKey
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.patterns import Members, Patterns
-from shardmap.planning.engine.propagate import Analysis, AxisKey
 from shardmap.planning.engine.recipe import Recipe, needed, trace_back
 from shardmap.planning.engine.rules import Cut, Factor, Origins, meet
 from shardmap.planning.engine.slices import Box, Interval, pieces, volume
@@ -215,7 +216,7 @@ class Stage:
         """Finds the loops of the stage, and those of each result."""
         analysis, pending = self.analysis, self.analysis.pending
         reductions = [
-            [analysis.one_reduction(k) for k in pending[v].reductions]
+            [analysis.one_reduction[k] for k in pending[v].reductions]
             if v in pending
             else []
             for v in values
@@ -418,9 +419,7 @@ class Stage:
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:
-    """The stages that compute a graph's outputs, in order. They are cached."""
-    if analysis.stages:
-        return analysis.stages
+    """The stages that compute a graph's outputs, in order."""
     graph = analysis.graph
     outputs = [v for v in graph.outputs if isinstance(v, Value)]
     inputs = {v for v in outputs if v.producer is None}
@@ -429,9 +428,9 @@ def stages_of(analysis: Analysis) -> list[Stage]:
         made.setdefault(analysis.level[value], {})[value] = None
     last = max([analysis.level[v] for v in outputs], default=0)
     stops = {*graph.inputs, *graph.constants}
+    stages: list[Stage] = []
     for level in sorted(made):
         if level <= last:
-            stage = Stage(level, analysis, list(made[level]), stops)
-            analysis.stages.append(stage)
+            stages.append(Stage(level, analysis, list(made[level]), stops))
         stops.update(v for v in made[level] if v in analysis.kept and v not in inputs)
-    return analysis.stages
+    return stages

@@ -23,8 +23,8 @@ from shardmap._jax.lax_primitives import (
     UNSTACK,
 )
 from shardmap._jax.walk import equations, jaxprs_in
+from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.nodes import Node, Operand, Value
-from shardmap.planning.engine.propagate import Analysis
 from shardmap.planning.lax import pointwise
 from shardmap.planning.lax.staged.barrier import BARRIER
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from shardmap._jax.types import AnyJaxpr
+from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.factors import BESIDE
 from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, flatten
-from shardmap.planning.engine.propagate import Analysis
+from shardmap.planning.engine.propagate import propagate
 from shardmap.planning.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.planning.lax import batched, reduce
 from shardmap.planning.lax.compared import must_store
@@ -67,7 +68,7 @@ def analysed(
             graph.rewrite(groups.Grouping(graph).written)
         if partial or unroller:
             graph.rewrite(_Follow(graph, cuts, rules, partial, unroller))
-        return functools.partial(Analysis, graph, rules.rule, cuts, partial, keeps)
+        return functools.partial(propagate, graph, rules.rule, cuts, partial, keeps)
 
     def finished(analysis: functools.partial[Analysis]) -> Analysis:
         """Rewrites reductions, and keeps what is worth it or has to be."""
@@ -141,7 +142,7 @@ def uncut(closed: AnyJaxpr) -> tuple[Analysis, list[Value]]:
     """
     graph = flatten(closed, CALLS)
     cuts = [[UNCUT] * len(value.shape) for value in graph.inputs]
-    analysis = Analysis(graph, _Rules().rule, cuts, partial=True, keeps=False)
+    analysis = propagate(graph, _Rules().rule, cuts, partial=True, keeps=False)
     return analysis, [*graph.inputs, *barrier.begins(graph)]
 
 

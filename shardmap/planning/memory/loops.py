@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.factors import BESIDE
 from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.loop_classes import AxisKey
 from shardmap.planning.engine.nodes import Node, Operand, Value
-from shardmap.planning.engine.propagate import Analysis, AxisKey
 from shardmap.planning.engine.rules import UNCUT, Cut, Forward
 from shardmap.planning.in_slices import cut_points
 from shardmap.planning.lax import prefix

@@ -13,10 +13,10 @@ from shardmap._jax.context import config_value
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
 from shardmap.arrays.trees import result_names
+from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.jaxpr_key import jaxpr_key
 from shardmap.planning.engine.keys import data_aval, is_key, key_impl, nbytes
 from shardmap.planning.engine.nodes import Value
-from shardmap.planning.engine.propagate import Analysis
 from shardmap.planning.engine.recipe import Recipe, StaticRecipe, emit
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.engine.slices import Box, shape_of
@@ -58,9 +58,9 @@ class CutProgram:
         both dtypes.
       chunks_read: by name, of the arguments that lie in chunks, how many pieces read
         each chunk.
+      statics: the positions and names of static arguments.
 
     Attributes:
-      statics: the positions and names of static arguments.
       x64: whether it was made with 64-bit numbers.
       partitionable: whether it was made with ``jax_threefry_partitionable``.
       parts: the number of partial results of each box of a value.
@@ -76,6 +76,7 @@ class CutProgram:
         scratch: Any = None,
         narrowed: Mapping[str, tuple[np.dtype, np.dtype]] | None = None,
         chunks_read: Mapping[str, float] | None = None,
+        statics: Collection[int | str] = (),
     ) -> None:
         self.analysis = analysis
         self.graph = analysis.graph
@@ -83,7 +84,7 @@ class CutProgram:
         self.cuts, self.names = cuts, names
         self.scratch, self.narrowed = scratch, narrowed or {}
         self.chunks_read = chunks_read or {}
-        self.statics: Collection[int | str] = ()
+        self.statics = statics
         self.x64: bool = config_value("jax_enable_x64")
         self.partitionable: bool = config_value("jax_threefry_partitionable")
         self.stages = stages_of(analysis)

@@ -16,16 +16,12 @@ from jax import lax
 
 from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.arrays.combining import identity
+from shardmap.planning.engine.analysis import Analysis, Pending, ReducedLoop
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.keys import is_key
+from shardmap.planning.engine.loop_classes import AxisKey, UnionFind
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, flatten
-from shardmap.planning.engine.propagate import (
-    Analysis,
-    AxisKey,
-    Pending,
-    ReducedLoop,
-    UnionFind,
-)
+from shardmap.planning.engine.propagate import propagate
 from shardmap.planning.engine.recipe import (
     Intervals,
     Recipe,
@@ -116,7 +112,7 @@ class InnerBody:
             number, axis = key
             if values[number].shape[axis] > 1:
                 cuts[values[number]][axis] = Cut((1,), False, frozenset({key}))
-        return Analysis(
+        return propagate(
             self.graph,
             lambda node: self.rules[node.number],
             list(cuts.values()),

@@ -28,9 +28,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.keys import itemsize, nbytes
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, made_by
-from shardmap.planning.engine.propagate import Analysis
 from shardmap.planning.lax.reduce import arg_by_parts, arg_fits, dot_names
 from shardmap.planning.lax.staged.barrier import barrier
 from shardmap.planning.lax.staged.blocks import of_each_piece

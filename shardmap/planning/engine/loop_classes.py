@@ -1,0 +1,89 @@
+"""Finds which axes of a graph are one loop, index by index, whatever is cut."""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from shardmap.planning.engine.nodes import Graph, Value
+from shardmap.planning.engine.rules import Rule
+
+AxisKey = tuple[int, int]
+"""An axis of a value: the value's number, and the axis."""
+
+
+class UnionFind:
+    """A union-find of axes: those of one class are one loop.
+
+    Attributes:
+      united: how often two classes became one.
+    """
+
+    def __init__(self) -> None:
+        self._parent: dict[AxisKey, AxisKey] = {}
+        self.united = 0
+
+    def find(self, key: AxisKey) -> AxisKey:
+        root = key
+        while (parent := self._parent.get(root, root)) != root:
+            root = parent
+        while key != root:
+            self._parent[key], key = root, self._parent.get(key, key)
+        return root
+
+    def unite(self, a: AxisKey, b: AxisKey) -> None:
+        # The smaller one becomes the root, so that two runs name loops alike.
+        a, b = sorted((self.find(a), self.find(b)))
+        if a != b:
+            self._parent[b] = a
+            self.united += 1
+
+
+def loop_classes(
+    graph: Graph,
+    rules: Mapping[int, Rule],
+    carried: Sequence[tuple[int, int]] = (),
+) -> UnionFind:
+    """Which axes of a graph are one loop, whatever is cut.
+
+    Args:
+      graph: the graph.
+      rules: node number -> rule.
+      carried: (output, input) pairs of the body of a loop: one becomes the other.
+    """
+    classes = UnionFind()
+    for node in graph.nodes:
+        for group in rules[node.number].links():
+            keys = []
+            for link in group:
+                value = (node.ins if link.side == "in" else node.outs)[link.number]
+                if isinstance(value, Value):
+                    keys.append((value.number, link.axis))
+            for key in keys[1:]:
+                classes.unite(keys[0], key)
+    for number, into in carried:
+        if isinstance(value := graph.outputs[number], Value):
+            for axis in range(len(value.shape)):
+                key = graph.inputs[into].number, axis
+                classes.unite((value.number, axis), key)
+    _unite_views(graph, rules, classes)
+    return classes
+
+
+def _unite_views(graph: Graph, rules: Mapping[int, Rule], classes: UnionFind) -> None:
+    """Unites axes that see one loop through equal windows."""
+    # x[1:] and y[1:] are one loop if x and y are, though not the loop of x. A view
+    # is identified by the loop that it sees, and its window.
+    views = [
+        ((value.number, seen.axis), (through, out.shape[by.axis]), key)
+        for node in graph.nodes
+        for seen, through, by in rules[node.number].windows()
+        if isinstance(value := node.ins[seen.number], Value)
+        for out in [node.outs[by.number]]
+        for key in [(out.number, by.axis)]
+    ]
+    before = -1
+    # Axes that were just united may be seen through windows too.
+    while classes.united > before:
+        before = classes.united
+        known: dict[Hashable, AxisKey] = {}
+        for source, how, key in views:
+            view = classes.find(source), how
+            classes.unite(known.setdefault(view, key), key)
