@@ -161,7 +161,9 @@ def _explain(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Explanation:
-    args, kwargs = jax.tree.map(_as_array, (args, kwargs))
+    with_path = jax.tree_util.tree_map_with_path
+    args = with_path(functools.partial(_as_array, "args"), args)
+    kwargs = with_path(functools.partial(_as_array, "kwargs"), kwargs)
     if there:
         args, kwargs = elsewhere.unplaced(fun, args, kwargs, there)
     # Facts of the jaxpr.
@@ -358,12 +360,19 @@ def _notes(
     return notes
 
 
-def _as_array(leaf: Value) -> Any:
-    """Replaces an array of another library by its shape and dtype."""
+def _as_array(group: str, path: tuple[Any, ...], leaf: Value) -> Any:
+    """Replaces an array of another library by its shape and dtype.
+
+    Raises:
+      TypeError: JAX has no such dtype, or the labels would be lost.
+    """
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
         return leaf
     try:
         aval = array_likes.abstract_value(leaf)
     except TypeError:
+        if (why := array_likes.refusal(leaf)) is not None:
+            place = group + jax.tree_util.keystr(path)
+            raise TypeError(f"explain argument {place} {why}") from None
         return leaf  # A static argument, perhaps.
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

@@ -549,6 +549,19 @@ CASES = {
         for name, x in OF_NO_NUMBERS.items()
         if name != "swapped bytes"  # A shard is given the bytes in order.
     },
+    **{
+        f"{name} in explain": (
+            lambda x=x: sm.explain(lambda tree: tree["x"])({"x": x}),
+            TypeError,
+            r"explain argument args\[0\]\['x'\] (is a NumPy array of|has the) dtype",
+        )
+        for name, x in (*OF_NO_NUMBERS.items(), ("array-like", Unread()))
+    },
+    "labels in a keyword argument of explain": (
+        lambda: sm.explain(lambda *, x: x)(x=LABELLED),
+        TypeError,
+        r"explain argument kwargs\['x'\] is an xarray.DataArray, whose labels",
+    ),
     "an array-like of no numbers": (
         lambda: sm.spmap(double)(Unread()),
         TypeError,
