@@ -1,5 +1,7 @@
 """Programs as they are written, explained for TPUs and GPUs that are not here."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,33 @@ def test_a_training_step_as_it_is_written(machine, count, kind):
     expected = count, kind, [("all-reduce", W.nbytes)]
     assert facts(sm.explain(step, devices=machine)(W, X)) == expected
     assert facts(sm.explain(gradient, devices=sm.devices(machine))(W, X)) == expected
+
+
+def attention(q, k):
+    return jax.nn.softmax(q @ k.T) @ k
+
+
+def test_memory_is_that_of_the_machine():
+    """XLA for TPUs keeps no weights of attention, XLA for CPU does."""
+    x = jax.ShapeDtypeStruct((64, 128, 1), F32)
+    elements = sm.spmap(attention, batch_size=sm.AUTO, memory="150 KB")
+    for machine, steps in ("v5e:2x4", 1), (None, 4):
+        (axis,) = sm.explain(lambda x: elements(x, x), devices=machine)(x).axes
+        assert axis.steps == steps
+    mapped = functools.partial(sm.spmap, devices=sm.devices("v5e:2x4"))
+    elements = mapped(attention, batch_size=sm.AUTO, memory="150 KB")
+    (equation,) = elements.trace(x, x).jaxpr.eqns
+    assert equation.params["batch_size"] is None
+
+    pieces, x = (
+        sm.chunked(attention, memory="4 MB"),
+        jax.ShapeDtypeStruct((4096, 64), F32),
+    )
+    there, here = (
+        sm.explain(lambda x: pieces(x, x), devices=machine)(x)
+        for machine in ("v5e:2x4", None)
+    )
+    assert 1 < there.axes[0].steps < here.axes[0].steps
 
 
 def test_meshes_of_this_process_are_moved():

@@ -5,8 +5,11 @@ from typing import Any
 
 import jax
 import jax.extend.core
+from jax.sharding import Mesh
 
-from shardmap._jax.types import aval_of
+from shardmap._jax.devices import is_compile_only
+from shardmap._jax.types import AnyMesh, aval_of
+from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Context
 from shardmap.map.primitives.axis import AxisLayout
@@ -30,7 +33,8 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
     """
     block = params.axis.block
     traced = functools.cache(lambda count: _traced(params, block, count))
-    took = functools.cache(lambda count: _temporaries(*traced(count)))
+    device = _compile_only(params.mesh)
+    took = functools.cache(lambda count: _temporaries(*traced(count), device))
     if took(block) <= memory:
         return None
     if took(1) > memory:
@@ -58,6 +62,12 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
     return fits
 
 
+def _compile_only(mesh: AnyMesh | None) -> jax.Device | None:
+    """A device of a mesh that only compiles; None: the map runs on those of JAX."""
+    devices = mesh.devices.flat if isinstance(mesh, Mesh) else ()
+    return next(filter(is_compile_only, devices), None)
+
+
 def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[Any]]:
     """What a device computes with this batch size, and the avals of its operands."""
     jaxpr, in_axes = params.call_jaxpr, params.in_axes
@@ -74,10 +84,8 @@ def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[A
     return jax.make_jaxpr(run)(*operands), operands
 
 
-def _temporaries(jaxpr: Any, operands: list[Any]) -> int:
+def _temporaries(jaxpr: Any, operands: list[Any], device: jax.Device | None) -> int:
     """The bytes that XLA takes besides operands and results."""
-    function = jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr))
-    analysis = function.lower(*operands).compile().memory_analysis()
-    if analysis is None:  # Some backends have none.
-        return peak_of(jaxpr).bytes
-    return int(analysis.temp_size_in_bytes)
+    function = jax.extend.core.jaxpr_as_fun(jaxpr)
+    told = temporary_bytes(function, operands, device)
+    return peak_of(jaxpr).bytes if told is None else told

@@ -21,6 +21,7 @@ from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
 from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
+from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.batch import Batch, batched_results_of
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.rules import Cut
@@ -116,11 +117,8 @@ def _temporaries(cut_program: CutProgram) -> int:
         jax.ShapeDtypeStruct(value.shape, value.aval.dtype)
         for value in cut_program.graph.inputs
     ]
-    function = jax.jit(lambda *leaves: run_in_loops(cut_program, leaves))
-    analysis = function.lower(*avals).compile().memory_analysis()
-    if analysis is None:
-        return estimated(cut_program, in_loops=True).bytes
-    return int(analysis.temp_size_in_bytes)
+    told = temporary_bytes(lambda *leaves: run_in_loops(cut_program, leaves), avals)
+    return estimated(cut_program, in_loops=True).bytes if told is None else told
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,40 @@
+"""What a function takes of the memory of the device that it is compiled for."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from shardmap.sharding.default_devices import set_here
+
+_TOO_LARGE = "RESOURCE_EXHAUSTED"
+
+
+def temporary_bytes(
+    function: Callable[..., Any], avals: Sequence[Any], device: jax.Device | None = None
+) -> int | None:
+    """The bytes that XLA takes besides arguments and results.
+
+    Args:
+      function: of arrays. It is compiled and does not run.
+      avals: a `jax.ShapeDtypeStruct` for each.
+      device: what it is compiled for; None: the first default device, which a machine
+        that only compiles may give.
+
+    Returns:
+      The bytes; None if the backend does not tell them, or if the compiler refuses the
+      function as too large for the device.
+    """
+    if device is None:
+        device = next(iter(set_here()), None)
+    there = contextlib.nullcontext() if device is None else jax.default_device(device)
+    with there:
+        lowered = jax.jit(function).lower(*avals)
+        try:
+            analysis = lowered.compile().memory_analysis()
+        except jax.errors.JaxRuntimeError as error:
+            if _TOO_LARGE not in str(error):
+                raise
+            return None
+    return None if analysis is None else int(analysis.temp_size_in_bytes)
