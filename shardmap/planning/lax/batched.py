@@ -9,9 +9,10 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import PIVOTS
-from shardmap.planning.engine.factors import Factors, taken_whole
+from shardmap.planning.engine.factors import Factors, Local, taken_whole
 from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
+from shardmap.planning.lax.on_cpu import sorted_operands
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"
@@ -60,16 +61,28 @@ def axis_by_axis(
 STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis}
 
 
-def but_one(node: Node, axis: int, reason: Reason) -> Factors:
+def but_one(
+    node: Node,
+    axis: int,
+    reason: Reason,
+    emitter: Callable[[Local], Sequence[Any]] | None = None,
+) -> Factors:
     """``i j, i j -> i j, i j`` with one axis whole."""
     axes = range(len(node.in_shapes[0]))
     ins, outs = [axes] * len(node.ins), [axes] * len(node.outs)
-    return Factors(node, ins, outs, wholes={axis: reason}, cheap=False, each=MANY)
+    wholes: dict[Factor, Reason] = {axis: reason}
+    return Factors(
+        node, ins, outs, wholes=wholes, emitter=emitter, cheap=False, each=MANY
+    )
 
 
 def sort(node: Node) -> Factors:
     reason = Reason("sorting may move an element anywhere", "cut another axis")
-    return but_one(node, node.params["dimension"], reason)
+
+    def emitter(local: Local) -> Sequence[Any]:
+        return sorted_operands(node.params, local.values)
+
+    return but_one(node, node.params["dimension"], reason, emitter)
 
 
 def top_k(node: Node) -> Factors:

@@ -102,6 +102,35 @@ def _not_fused(x: Any) -> Any:
     return lax.reduce_precision(x, kind.nexp, kind.nmant)
 
 
+def sorted_operands(
+    params: Mapping[str, Any], operands: Sequence[Any]
+) -> Sequence[Any]:
+    """A sort, on CPU of one float as integers of the same order.
+
+    XLA for CPU compares floats by a function that it calls for each pair, which takes
+    five times as long. -0.0 comes before 0.0, and NaN last.
+    """
+    [x, *others], axis = operands, params["dimension"]
+    is_slow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 1
+    if others or not is_slow or jax.default_backend() != "cpu":
+        return p.sort_p.bind(*operands, **params)
+    bits = np.dtype(f"int{8 * x.dtype.itemsize}")
+    most = np.array(np.iinfo(bits).max, bits)
+
+    def with_order(number: Any) -> Any:
+        """Inverts the order of negative numbers; its own inverse."""
+        return jnp.where(number < 0, number ^ most, number)
+
+    keys = with_order(lax.bitcast_convert_type(x, bits))
+    keys = jnp.where(jnp.isnan(x), most, keys)
+    # An axis in steps takes up to twice as long.
+    [keys] = p.sort_p.bind(
+        jnp.moveaxis(keys, axis, -1), **{**params, "dimension": x.ndim - 1}
+    )
+    keys = with_order(jnp.moveaxis(keys, -1, axis))
+    return [lax.bitcast_convert_type(keys, x.dtype)]
+
+
 def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     """A convolution, on CPU with its features on the last axes.
 

@@ -1,7 +1,7 @@
 """Rewrites the graph of a function so that its cuts go as far as they can.
 
 The first pass follows the cuts from node to node. Where one ends, it replaces the node
-by others that can be cut: running sums, quantiles or a loop become stages. The second
+by others that can be cut: running sums, sorts or a loop become stages. The second
 pass rewrites reductions so that data that two stages would read is read once. Last, the
 values that no stage may compute again are stored.
 """
@@ -28,7 +28,6 @@ from shardmap.planning.lax.staged import (
     groups,
     one_pass,
     recut,
-    select,
     split_scan,
 )
 from shardmap.planning.lax.table import CALLS, STAGES, TABLE
@@ -193,12 +192,8 @@ class _Follow:
         self._partial, self._unroller = partial, unroller
         self._cuts: dict[Operand, list[Cut]] = {}
         self._cuts.update(zip(graph.inputs, cuts, strict=True))
-        # Nodes that take single places of a sort, its axis, and whether that is cut.
-        self._places: dict[Node, tuple[int, bool]] = {}
 
     def __call__(self, node: Node) -> Sequence[Operand] | None:
-        if node in self._places:
-            return select.taken(self._graph, node, *self._places[node])
         cuts = [self._cuts.get(x) or [UNCUT] * len(x.shape) for x in node.ins]
         if node.primitive is groups.GROUPED:
             return groups.scattered(self._graph, node, cuts[0])
@@ -218,15 +213,6 @@ class _Follow:
         if forward.contracted and primitive in reduce.STAGES:
             return reduce.STAGES[primitive](graph, node, cuts)
         ended = [lost.reason for lost in forward.lost if lost.origins]
-        taking = select.readers(graph, node, bool(ended))
-        if taking and ended and recut.is_small(node, cuts[0], self._rules.rule):
-            made = recut.in_stages(graph, node, cuts, self._rules.rule)
-            if made is not None:
-                return made
-        if taking is not None:
-            place = node.params["dimension"], bool(ended)
-            self._places |= dict.fromkeys(taking, place)
-            return node.ins
         if not ended:
             return None
         if primitive in STAGES:

@@ -39,7 +39,6 @@ from shardmap.planning.lax.indexed import dynamic, gather, scatter
 from shardmap.planning.lax.staged import (
     barrier,
     blocks,
-    counting,
     split_scan,
     tall_qr,
     top_k,
@@ -120,7 +119,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "elementwise": pointwise.RULES,
     "shape": shape.RULES | barrier.RULES,
     "reshape": reshape.RULES,
-    "reductions and contractions": reduce.RULES | counting.RULES,
+    "reductions and contractions": reduce.RULES,
     "cumulative reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "indexing": gather.RULES | scatter.RULES | dynamic.RULES,

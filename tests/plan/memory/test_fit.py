@@ -41,7 +41,7 @@ def test_the_axis_that_saves_the_most_is_cut():
 
 
 def test_of_two_axes_the_one_that_moves_less_is_cut():
-    """Quantiles along a cut axis read nine times, for shards a third as large."""
+    """Quantiles along a cut axis keep the argument."""
 
     def outliers(x):
         low, high = (jnp.quantile(x, q, axis=0, keepdims=True) for q in (0.1, 0.9))

@@ -36,7 +36,7 @@ def product(x):
 
 
 def projected(x):
-    w = jnp.ones((COLUMNS, 64), x.dtype)
+    w = jnp.ones((x.shape[1], 64), x.dtype)
     return jnp.tanh(x @ w).sum(0)
 
 

@@ -49,15 +49,6 @@ def test_steps_of_a_loop_share_their_functions():
     assert twice == (5, 17)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_all_digits_of_a_median_are_counted_by_one_function(dtype):
-    x = np.arange(64 * 8).reshape(64, 8).astype(dtype)
-    functions, stages = compiled(lambda x: jnp.median(x, 0), (x,), {0: 4})
-    assert stages > 2 * x.dtype.itemsize
-    assert functions <= 6
-
-
 def test_pieces_that_are_neighbours_share_the_function_of_others():
     x = np.ones((60, 8), np.float32)
     # Of a piece with itself, and with another one.

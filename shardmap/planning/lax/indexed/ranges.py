@@ -75,7 +75,8 @@ class Ranges(Window):
     def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
         found = [0]
         for place in self.rows[0][self._changes(points)].tolist():
-            ahead = place - found[-1]
+            # A piece that was rounded up may hold the next one as well.
+            ahead = max(place - found[-1], 0)
             # Rounded up, so that pieces have few different lengths.
             found.append(found[-1] + (stretch(ahead) if self.is_ordered else ahead))
         return tuple(dict.fromkeys(n for n in found if 0 < n < size))

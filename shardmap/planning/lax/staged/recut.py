@@ -3,7 +3,8 @@
 A transform along rows and one along columns need a different axis whole. Where a cut
 ends at the second one, its operand is kept, and the operation is cut along a batch
 axis. Without a batch axis, as in ``eigh(x @ x.T)``, the operand is still computed in
-pieces if it is smaller than what it is computed from, or random.
+pieces if it is smaller than what it is computed from, or random. Of arguments, only
+those are kept of whose sort single places are taken, as in medians and quantiles.
 """
 
 import math
@@ -11,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 from jax.extend.core import primitives as p
 
-from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
 from shardmap.planning.engine.rules import Cut, Origins, Rule
+from shardmap.planning.lax import pointwise
+from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.lax.staged.barrier import barrier
 
-TIMES_WHOLE = 8
-"""To work on a whole operand may take this many times its memory."""
+TAKE = frozenset({p.dynamic_slice_p, p.gather_p, p.slice_p})
 
 
 def in_stages(
@@ -48,13 +49,14 @@ def in_stages(
     longest = max(passing, key=size, default={})
     another = longest if size(longest) > 1 else {}
     changed: dict[int, Value] = {}
+    selects = node.primitive is p.sort_p and _are_selected(graph, node.outs)
     for k, (operand, row) in enumerate(zip(node.ins, cuts, strict=True)):
         count = math.prod(len(cut.at) + 1 for cut in row)
         if count == 1 or not isinstance(operand, Value):
             continue
         sources = _sources(operand, rule)
         behind: dict[int, Cut] = {}
-        if k in another and sources:
+        if k in another and (sources or selects):
             axis, length = another[k], operand.shape[another[k]]
             count = min(count, length)
             at = tuple(piece * length // count for piece in range(1, count))
@@ -62,6 +64,9 @@ def in_stages(
             behind[axis] = Cut(at, False, origins)
         elif not any(_is_smaller(operand, source) for source in sources):
             continue
+        if operand.producer is None:
+            # A copy: an argument is not read in another cut than was asked.
+            [operand] = graph.add(p.copy_p, {}, [operand], [operand.aval])
         changed[k] = barrier(graph, operand, cuts=behind)
     if not changed:
         return None
@@ -69,22 +74,20 @@ def in_stages(
     return graph.add(node.primitive, node.params, ins, [out.aval for out in node.outs])
 
 
-def is_small(node: Node, cuts: Sequence[Cut], rule: Callable[[Node], Rule]) -> bool:
-    """Whether a whole operand takes less than a piece of what it is computed from.
-
-    Args:
-      node: takes one operand.
-      cuts: of the operand.
-      rule: returns the rule of a node.
-    """
-    [operand] = node.ins
-    if not isinstance(operand, Value):
-        return False
-    count = math.prod(len(cut.at) + 1 for cut in cuts)
-    sources = _sources(operand, rule)
-    operands = [x for each in sources for x in each.ins if isinstance(x, Value)]
-    largest = max(map(nbytes, operands), default=0)
-    return TIMES_WHOLE * count * nbytes(operand) <= largest
+def _are_selected(graph: Graph, values: Sequence[Value]) -> bool:
+    """Whether nothing as large as these values is made of them."""
+    users, stack = graph.ahead(), list(values)
+    outputs = set(map(graph.current, graph.outputs))
+    while stack:
+        value = stack.pop()
+        if value in outputs:
+            return False
+        for user in users.get(value, ()):
+            if user.primitive in pointwise.RULES:
+                stack += user.outs
+            elif user.primitive not in TAKE and user.primitive not in COMBINERS:
+                return False
+    return True
 
 
 def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:

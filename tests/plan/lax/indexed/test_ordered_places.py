@@ -37,6 +37,12 @@ def test_only_what_is_looked_at_is_read(name):
     assert read <= TABLE.size * (0.7 if in_order and name != "columns" else 1)
 
 
+def test_runs_of_places_longer_than_pieces():
+    """Pieces of the runs are rounded up, past the beginnings of the next ones."""
+    places = np.flatnonzero(np.arange(600) % 90 < 31)
+    check_cut(lambda x: x[places].sum(0), reals(600, 2), in_slices={0: 24})
+
+
 def test_what_comes_of_it_need_not_be_linear():
     def fun(a):
         return (jnp.tanh(a[PLACES]) * jnp.arange(5.0)[:, None]).sum(0)
