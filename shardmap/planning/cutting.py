@@ -28,7 +28,7 @@ from shardmap.planning.in_slices import (
     result_cuts,
     times_read,
 )
-from shardmap.planning.lax.passes import analysed, uncut
+from shardmap.planning.lax.passes import Cuts, analysed, graph_of, uncut
 from shardmap.planning.memory.compiled import peak_bytes, sample
 from shardmap.planning.memory.loops import Uncut
 from shardmap.planning.memory.search import Problem, program_within
@@ -79,7 +79,10 @@ def cut_function(
     def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
         every = cuts_at("plan", asked)
         cuts, inside = every[: len(leaves)], every[len(leaves) :]
-        analysis = analysed(closed, cuts, partial, out_cuts, keeps=keeps, inside=inside)
+        analysis = analysed(
+            graph,
+            Cuts(cuts, partial, outputs=out_cuts, inside=inside, keeps=keeps),
+        )
         # Of the arguments that lie in chunks, how many pieces read each chunk.
         read = {
             name: times_read([leaf], (tuple(cut.at for cut in row),))
@@ -99,12 +102,13 @@ def cut_function(
         )
 
     try:
+        graph = graph_of(closed)
         if memory is None:
             made = make(given, partial, keeps=True)
         else:
             problem = Problem(
                 make,
-                Uncut(*uncut(closed), in_loops=False),
+                Uncut(*uncut(graph), in_loops=False),
                 given,
                 finds=in_slices is None,
                 partial=partial,

@@ -5,7 +5,7 @@ calls, and which are rewritten.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -136,6 +136,35 @@ class Graph:
         self._ahead: list[Node] = []
         self._replaced: dict[Operand, Operand] = {}
         self._sources: dict[int, tuple[Any, Value]] = {}
+
+    def copied(self) -> tuple["Graph", dict[Operand, Operand]]:
+        """A graph to be rewritten, and what stands there for each value."""
+        graph = Graph(self.calls)
+        copies: dict[Operand, Operand] = {}
+
+        def again(operand: Operand) -> Operand:
+            if not isinstance(operand, Value):
+                return operand
+            if operand not in copies:
+                made = Value(operand.number, operand.aval, constant=operand.constant)
+                copies[operand] = made
+            return copies[operand]
+
+        def values(old: Iterable[Value]) -> list[Value]:
+            return cast(list[Value], list(map(again, old)))
+
+        graph.inputs = values(self.inputs)
+        pairs = zip(values(self.constants), self.constants.values(), strict=True)
+        graph.constants = dict(pairs)
+        for node in self.nodes:
+            ins = tuple(map(again, node.ins))
+            graph.nodes.append(replace(node, ins=ins, outs=tuple(values(node.outs))))
+        graph.outputs = list(map(again, self.outputs))
+        graph._values = self._values
+        for key, (array, value) in self._sources.items():
+            if value in copies:
+                graph._sources[key] = array, cast(Value, copies[value])
+        return graph, copies
 
     def value(self, aval: Aval) -> Value:
         self._values += 1

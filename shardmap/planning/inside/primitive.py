@@ -23,12 +23,12 @@ from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
 from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.batch import Batch, batched_results_of
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Graph, Value
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.in_slices import Asked, Points, cuts_at
 from shardmap.planning.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.planning.lax.control.unroll import MOST_EQUATIONS
-from shardmap.planning.lax.passes import analysed, uncut
+from shardmap.planning.lax.passes import Cuts, analysed, graph_of, uncut
 from shardmap.planning.lax.table import LOOKED_THROUGH
 from shardmap.planning.memory.compiled import estimated
 from shardmap.planning.memory.loops import Uncut
@@ -65,13 +65,9 @@ chunked_p = ChunkedPrimitive("chunked")
 
 
 def _made(
-    jaxpr: ClosedJaxpr, asked: Asked, partial: bool, keeps: bool = True
+    jaxpr: ClosedJaxpr, graph: Graph, asked: Asked, partial: bool, keeps: bool = True
 ) -> CutProgram:
-    """A jaxpr, cut at points.
-
-    Raises:
-      Refused: it has an effect.
-    """
+    """A jaxpr, whose graph this is, cut at points."""
     every, count = cuts_at("chunked", asked), len(jaxpr.in_avals)
     cuts, inside = every[:count], every[count:]
     names = [f"operand {k}" for k in range(count)]
@@ -80,12 +76,10 @@ def _made(
         for avals in (jaxpr.in_avals, jaxpr.out_avals)
     )
     # Each stage of a loop is compiled with all others, as one function.
-    analysis = analysed(
-        *(jaxpr, cuts, partial),
-        keeps=keeps,
-        most_equations=MOST_EQUATIONS,
-        inside=inside,
+    wanted = Cuts(
+        cuts, partial, inside=inside, keeps=keeps, most_equations=MOST_EQUATIONS
     )
+    analysis = analysed(graph, wanted)
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 
 
@@ -97,11 +91,12 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
       Refused: it has an effect.
       ValueError: it does not fit, however small the pieces are.
     """
+    graph = graph_of(jaxpr)
     if options.memory is None:
-        return _made(jaxpr, asked, options.partial)
+        return _made(jaxpr, graph, asked, options.partial)
     problem = Problem(
-        functools.partial(_made, jaxpr),
-        Uncut(*uncut(jaxpr), in_loops=True),
+        functools.partial(_made, jaxpr, graph),
+        Uncut(*uncut(graph), in_loops=True),
         asked,
         finds=options.finds,
         partial=options.partial,

@@ -9,6 +9,7 @@ its own computes and keeps ``y``, unless it is as exact as the arguments.
 The planner marks its own nodes that select elements by a parameter, ``selects``.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,30 @@ NONE: Values = frozenset()
 
 def must_store(analysis: Analysis) -> dict[Value, None]:
     """The values that a stage decides on with what an earlier one selected of them."""
+    found = _decided_on(analysis, {})
+    # Storing them moves what is made of them to later stages.
+    return _decided_on(analysis, found) if found else found
+
+
+def _decided_on(analysis: Analysis, stored: Collection[Value]) -> dict[Value, None]:
+    """As `must_store`.
+
+    Args:
+      stored: in what is made of these, all that was selected counts as earlier.
+    """
     kept = analysis.kept
     ended = {each.node for each in analysis.ended}
     found: dict[Value, None] = {}
-    # Of which values an operand has selected elements, also by an earlier stage.
+    # Of which values an operand has selected elements, also by any or an earlier stage.
     selected: dict[Operand, Values] = {}
+    ever: dict[Operand, Values] = {}
     earlier: dict[Operand, Values] = {}
+    moved: set[Operand] = set(stored)
     for node in analysis.graph.nodes:
         before = NONE.union(*(earlier.get(x, NONE) for x in node.ins))
+        if not moved.isdisjoint(node.ins):
+            moved.update(node.outs)
+            before = before.union(*(ever.get(x, NONE) for x in node.ins))
         if before and _decides(node):
             taken = before & _taken_with(analysis, node)
             found |= dict.fromkeys(v for v in taken if is_rounded(analysis, v))
@@ -95,6 +112,7 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
             # Shards compute pieces again of what they take whole.
             is_earlier = out in kept or node in ended
             earlier[out] = before | of if is_earlier else before
+            ever[out] = of.union(before, *(ever.get(x, NONE) for x in node.ins))
     return found
 
 

@@ -4,8 +4,6 @@ A loop of known length becomes its steps, so that a sum inside of a step ends a 
 branch becomes all branches and a choice between their results.
 """
 
-from collections.abc import Sequence
-
 import jax
 import numpy as np
 from jax import lax
@@ -23,37 +21,30 @@ MOST_IN_STAGES = 2**16
 """The most equations if each step is a stage: all steps share their functions."""
 
 SAMPLE = 3
-"""The number of steps that are unrolled to find out how a longer loop is cut."""
+"""So many steps show how a longer loop is cut."""
 
 
-class Unroller:
-    """Unrolls loops and branches.
+def unrolled(
+    graph: Graph, node: Node, most: int, steps: int | None = None
+) -> list[Operand] | None:
+    """Adds the steps of a loop, or all branches, and returns the results.
 
     Args:
-      most: the most equations that a loop may become.
+      graph: the graph.
+      node: the loop or branch.
+      most: the most equations that it may become.
       steps: the number of steps that are written, in place of all; None: all.
 
-    Attributes:
-      step_ratio: how many times more steps a loop has than are written, at most.
-      equations: the most equations that all steps of a loop would be.
+    Returns:
+      None, and adds nothing, if there would be more.
     """
-
-    def __init__(self, most: int, steps: int | None = None) -> None:
-        self._most, self._steps = most, steps
-        self.step_ratio, self.equations = 1.0, 0
-
-    def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
-        """Returns the operands that replace a node's results; None: it stays."""
-        if node.primitive is p.cond_p:
-            return every_branch(graph, node)
-        length: int = node.params["length"]
-        steps = length if self._steps is None else min(length, self._steps)
-        size = size_of_step(node)
-        if not length or steps * size > self._most:
-            return None
-        self.step_ratio = max(self.step_ratio, length / steps)
-        self.equations = max(self.equations, length * size)
-        return _steps(graph, node, steps)
+    if node.primitive is p.cond_p:
+        return every_branch(graph, node)
+    length: int = node.params["length"]
+    count = length if steps is None else min(length, steps)
+    if not length or count * size_of_step(node) > most:
+        return None
+    return _steps(graph, node, count)
 
 
 def size_of_step(node: Node) -> int:

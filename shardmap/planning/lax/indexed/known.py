@@ -83,6 +83,13 @@ def fold(graph: Graph) -> None:
     )
 
 
+def known_again(copies: Mapping[Operand, Operand]) -> None:
+    """Says that copies of values are known as these are."""
+    for value, copy in copies.items():
+        if isinstance(value, Value) and isinstance(copy, Value) and value in _VALUES:
+            _VALUES[copy] = _VALUES[value]
+
+
 def _indices(graph: Graph) -> list[Operand]:
     """The operands of a graph that are indices."""
     nothing = slice(0)
