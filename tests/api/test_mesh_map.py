@@ -336,6 +336,7 @@ AROUND = {
 
 
 # Only a mesh that is set says which devices an abstract one has.
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("around", "is_abstract"),
     [("alone", False), ("set_mesh", False), ("set_mesh", True)],

@@ -244,6 +244,7 @@ WITHOUT_JIT = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("call", WITHOUT_JIT.values(), ids=WITHOUT_JIT)
 def test_disable_jit_gives_results_on_the_same_devices(call):
     expected = call()

@@ -54,6 +54,7 @@ sm.taps_barrier()
 """
 
 
+@pytest.mark.deep
 def test_a_callback_that_needs_the_turn_of_its_own_program_is_told():
     result = python(
         *("-c", CALLBACK),

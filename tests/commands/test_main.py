@@ -117,6 +117,7 @@ def test_a_reader_that_goes_away_ends_it_quietly():
     process.stderr.close()
 
 
+@pytest.mark.deep
 def test_control_c_ends_it_quietly(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time; print('waiting', flush=True); time.sleep(60)"
@@ -153,6 +154,7 @@ def test_a_missing_extra_gets_one_line_and_code_2():
     )
 
 
+@pytest.mark.deep
 def test_help_needs_no_extra():
     result = without_module("sklearn", "demo", "--help")
     assert (result.returncode, result.stderr) == (0, "")

@@ -94,6 +94,7 @@ ENDS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "end",

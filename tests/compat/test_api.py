@@ -37,6 +37,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit])
 def test_a_result_without_an_axis_is_that_of_the_first_element(name, around):

@@ -137,7 +137,7 @@ def test_more_pieces_may_not_help():
 
 def test_long_programs_are_measured_too():
     def deep(x):
-        for _ in range(250):
+        for _ in range(100):
             x = jnp.sin(x) * 0.5 + x
         return x.sum(0)
 

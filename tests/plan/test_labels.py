@@ -51,6 +51,7 @@ WEIGHTS = xr.DataArray(np.array([1, 2, 3], "f4"), dims="x")
 SOME = xr.DataArray([2, 0, 1], dims="p")
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     "fun",
     [
@@ -153,6 +154,7 @@ def test_several_arguments_and_plain_ones(ds):
     np.testing.assert_allclose(cut.run(*args)["y"], got["y"], rtol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fun",
     [

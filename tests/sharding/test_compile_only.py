@@ -40,6 +40,7 @@ def test_a_count_of_devices_is_refused():
         sm.devices(8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("platforms", ["cpu", ""])
 def test_without_a_compiler_the_error_is_how_to_install_it(platforms):
     result = python("-c", WITHOUT, JAX_PLATFORMS=platforms)

@@ -84,6 +84,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_every_collective_of_a_map(operation, block):

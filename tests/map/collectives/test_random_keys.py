@@ -25,6 +25,7 @@ def draw_both(keys):
     return [draws(key) for key in keys]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_element_draws_with_its_own_key(layout):
     keys = [

@@ -49,6 +49,7 @@ def test_batch_size(name, size, batch_size):
     assert_close(result, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_on_long_axes_is_rounded_once(dtype):
     size, ones, one = 5003, jnp.ones(5003, dtype), jnp.ones((), dtype)

@@ -167,6 +167,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("use", TRANSFORMED.values(), ids=TRANSFORMED)
 def test_every_map_primitive_has_rules(use):
     def expected(x, w):

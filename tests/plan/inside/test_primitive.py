@@ -287,6 +287,7 @@ def test_under_an_explicit_mesh(name):
         check(lambda f: jax.jit(jax.grad(squared(f))), EXPLICIT[name], *args)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [name for name in EXPLICIT if name != "asked"])
 def test_arguments_on_an_explicit_mesh(name):
     """Without `jax.set_mesh`."""

@@ -64,6 +64,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MATRICES)
 def test_matrices_are_laid_out_by_columns_piece_by_piece(name):
     """LAPACK takes them so; XLA would lay out all of them before the loop."""

@@ -83,6 +83,7 @@ STENCILS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", STENCILS)
 def test_several_slices_are_not_fused_with_their_reduction(name):
     """XLA for CPU would store each of them."""

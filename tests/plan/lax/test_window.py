@@ -142,6 +142,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=["same", "strides", "wide", "between"])
 @pytest.mark.parametrize("layout", LAYOUTS[3:], ids="-".join)
 @pytest.mark.parametrize("features", [1, 3])

@@ -42,6 +42,7 @@ def moments(x):
     return mean, (y * y).sum(), y, y.max(0), jnp.cumsum(y, 0), x
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("pieces", "count"), [({0: 7}, 1), ({0: 7}, 3), ({0: 60, 1: 2}, 2), ({0: 3}, 5)]
 )

@@ -27,9 +27,8 @@ def test_arrays_of_dask_come_out(tmp_path):
         plan(lambda key: key, key, in_slices={}).to_dask(key)
 
 
-@pytest.mark.parametrize("kind", [np.ones, jax.ShapeDtypeStruct])
-def test_arguments_that_are_gone_are_asked_for(kind):
-    made = plan(lambda x, by: x * by, kind((8, 2), np.float32), 2.0, in_slices={})
+def test_arguments_that_are_gone_are_asked_for():
+    made = plan(lambda x, by: x * by, np.ones((8, 2), np.float32), 2.0, in_slices={})
     gc.collect()
     with pytest.raises(ValueError, match="shapes only, or are gone: pass them ag"):
         made.to_dask()

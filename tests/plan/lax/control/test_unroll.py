@@ -88,6 +88,7 @@ def heat(x):
     return lax.fori_loop(0, STEPS, step, x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("partial", [True, False])
 def test_steps_that_read_their_neighbours_are_one_pass(partial):
     x = reals(40)
@@ -125,6 +126,7 @@ def gradient(step):
     return jax.grad(lambda x: (repeated(step)(x) ** 2).sum())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("loop", "step"),
     [
@@ -164,12 +166,12 @@ def long_descent(points, targets):
     def step(_, w):
         return w - 0.1 * points.T @ (points @ w - targets) / len(targets)
 
-    return lax.fori_loop(0, 300, step, jnp.zeros(3))
+    return lax.fori_loop(0, 80, step, jnp.zeros(3))
 
 
 def test_a_long_loop_that_sums_over_the_cut_is_cut():
     made = plan(long_descent, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
-    assert [stage.num_shards for stage in made.stages] == [2] * 300 + [1]
+    assert [stage.num_shards for stage in made.stages] == [2] * 80 + [1]
     # Steps that run the same functions are told in one line.
     assert str(made).count("\n  stage") <= 6
 

@@ -74,6 +74,7 @@ CONSTANT = {
 WAVES = reals(300, 40)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CONSTANT)
 @pytest.mark.parametrize("cut", [{0: 10}, {0: (9, 30, 1, 160, 100)}, {0: 6, 1: 2}])
 def test_updated_constants_are_computed_in_pieces(name, cut):

@@ -38,6 +38,7 @@ REDUCTIONS = {
 CASES = [*((name, MONTHS) for name in REDUCTIONS), ("mean", SPANS), ("largest", SPANS)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "places"), CASES)
 def test_each_row_is_read_once(name, places):
     made = check_cut(stacked(REDUCTIONS[name], places), DAYS, in_slices={0: 4})

@@ -183,6 +183,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.deep
 def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
     folder, scratch = tmp_path / "done", tmp_path / "scratch"

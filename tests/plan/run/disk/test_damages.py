@@ -76,6 +76,7 @@ def made_of(path):
             yield other
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("run", "name"),
     [
