@@ -178,7 +178,7 @@ CHIPS: Mapping[str, Chip] = types.MappingProxyType(
         "TPU v4": Chip("tpu-v4", round(15.25 * _GIB), 275e12 / 2, 1228e9 / 2),
         "TPU v5 lite": Chip("tpu-v5e", round(15.75 * _GIB), 197e12, 819e9),
         "TPU v5": Chip("tpu-v5p", round(95.73 * _GIB), 459e12, 2765e9),
-        "TPU v6 lite": Chip("tpu-v6e", round(31.24 * _GIB), 918e12, 1640e9),
+        "TPU v6 lite": Chip("tpu-v6e", round(31.24 * _GIB), 918e12, 1638e9),
         "TPU7x": Chip("tpu-v7x", round(94.74 * _GIB), 2307e12 / 2, 7380e9 / 2),
         # What the driver tells.
         "NVIDIA A100-SXM4-40GB": Chip("nvlink3"),
