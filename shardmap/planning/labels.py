@@ -17,6 +17,7 @@ from jax.extend import source_info_util
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import is_dataset, is_labelled
+from shardmap.planning import labelled_methods
 from shardmap.planning.numpy_functions import numpy_functions
 
 Rebuild = Callable[[list[Any]], Any]
@@ -83,6 +84,7 @@ def without_labels(
     if not any(map(is_labelled, leaves)):
         return fun, None
     _hide_lines_of_xarray()
+    labelled_methods.install()
     stored = _variables(leaves)
     labels = Labels()
 

@@ -84,6 +84,12 @@ SOME = xr.DataArray([2, 0, 1], dims="p")
         lambda a: a.sel(x=SOME * 10 + 10, time=SOME.copy(data=a.time[3:6])),
         lambda a: a.isel(x=SOME, time=SOME),
         lambda a: a.drop_vars(["x", "name"]).isel(x=a.argmax("x")),
+        lambda a: a.idxmax("x"),
+        lambda a: a.where(a > 0).idxmin("x", fill_value=-1),
+        lambda a: xr.Dataset({"a": a}).idxmin("x").a,
+        lambda a: a.interp(x=[12, 5, 30.0]).interp(x=15),
+        lambda a: a.drop_vars("name").interp(time=a.time[3:6] + np.timedelta64(9, "D")),
+        lambda a: xr.Dataset({"a": a, "b": a[0]}).interp(x=[12.0]).a,
         lambda a: a.rename("x"),
         lambda a: (a * 2).rename("name"),
         lambda a: a.rename(None).assign_coords(result=a.x * 2),
@@ -98,6 +104,39 @@ def test_methods_of_xarray(fun, ds):
     assert got.attrs == want.attrs
     if isinstance(want, xr.DataArray):
         assert (got.name, got.dims) == (want.name, want.dims)
+
+
+@pytest.mark.parametrize(("limit", "cut"), [(None, "time"), (1, "x")])
+def test_missing_values_are_filled_from_before_and_behind(limit, cut):
+    """Beside pandas: xarray asks for the package bottleneck."""
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype("f4")
+    x[x < 0.4] = np.nan
+    a = xr.DataArray(x, {"time": np.arange(24)}, ("time", "x"), "a", {"units": "K"})
+
+    def filled(a):
+        both = a.ffill("time", limit), a.bfill("time", limit)
+        return *both, a.to_dataset().ffill("time", limit).a
+
+    made = plan(filled, a, in_slices={cut: 3})
+    pandas = a.to_pandas()
+    ahead, behind = pandas.ffill(limit=limit), pandas.bfill(limit=limit)
+    for got, want in zip(made.run(a), (ahead, behind, ahead), strict=True):
+        xr.testing.assert_identical(got, a.copy(data=want.values))
+
+
+def test_what_is_interpolated_otherwise_is_refused(ds):
+    for points, name, match in (
+        ([12.0], "cubic", "method='cubic', kwargs=None is not traced"),
+        (
+            xr.DataArray([12.0], dims="p"),
+            "linear",
+            r"dimensions \('p',\) is not traced",
+        ),
+    ):
+        with pytest.raises(TypeError, match=match):
+            plan(lambda a, p=points, n=name: a.interp(x=p, method=n), ds.t)
+    with pytest.raises(TypeError, match=r"of the type datetime64.*plan argmax"):
+        plan(lambda a: a.idxmax("time"), ds.t)
 
 
 def test_functions_of_jax_on_the_data(ds):
@@ -118,7 +157,8 @@ def test_functions_of_jax_on_the_data(ds):
 @pytest.mark.parametrize(
     ("name", "fun"),
     [
-        ("DataArray.interp", lambda a: a.interp(x=[15])),
+        ("DataArray.interpolate_na", lambda a: a.interpolate_na("x")),
+        ("DataArray.dropna", lambda a: a.dropna("x")),
         ("DataArray.polyfit", lambda a: a.polyfit("x", 1)),
         ("DataArray.sortby", lambda a: a.sortby(a[0])),
         ("DataArray.groupby", lambda a: a.groupby(a > 0).sum()),
