@@ -31,13 +31,13 @@ class _Exact:
 
     def __init__(self, compiled: jax.stages.Compiled) -> None:
         self._executable = compiled._executable
-        self._types = [_type(aval) for aval in jax.tree.leaves(compiled.in_avals)]
+        self._types = list(map(_type, jax.tree.leaves(compiled.in_avals)))
         self._configuration = config.trace_context()
 
     def call(self, *leaves: Any) -> Any:
         if config.trace_context() != self._configuration:
             raise Mismatch("compiled for another configuration of JAX")
-        if [_type(jax.typeof(leaf)) for leaf in leaves] != self._types:
+        if list(map(_type, map(jax.typeof, leaves))) != self._types:
             raise Mismatch("compiled for other weak types, or another kind of memory")
         return self._executable.call(*leaves)
 

@@ -22,10 +22,11 @@ from shardmap._jax import api_boundary, context
 from shardmap._jax.context import TOP_TRACES, current_trace
 from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
-from shardmap.api import caches, pickling, stages
+from shardmap.api import caches, pickling, programs, stages
 from shardmap.api.arguments import wrap_statics
 from shardmap.api.options import key_of
-from shardmap.api.programs import Args, CompiledEntry, Kwargs
+from shardmap.api.programs import CompiledCall, Transformed
+from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.map import contexts
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Mapped(Generic[P, R]):
     """
 
     _kind: ClassVar[type[Any]]
-    _programs: Any
+    """A class of `Transformed`."""
 
     def __init__(self, fun: Callable[P, R], options: Any) -> None:
         # `jax.pmap` makes methods such as `lower` attributes of the function.
@@ -54,29 +55,30 @@ class Mapped(Generic[P, R]):
         vars(self).update({k: v for k, v in attributes if not hasattr(type(self), k)})
         # Last, as the function may have a ``__wrapped__`` of its own.
         functools.update_wrapper(self, fun, updated=())
-        key = key_of(options, self._kind.is_leaf)
-        self._programs = caches.weak_cache(
-            fun, (self._kind, key), lambda: self._kind(fun, options)
+        kind = self._kind
+        self._transformed: Transformed = caches.weak_cache(
+            fun, (kind, key_of(options, kind.is_leaf)), lambda: kind(fun, options)
         )
-        # Perhaps those of an equal function, which is kept alive here.
-        self._fun = self._programs.fun()
+        self._function: UserFunction = self._transformed.function
+        # Perhaps an equal one, which is kept alive here.
+        self._fun = self._function.fun()
         self._static = options.static_argnums
         self._donates = bool(options.donate_argnums)
         # The last program for each number of arguments is tried first. It raises an
         # error for arguments that it does not take.
-        self._recent: dict[int, CompiledEntry] = {}
+        self._recent: dict[int, CompiledCall] = {}
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
         if current_trace() not in TOP_TRACES:
-            return self._programs.bind(given, kwargs)
+            return self._transformed.bind(given, kwargs)
         if not kwargs:
-            entry = self._recent.get(len(given))
-            if entry is not None and (
-                not self._donates or self._programs.may_donate(entry, given)
+            program = self._recent.get(len(given))
+            if program is not None and (
+                not self._donates or programs.may_donate(self._function, program, given)
             ):
                 try:
-                    return entry.call(*given)
+                    return program.run(*given)
                 except (TypeError, ValueError):
                     pass  # Other arguments, or another configuration of JAX.
                 except FoundNaN:
@@ -85,19 +87,18 @@ class Mapped(Generic[P, R]):
 
     @api_boundary
     def _find_nan(self, args: Args) -> Any:
-        return self._programs.find_nan(args, {})
+        return programs.find_nan(self._transformed, args, {})
 
     @api_boundary
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
-        programs = self._programs
         if contexts.has_mesh():
-            return programs.under_mesh(self._run, args, kwargs)
+            return self._transformed.run_under_mesh(self._run, args, kwargs)
         if context.config_value("jax_disable_jit"):
-            return programs.bind(args, kwargs)
-        results, entry = programs.run(args, kwargs)
+            return self._transformed.bind(args, kwargs)
+        results, program = programs.run(self._transformed, args, kwargs)
         looks_always = self._check_results(results)
-        if not (entry is None or kwargs or looks_always):
-            self._recent[len(args)] = entry
+        if not (program is None or kwargs or looks_always):
+            self._recent[len(args)] = program
         return results
 
     def _check_results(self, results: PyTree) -> bool:
@@ -116,14 +117,13 @@ class Mapped(Generic[P, R]):
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
         given = wrap_statics(args, self._static)
-        return stages.lower(self._programs, given, kwargs)
+        return stages.lower(self._transformed, given, kwargs)
 
     @api_boundary
     def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
-        programs = self._programs
-        given = programs.read(wrap_statics(args, self._static), kwargs)
-        return stages.trace(programs, programs.infer_params(given))
+        given = self._function.read(wrap_statics(args, self._static), kwargs)
+        return stages.trace(self._function, self._transformed.trace_call(given))
 
     def explain(self, *args: PyTree, **kwargs: PyTree) -> "Explanation":
         """What runs in parallel for these arguments, and at what cost.
@@ -148,7 +148,7 @@ class Mapped(Generic[P, R]):
     @property
     def mesh(self) -> Mesh | AbstractMesh | None:
         """The mesh to run on, if one was given; perhaps an abstract one."""
-        mesh: AnyMesh | None = getattr(self._programs.options, "mesh", None)
+        mesh: AnyMesh | None = getattr(self._transformed.options, "mesh", None)
         return mesh
 
     @overload
@@ -167,11 +167,12 @@ class Mapped(Generic[P, R]):
 
     def derivation(self) -> Any:
         """See `caches.Derived`."""
-        programs, cls = self._programs, type(self)
-        return self._fun, programs, lambda: cls(programs.fun(), programs.options)
+        transformed, cls = self._transformed, type(self)
+        fun, options = transformed.function.fun, transformed.options
+        return self._fun, transformed, lambda: cls(fun(), options)
 
     def __reduce__(self) -> Any:
-        return pickling.reduced(self, self._fun, self._programs.options)
+        return pickling.reduced(self, self._fun, self._transformed.options)
 
     def __repr__(self) -> str:
-        return f"<{self._programs.full_name}>"
+        return f"<{self._function.full_name}>"

@@ -18,7 +18,8 @@ from shardmap._jax.types import Aval, PyTree, Value, without_sharding
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
-from shardmap.api.programs import Args, Call, Kwargs, Programs
+from shardmap.api.programs import Call, bind_in_jit, run_without_mesh
+from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import contexts
 from shardmap.map.constraint import (
@@ -180,12 +181,8 @@ def _devices_of(leaves: Sequence[Value]) -> list[jax.Device]:
     )
 
 
-def _over(
-    devices: Sequence[jax.Device] | None, function: Callable[Q, T]
-) -> Callable[Q, T]:
+def _over(devices: Sequence[jax.Device], function: Callable[Q, T]) -> Callable[Q, T]:
     """``function``, for which these devices are the default ones."""
-    if not devices:
-        return function
 
     @functools.wraps(function)
     def run(*args: Q.args, **kwargs: Q.kwargs) -> T:
@@ -203,92 +200,51 @@ def _sharding(aval: Aval, parts: Counts, total: int) -> NamedSharding:
     return sharding.update(memory_kind=placement.memory_kind(aval))
 
 
-class PartitionPrograms(Programs):
-    """The programs of one function under `sharded_jit`."""
+class PartitionedFunction:
+    """A function under `sharded_jit`, as `programs.Transformed` has it."""
 
-    what = "sharded_jit"
     is_leaf = staticmethod(_is_leaf)
-    options: ShardedJitOptions
 
-    def infer_params(self, arguments: Arguments, alone: bool = True) -> Call:
+    def __init__(self, fun: Callable[..., Any], options: ShardedJitOptions) -> None:
+        self.options = options
+        self.function = UserFunction(
+            fun, "sharded_jit", options.donate_argnums, _is_leaf
+        )
+
+    def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         devices = self.options.devices or _devices_of(arguments.leaves)
-        call = _over(devices, self._infer_params)(arguments, alone)
+        if not devices:
+            return self._trace(arguments, is_top_level)
+        call = _over(devices, self._trace)(arguments, is_top_level)
         return dataclasses.replace(
             call,
             bind=_over(devices, call.bind),
             find_shardings=_over(devices, call.find_shardings),
         )
 
-    def _infer_params(self, arguments: Arguments, alone: bool) -> Call:
-        what, names = self.full_name, functools.partial(self.leaf_names, arguments)
-        avals = self.leaf_avals(arguments)
-        in_parts = self.broadcast_in("in_parts", self.options.in_parts, arguments, None)
-        _check_shapes(what, names, avals, in_parts)
-        flat = jax.jit(self.flat_function(arguments))
-        traced = flat.trace(*map(without_sharding, avals))
-        closed, out_tree = traced.jaxpr, traced.out_info.tree
-        out_parts = self.broadcast_out("out_parts", self.options.out_parts, out_tree)
-        out_names = functools.partial(trees.result_names, out_tree)
-        _check_shapes(what, out_names, closed.out_avals, out_parts)
-        jaxpr = closed.jaxpr
-        constraints = constraints_in(jaxpr)
-        totals = [
-            self.options.num_partitions,
-            *(total_partitions(parts) if parts else None for parts in in_parts),
-            *(total_partitions(parts) if parts else None for parts in out_parts),
-            *(equation.params["total"] for equation in constraints),
-        ]
-
-        def sources() -> list[str]:
-            return [
-                "num_partitions",
-                *(f"in_parts of {name}" for name in names()),
-                *(f"out_parts of {name}" for name in out_names()),
-                *[CONSTRAINT] * len(constraints),
-            ]
-
-        total = _agreed_total(what, totals, sources)
-        if alone and constraints:
-            jaxpr = on_its_own_devices(jaxpr)
-
-        def shardings() -> MapShardings:
-            sharding = functools.partial(_sharding, total=total or 1)
-            return MapShardings(
-                tuple(map(sharding, avals, in_parts)),
-                tuple(map(sharding, closed.out_avals, out_parts)),
-            )
-
-        def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
-            return [
-                constrain(value, parts, total, self.what)
-                for value, parts in zip(values, all_parts, strict=True)
-            ]
-
-        def bind(leaves: Sequence[Value]) -> Sequence[Value]:
-            if alone:  # Its `jax.jit` has the shardings of arguments and results.
-                results = jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves)
-                return list(results)
-            return cut(flat(*cut(leaves, in_parts)).leaves, out_parts)
-
-        return Call(
-            arguments,
-            avals,
-            out_tree,
-            closed.out_avals,
-            partition_mesh((), total or 1, "sharded_jit") if alone else None,
-            jaxpr,
-            bind,
-            shardings,
-        )
-
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Explicit types of the operands end at a `jax.jit`.
         if contexts.has_mesh():
-            return self.bind_jitted(tuple(args), kwargs)
-        return super().bind(args, kwargs)
+            return self._bind_in_jit(args, kwargs)
+        arguments = self.function.read(args, kwargs)
+        return self.trace_call(arguments, False).result(arguments.leaves)
 
-    def devices(self) -> list[jax.Device]:
-        return []
+    @functools.cached_property
+    def _bind_in_jit(self) -> Callable[[Args, Kwargs], PyTree]:
+        return bind_in_jit(self)
+
+    def run_under_mesh(
+        self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
+    ) -> PyTree:
+        there = contexts.current_mesh_devices()
+        if self._num_partitions <= len(there):
+            run = _over(self.options.devices or there, run)
+        leaves, tree = jax.tree.flatten(run_without_mesh(run, args, kwargs))
+        devices = set(there)
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        if all(array.sharding.device_set == devices for array in arrays):
+            leaves = contexts.place(leaves)
+        return jax.tree.unflatten(tree, leaves)
 
     @functools.cached_property
     def _num_partitions(self) -> int:
@@ -300,24 +256,74 @@ class PartitionPrograms(Programs):
         totals = [total_partitions(parts) for parts in leaves if parts]
         return max([options.num_partitions or 1, *totals])
 
-    def under_mesh(
-        self, alone: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
-    ) -> PyTree:
-        there = contexts.current_mesh_devices()
-        if self._num_partitions <= len(there):
-            alone = _over(self.options.devices or there, alone)
-        leaves, tree = jax.tree.flatten(super().under_mesh(alone, args, kwargs))
-        devices = set(there)
-        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-        if all(array.sharding.device_set == devices for array in arrays):
-            leaves = contexts.place(leaves)
-        return jax.tree.unflatten(tree, leaves)
+    def _trace(self, arguments: Arguments, is_top_level: bool) -> Call:
+        """Traces a call: `jax.jit` with shardings, or constraints inside another."""
+        function, options = self.function, self.options
+        avals = function.leaf_avals(arguments)
+        in_parts = function.broadcast_in("in_parts", options.in_parts, arguments, None)
+        names = functools.partial(function.leaf_names, arguments)
+        _check_shapes(function.full_name, names, avals, in_parts)
+        flat = jax.jit(function.flat_function(arguments))
+        traced = flat.trace(*map(without_sharding, avals))
+        closed, out_tree = traced.jaxpr, traced.out_info.tree
+        out_parts = function.broadcast_out("out_parts", options.out_parts, out_tree)
+        out_names = functools.partial(trees.result_names, out_tree)
+        _check_shapes(function.full_name, out_names, closed.out_avals, out_parts)
+        jaxpr, constraints = closed.jaxpr, constraints_in(closed.jaxpr)
+
+        def sources() -> list[str]:
+            return [
+                "num_partitions",
+                *(f"in_parts of {name}" for name in names()),
+                *(f"out_parts of {name}" for name in out_names()),
+                *[CONSTRAINT] * len(constraints),
+            ]
+
+        totals = [
+            options.num_partitions,
+            *(parts and total_partitions(parts) for parts in (*in_parts, *out_parts)),
+            *(equation.params["total"] for equation in constraints),
+        ]
+        total = _agreed_total(function.full_name, totals, sources)
+        if is_top_level and constraints:
+            jaxpr = on_its_own_devices(jaxpr)
+
+        def run(leaves: Sequence[Value]) -> list[Value]:
+            # Its `jax.jit` has the shardings of arguments and results.
+            return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves))
+
+        def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
+            return [
+                constrain(value, parts, total, "sharded_jit")
+                for value, parts in zip(values, all_parts, strict=True)
+            ]
+
+        def run_as_part(leaves: Sequence[Value]) -> list[Value]:
+            return cut(flat(*cut(leaves, in_parts)).leaves, out_parts)
+
+        def shardings() -> MapShardings:
+            sharding = functools.partial(_sharding, total=total or 1)
+            return MapShardings(
+                tuple(map(sharding, avals, in_parts)),
+                tuple(map(sharding, closed.out_avals, out_parts)),
+            )
+
+        return Call(
+            arguments,
+            avals,
+            out_tree,
+            closed.out_avals,
+            partition_mesh((), total or 1, "sharded_jit") if is_top_level else None,
+            jaxpr,
+            run if is_top_level else run_as_part,
+            shardings,
+        )
 
 
 class ShardedFunction(Mapped[P, R]):
     """A function compiled for partitions; what `sharded_jit` returns."""
 
-    _kind = PartitionPrograms
+    _kind = PartitionedFunction
 
 
 class Decorator(Protocol):

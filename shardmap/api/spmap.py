@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from shardmap._jax.context import current_mesh
 from shardmap._jax.types import PyTree
 from shardmap.api import options
-from shardmap.api.elements import ElementPrograms
+from shardmap.api.elements import ElementMap
 from shardmap.api.function import Mapped, P, R
 from shardmap.api.options import Lowering, SpmapOptions
 from shardmap.map.primitives.axis import UNNAMED
@@ -39,12 +39,13 @@ class MappedFunction(Mapped[P, R]):
       Array([5., 5.], dtype=float32)
     """
 
-    _kind = ElementPrograms
+    _kind = ElementMap
 
     def _check_results(self, results: PyTree) -> bool:
-        if self._programs.options.check_replicas:
-            _check_copies_agree(self._programs.name, results)
-        return self._programs.options.check_replicas
+        looks_always: bool = self._transformed.options.check_replicas
+        if looks_always:
+            _check_copies_agree(self._function.name, results)
+        return looks_always
 
 
 class Decorator(Protocol):

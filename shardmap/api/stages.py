@@ -6,7 +6,8 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
-from shardmap.api.programs import Args, Call, Kwargs, Programs
+from shardmap.api.programs import Call, Transformed, check_devices, jitted
+from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
 
@@ -78,23 +79,24 @@ class Lowered(_Named, jax.stages.Lowered):
         )
 
 
-def lower(programs: Programs, args: Args, kwargs: Kwargs) -> Lowered:
+def lower(transformed: Transformed, args: Args, kwargs: Kwargs) -> Lowered:
     """Lowers a call of a mapped function.
 
     Raises:
       ValueError: inside another map, whose program it would be a part of.
     """
-    call = programs.infer_params(programs.read(args, kwargs))
+    function = transformed.function
+    call = transformed.trace_call(function.read(args, kwargs))
     if call.shardings is None:
         raise ValueError(
-            f"{programs.full_name} cannot be lowered inside another map: "
+            f"{function.full_name} cannot be lowered inside another map: "
             "it is part of that map's program. Lower the outermost one."
         )
-    programs.check_devices(call)
+    check_devices(function, call)
     # One process alone may ask for it.
     with agreement.unchecked():
-        stage = trace(programs, call).lower()
-    lowered: Lowered = Lowered.of(stage, programs.full_name)
+        stage = trace(function, call).lower()
+    lowered: Lowered = Lowered.of(stage, function.full_name)
     in_specs, out_specs = (
         [
             ShardingSpec.from_named_sharding(sharding, aval.ndim)
@@ -111,11 +113,11 @@ def lower(programs: Programs, args: Args, kwargs: Kwargs) -> Lowered:
     return lowered
 
 
-def trace(programs: Programs, call: Call) -> Traced:
+def trace(function: UserFunction, call: Call) -> Traced:
     """The program, whose static arguments compiled functions do not take."""
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
     args, kwargs = call.arguments.with_leaves(leaves)
-    program = programs.jitted(call, call.arguments.statics.keys())
-    traced: Traced = Traced.of(program.trace(*args, **kwargs), programs.full_name)
+    program = jitted(function, call, call.arguments.statics.keys())
+    traced: Traced = Traced.of(program.trace(*args, **kwargs), function.full_name)
     return traced

@@ -130,12 +130,10 @@ def compiled(
 def _computed_result(jaxpr: jax.extend.core.ClosedJaxpr) -> int | None:
     """The position of a result that is no argument, which JAX would pass through."""
     given = {*jaxpr.jaxpr.invars, *jaxpr.jaxpr.constvars}
-    computed = (
-        k
-        for k, var in enumerate(jaxpr.jaxpr.outvars)
-        if not isinstance(var, jax.extend.core.Literal) and var not in given
-    )
-    return next(computed, None)
+    for k, var in enumerate(jaxpr.jaxpr.outvars):
+        if not isinstance(var, jax.extend.core.Literal) and var not in given:
+            return k
+    return None
 
 
 _COLLECTIVE = re.compile(r" (all-|collective-|ragged-all-|reduce-scatter)[\w-]*\(")

@@ -11,6 +11,11 @@ import jax
 from shardmap._jax.types import PyTree, TreeDef
 
 
+def is_none(value: object) -> bool:
+    """Whether a value is None, which pytrees take for an empty container."""
+    return value is None
+
+
 def broadcast_axes(
     name: str,
     axes: PyTree,
@@ -46,9 +51,7 @@ def broadcast_axes(
             f"{axes}, which does not fit {structure}. "
             + _misfit(jax.tree.unflatten(prefix, range(len(leaves))), structure, name)
         )
-    return tuple(
-        leaf for leaf, count in zip(leaves, counts, strict=True) for _ in range(count)
-    )
+    return tuple(itertools.chain.from_iterable(map(itertools.repeat, leaves, counts)))
 
 
 def _misfit(numbered: PyTree, structure: TreeDef, name: str) -> str:
@@ -150,14 +153,13 @@ def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
 
 def takes_anything(*trees: TreeDef) -> bool:
     """Whether such pytrees can have leaves that are not arrays, such as None."""
-    return all(
-        with_leaves(tree, [object()] * tree.num_leaves) is not None
-        and jax.tree.structure(
-            with_leaves(tree, [None] * tree.num_leaves), is_leaf=lambda x: x is None
-        )
-        == tree
-        for tree in trees
-    )
+    for tree in trees:
+        if with_leaves(tree, [object()] * tree.num_leaves) is None:
+            return False
+        empty = with_leaves(tree, [None] * tree.num_leaves)
+        if jax.tree.structure(empty, is_leaf=is_none) != tree:
+            return False
+    return True
 
 
 def prefix_of(tree: TreeDef, leaves: Sequence[Any]) -> Any | None:
@@ -166,7 +168,7 @@ def prefix_of(tree: TreeDef, leaves: Sequence[Any]) -> Any | None:
     Equal leaves are one leaf of the prefix. It has no container of a class of users, as
     far as possible: such a class may take nothing but arrays.
     """
-    if leaves and all(leaf == leaves[0] for leaf in leaves):
+    if leaves and list(leaves).count(leaves[0]) == len(leaves):
         return leaves[0]
     rest = iter(leaves)
     data, children = tree.node_data(), tree.children()

@@ -222,13 +222,13 @@ def test_equal_calls_run_the_function_once(kind):
 def test_a_call_is_read_once(kind, is_set, monkeypatch):
     f = mapped(kind, lambda x: x + 1)
     reads = []
-    read = type(f._programs).infer_params
+    read = type(f._transformed).trace_call
 
     def counting(self, args, *rest, **kwargs):
         reads.append(args)
         return read(self, args, *rest, **kwargs)
 
-    monkeypatch.setattr(type(f._programs), "infer_params", counting)
+    monkeypatch.setattr(type(f._transformed), "trace_call", counting)
     with jax.set_mesh(MESH) if is_set else contextlib.nullcontext():
         for _ in range(3):
             f(X)

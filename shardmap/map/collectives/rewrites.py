@@ -17,7 +17,7 @@ from shardmap._jax.collectives import (
 )
 from shardmap._jax.effects import axis_of, with_axis
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, aval_of, with_shape
-from shardmap._jax.walk import equations_for, rewrite_jaxpr
+from shardmap._jax.walk import equations_for, primitives_in, rewrite_jaxpr
 from shardmap.map.collectives.rules import permutation_in_order
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -48,12 +48,6 @@ def tiled(equation: Equation) -> Any:
         lambda x: jax.lax.squeeze(x, (dimension,)), [between], [result], equation
     )
     return [changed.replace(outvars=[between]), *squeeze]
-
-
-def tile_collectives(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` with all_to_all and psum_scatter tiled; see `tiled`."""
-    # Maps inside were rewritten when they were traced.
-    return rewrite_jaxpr(jaxpr, tiled, is_no_map)
 
 
 def widen_bfloat16(equation: Equation) -> Any:
@@ -126,6 +120,19 @@ def order_permutation(equation: Equation, mesh: AnyMesh) -> Any:
     )
 
 
-def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr`` with its permutations in the order of a mesh."""
-    return rewrite_jaxpr(jaxpr, lambda e: order_permutation(e, mesh), is_no_map)
+def for_shard_map(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
+    """``jaxpr`` with collectives that `jax.shard_map` of this mesh has right.
+
+    See `tiled` and `order_permutation`.
+    """
+    if not primitives_in(jaxpr) & _REWRITTEN:
+        return jaxpr
+
+    def change(equation: Equation) -> Any:
+        return tiled(order_permutation(equation, mesh))
+
+    # Maps inside were rewritten when they were traced.
+    return rewrite_jaxpr(jaxpr, change, is_no_map)
+
+
+_REWRITTEN = {p.all_to_all_p, p.ppermute_p, REDUCE_SCATTER}

@@ -1,0 +1,139 @@
+"""The mapped axes of arguments and results of `spmap`.
+
+Errors name each bad leaf by its key path, with its shape.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from shardmap.api.arguments import Arguments
+from shardmap.arrays import trees
+
+
+def refuse_sparse(
+    option: str, axes: Sequence[int | None], tree: jax.tree_util.PyTreeDef
+) -> None:
+    """Refuses mapped sparse arrays, whose parts have an axis that they do not know."""
+    for k, kind in trees.sparse_leaves(tree).items():
+        if axes[k] is not None:
+            raise ValueError(
+                f"spmap {option} maps a sparse array, a {kind}, as the pytree of its "
+                "parts, and each element would have the shape of the whole. Map its "
+                f"parts, such as data and indices, and make a {kind} of them in the "
+                "function, or use jax.vmap."
+            )
+
+
+def in_axes_from_front(
+    axes: Sequence[int | None],
+    avals: Sequence[Any],
+    names: Callable[[], list[str]],
+    arguments: Arguments,
+) -> tuple[int | None, ...]:
+    """Axes counted from the front.
+
+    Raises:
+      ValueError: an axis that its argument does not have.
+    """
+    bad = [
+        k
+        for k, (axis, aval) in enumerate(zip(axes, avals, strict=True))
+        if axis is not None and not -aval.ndim <= axis < aval.ndim
+    ]
+    if bad:
+        paths = names()
+        listed = trees.bullets(
+            [
+                f"{paths[k]} is {avals[k].str_short()} (rank {avals[k].ndim}), "
+                f"in_axes asks for axis {axes[k]}"
+                for k in bad
+            ]
+        )
+        raise ValueError(
+            "spmap was requested to map its argument along an axis that it does not "
+            f"have:{listed}\nGive None in in_axes for what every element should get "
+            "whole." + arguments.advice_on_keywords() + arguments.advice_on_lists(bad)
+        )
+    return tuple(
+        None if axis is None else axis % aval.ndim
+        for axis, aval in zip(axes, avals, strict=True)
+    )
+
+
+def out_axes_from_front(
+    axes: Sequence[int | None], avals: Sequence[Any]
+) -> tuple[int | None, ...]:
+    """Negative axes counted from the front of the result with the mapped axis in it.
+
+    Raises:
+      ValueError: an axis beyond the result's rank.
+    """
+    for axis, aval in zip(axes, avals, strict=True):
+        if axis is not None and not -aval.ndim - 1 <= axis <= aval.ndim:
+            raise ValueError(
+                f"spmap out_axes puts the mapped axis at {axis}, but the result is "
+                f"{aval.str_short()}: with the mapped axis it has rank "
+                f"{aval.ndim + 1}. Give an axis from {-aval.ndim - 1} to {aval.ndim}."
+            )
+    return tuple(
+        None if axis is None else axis % (aval.ndim + 1)
+        for axis, aval in zip(axes, avals, strict=True)
+    )
+
+
+def mapped_size(
+    axes: Sequence[int | None],
+    avals: Sequence[Any],
+    names: Callable[[], list[str]],
+    axis_size: int | None,
+) -> int:
+    """The size of the mapped axis, which all mapped arguments share.
+
+    Raises:
+      ValueError: sizes that differ, a size that is a symbol of `jax.export`, or no
+        mapped argument and no ``axis_size``.
+    """
+    sizes = [
+        (k, aval.shape[axis])
+        for k, (axis, aval) in enumerate(zip(axes, avals, strict=True))
+        if axis is not None
+    ]
+    distinct = {size for _, size in sizes}
+    if len(distinct) > 1:
+        paths = names()
+        listed = trees.bullets(
+            [
+                f"{paths[k]} is {avals[k].str_short()}, axis {axes[k]} has size {size}"
+                for k, size in sizes
+            ],
+            [size for _, size in sizes],
+        )
+        raise ValueError(
+            f"spmap got inconsistent sizes for array axes to be mapped:{listed}\n"
+            "Give all of them the same size, or None in in_axes for what every "
+            "element should get whole."
+        )
+    if not distinct:
+        if axis_size is None:
+            raise ValueError(
+                "spmap wrapped function must be passed at least one argument "
+                f"containing an array to map, but got {len(avals)} "
+                f"array{'' if len(avals) == 1 else 's'}, none mapped. "
+                "Give axis_size=n to map over n elements all the same."
+            )
+        return axis_size
+    (size,) = distinct
+    if not isinstance(size, int):
+        raise ValueError(
+            f"spmap maps {names()[sizes[0][0]]} along an axis of the symbolic size "
+            f"{size}, but the number of elements decides where each one runs. Export "
+            "the program for a number of them; other axes may have symbols."
+        )
+    if axis_size is not None and size != axis_size:
+        raise ValueError(
+            f"Specified axis_size {axis_size} doesn't match received axis_size {size} "
+            f"of {names()[sizes[0][0]]}. Leave axis_size out, or give {size}."
+        )
+    return size

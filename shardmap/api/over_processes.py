@@ -1,0 +1,160 @@
+"""Calls of `spmap` over several processes, each of which passes its own elements.
+
+A call is traced for global arrays. The arrays of this process become global ones before
+it runs, and its results process-local ones after; see `programs.run`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import jax
+from jax.sharding import Mesh
+
+from shardmap._jax.types import Aval, Axes, with_shape
+from shardmap.api.arguments import Arguments
+from shardmap.api.mapped_axes import mapped_size
+from shardmap.api.options import SpmapOptions
+from shardmap.api.programs import Call, ProcessLocal
+from shardmap.api.user_function import UserFunction
+from shardmap.arrays import trees
+from shardmap.arrays.process_local import (
+    parts_along,
+    shardings_along,
+    which_are_global,
+)
+from shardmap.map.primitives.params import MapParams
+
+
+class Trace(Protocol):
+    """Traces a call of global arrays."""
+
+    def __call__(
+        self, arguments: Arguments, avals: Sequence[Aval], in_axes: Axes
+    ) -> tuple[Call, MapParams]: ...
+
+
+def trace_call(
+    trace: Trace,
+    function: UserFunction,
+    options: SpmapOptions,
+    devices: Sequence[jax.Device],
+    arguments: Arguments,
+    avals: Sequence[Aval],
+    in_axes: Axes,
+) -> Call:
+    """Traces a call of process-local data, or of global arrays.
+
+    Args:
+      trace: traces a call of global arrays.
+      function, options: of the map.
+      devices: those of the map, on several processes.
+      arguments: those of the call.
+      avals, in_axes: of each leaf, as this process passes it.
+    """
+    are_global = which_are_global(arguments.leaves)
+    if are_global is None:  # While JAX traces there is no process-local data.
+        return trace(arguments, avals, in_axes)[0]
+
+    def names() -> list[str]:
+        return function.leaf_names(arguments)
+
+    is_local = _are_process_local(are_global, in_axes, names)
+    if is_local:
+        times = _check_elements(function.name, options, devices, in_axes, avals, names)
+        avals = [
+            aval
+            if axis is None
+            else with_shape(
+                aval, [n * times if k == axis else n for k, n in enumerate(aval.shape)]
+            )
+            for aval, axis in zip(avals, in_axes, strict=True)
+        ]
+    call, params = trace(arguments, avals, in_axes)
+    if not call.devices:
+        return call
+    assert call.shardings is not None
+    count = parts_along(cast(Mesh, params.mesh), params.mesh_axes or ())
+    operands, results = (
+        [shardings_along(s, axis, count) for s, axis in zip(each, axes, strict=True)]
+        for each, axes in zip(call.shardings, (in_axes, params.out_axes), strict=True)
+    )
+    local = ProcessLocal(operands, results if is_local else None)
+    return dataclasses.replace(call, process_local=local)
+
+
+def _are_process_local(
+    are_global: Sequence[bool], in_axes: Axes, names: Callable[[], list[str]]
+) -> bool:
+    """Whether the call is with process-local data, and not with global arrays.
+
+    Only mapped arguments count; others are equal in all processes.
+
+    Raises:
+      ValueError: names mapped arguments of both kinds.
+    """
+    mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
+    kinds = [are_global[k] for k in mapped or range(len(in_axes))]
+    if mapped and len(set(kinds)) > 1:
+        described = {True: "a global array", False: "process-local data"}
+        listed = trees.bullets(
+            [f"{names()[k]} is {described[are_global[k]]}" for k in mapped], kinds
+        )
+        raise ValueError(
+            "spmap takes either global arrays, which are spread over all processes, or "
+            f"process-local data, but these are mapped together:{listed}\n"
+            "jax.make_array_from_process_local_data makes a global array of the latter."
+        )
+    return not any(kinds)
+
+
+def _check_elements(
+    name: str,
+    options: SpmapOptions,
+    devices: Sequence[jax.Device],
+    in_axes: Axes,
+    avals: Sequence[Aval],
+    names: Callable[[], list[str]],
+) -> int:
+    """How many processes pass different elements.
+
+    Args:
+      name: the mapped function's, for errors.
+      options, devices: of the map.
+      in_axes, avals: of each leaf, as this process passes it.
+      names: gives the name of each leaf.
+
+    Raises:
+      ValueError: this process has no elements, or all of them together are not as many
+        as ``axis_size`` says, or do not divide among the devices of the mesh.
+    """
+    mesh, wanted = cast(Mesh | None, options.mesh), options.axis_size
+    mesh_axes = options.mesh_axes or ()
+    if mesh is None:
+        divisor = count = len({device.process_index for device in devices})
+    else:
+        count = parts_along(mesh, mesh_axes)
+        divisor = math.prod(mesh.shape[n] for n in mesh_axes)
+    if any(axis is not None for axis in in_axes) or wanted is None:
+        own = mapped_size(in_axes, avals, names, None)
+    else:
+        own = wanted // count
+    if own == 0:
+        raise ValueError(
+            f"spmap of {name} over {count} processes needs at least one element on "
+            "each."
+        )
+    if wanted is not None and own * count != wanted:
+        raise ValueError(
+            f"spmap got axis_size {wanted}, which counts the elements on all "
+            f"processes, but {own} on each of {count} are {own * count}. Pass the "
+            "elements of each process only, all processes equally many."
+        )
+    if own * count % divisor:
+        raise ValueError(
+            f"spmap of {name}: {own} elements on each of {count} processes do not "
+            f"divide among the {divisor} devices of the mesh that share them. Pass a "
+            "multiple, or global arrays."
+        )
+    return count

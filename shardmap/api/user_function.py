@@ -1,0 +1,182 @@
+"""A user's function under one set of options, and the arguments of its calls.
+
+What `spmap`, `mesh_map` and `sharded_jit` share: names for errors, and caches.
+"""
+
+import collections
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from shardmap._jax.stages import argument_names, trace_as
+from shardmap._jax.types import Aval, PyTree, TreeDef, Value
+from shardmap.api import caches
+from shardmap.api.arguments import Arguments, Static
+from shardmap.arrays import array_likes, trees
+from shardmap.map.tracing import Flattened
+
+Args = Sequence[PyTree]
+Kwargs = dict[str, PyTree]
+FlatFunction = Callable[..., Flattened]
+
+
+class UserFunction:
+    """A function under one set of options: names for errors, and caches.
+
+    It has a weak reference to the function, in whose cache it is.
+
+    Attributes:
+      fun: gives the function.
+      name: the function's.
+      what: the public name of the transformation.
+      full_name: both, for errors.
+      donate_argnums, donate_argnames: the donated arguments.
+      programs: what has been compiled, by the key of a call.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        what: str,
+        donate_argnums: Sequence[int],
+        is_leaf: Callable[[object], bool],
+        static_parameter: str = "static_argnums",
+    ) -> None:
+        """Refers to a function.
+
+        Args:
+          fun: the function.
+          what: the public name of the transformation.
+          donate_argnums: the positions of donated arguments.
+          is_leaf: whether a value is a leaf of the options for arguments and results.
+          static_parameter: the parameter that names static arguments.
+        """
+        self.fun = caches.weak_reference(fun)
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.what = what
+        self.full_name = f"{what} of {self.name}"
+        self.donate_argnums = tuple(donate_argnums)
+        self.donate_argnames = trees.keyword_names(fun, donate_argnums)
+        self.programs: collections.OrderedDict[Hashable, Any] = (
+            collections.OrderedDict()
+        )
+        self._flat: collections.OrderedDict[Hashable, FlatFunction] = (
+            collections.OrderedDict()
+        )
+        self._is_leaf = is_leaf
+        self._static_parameter = static_parameter
+
+    def read(self, args: Args, kwargs: Kwargs) -> Arguments:
+        """The arguments of a call.
+
+        Raises:
+          ValueError: a static one is not hashable.
+        """
+        arguments = Arguments.of(args, kwargs)
+        for argnum, static in arguments.statics.items():
+            try:
+                hash(static)
+            except TypeError:
+                raise ValueError(
+                    "Non-hashable static arguments are not supported in "
+                    f"{self.full_name}: argument {argnum} of type "
+                    f"{type(static.value)}. What {self._static_parameter} names needs "
+                    "__hash__ and __eq__: pass a tuple for a list or an array, or bind "
+                    "the value with functools.partial(fun, ...) and map the result."
+                ) from None
+        return arguments
+
+    def flat_function(self, arguments: Arguments) -> FlatFunction:
+        """The function of the leaves, for such arguments.
+
+        JAX finds a trace again by this object, so there is one for each argument
+        structure, with the static arguments in it.
+        """
+        key = arguments.in_tree, tuple(arguments.statics.values())
+        found = self._flat.get(key)
+        if found is not None:
+            return found
+        fun, in_tree = self.fun, arguments.in_tree
+
+        def flat(*leaves: Value) -> Flattened:
+            args, kwargs = jax.tree.unflatten(in_tree, leaves)
+            args = [arg.value if type(arg) is Static else arg for arg in args]
+            return Flattened(*jax.tree.flatten(fun()(*args, **kwargs)))
+
+        flat.__name__ = self.name
+        args, kwargs = arguments.with_leaves(arguments.leaves)
+        trace_as(flat, self.what, fun(), args, kwargs)
+        return caches.keep(self._flat, key, flat)
+
+    def leaf_names(self, arguments: Arguments) -> list[str]:
+        """The name of each leaf, for errors."""
+        args, kwargs = arguments.with_leaves(arguments.leaves)
+        return argument_names(self.fun(), args, kwargs)
+
+    def leaf_avals(self, arguments: Arguments) -> list[Aval]:
+        """The avals of the leaves.
+
+        Raises:
+          TypeError: one is nothing that JAX can compute with.
+        """
+        avals = []
+        for k, leaf in enumerate(arguments.leaves):
+            try:
+                aval = array_likes.abstract_value(leaf)
+            except TypeError:
+                aval = None
+            if not isinstance(aval, jax.core.ShapedArray):
+                name = self.leaf_names(arguments)[k]
+                problem = _no_array(leaf, aval, self._static_parameter)
+                raise TypeError(f"{self.what} argument {name} {problem}")
+            avals.append(aval)
+        return avals
+
+    def broadcast_in(
+        self, name: str, prefix: PyTree, arguments: Arguments, by_keyword: Any
+    ) -> Sequence[Any]:
+        """A leaf of an option, such as ``in_axes``, for each leaf of the arguments.
+
+        Args:
+          name: the option.
+          prefix: a pytree prefix of the positional arguments, with or without entries
+            for the static ones.
+          arguments: those of a call.
+          by_keyword: what leaves of keyword arguments have.
+        """
+        if isinstance(prefix, tuple) and not self._is_leaf(prefix):
+            prefix = arguments.with_statics(prefix)
+        positional, keywords = arguments.in_tree.children()
+        what = "the positional arguments"
+        leaves = trees.broadcast_axes(
+            name, prefix, positional, what, self._is_leaf, self.full_name
+        )
+        return leaves + (by_keyword,) * keywords.num_leaves
+
+    def broadcast_out(
+        self, name: str, prefix: PyTree, out_tree: TreeDef
+    ) -> Sequence[Any]:
+        """A leaf of an option, such as ``out_axes``, for each leaf of the result."""
+        return trees.broadcast_axes(
+            name, prefix, out_tree, "the result", self._is_leaf, self.full_name
+        )
+
+
+def _no_array(leaf: Value, aval: Aval | None, static_parameter: str) -> str:
+    """What is wrong with an argument that is not an array of numbers.
+
+    Args:
+      leaf: the argument.
+      aval: what JAX takes it for, if it does.
+      static_parameter: which names static arguments.
+    """
+    if aval is not None:
+        return (
+            f"is a reference, {aval}, which a map does not take: its elements run on "
+            "several devices. Pass its value, x[...], and return what to write to it."
+        )
+    return array_likes.refusal(leaf) or (
+        f"of type {type(leaf)} is not a valid JAX type. Give its position in "
+        f"{static_parameter} if it is to be a compile-time constant."
+    )
