@@ -461,7 +461,7 @@ class BlockMap:
             paths = self.function.leaf_names(arguments)
             listed = trees.bullets([f"{paths[k]} is {text}" for k, text in problems])
             raise ValueError(
-                f"mesh_map cannot cut these arguments over the mesh:{listed}"
+                f"mesh_map cannot cut these arguments over the mesh:{listed}\n"
                 + ("Cut" if divides else "Pad them to a multiple, or cut")
                 + " other dimensions."
                 + arguments.advice_on_lists([k for k, _ in problems])

@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -26,6 +25,7 @@ from shardmap.arrays import placement, processes
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams, MeshPlacement
+from shardmap.map.propagation import DimToMeshAxes, propagate
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import is_mesh_axis_name
 
@@ -57,10 +57,6 @@ def _divisor_for(axis_size: int, available: int) -> int:
 def _even_devices_for(axis_size: int, available: int) -> int:
     """The most devices that have equal blocks of the axis."""
     return max(n for n in range(1, available + 1) if axis_size % n == 0)
-
-
-DimToMeshAxes = dict[int, tuple[str, ...]]
-"""The mesh axes of each dimension that is cut, major to minor."""
 
 
 class PartitionRule(NamedTuple):
@@ -289,32 +285,17 @@ def _element_dims(
     jaxpr: Jaxpr, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> tuple[list[DimToMeshAxes], list[DimToMeshAxes]]:
     """Those of inputs and outputs that maps and `PARTITION_RULES` cut."""
-    uses: dict[Any, list[DimToMeshAxes]] = {var: [] for var in jaxpr.invars}
-    made: dict[Any, DimToMeshAxes] = {}
-    for equation in jaxpr.eqns:
-        dims: Sequence[DimToMeshAxes] = [{}] * len(equation.invars)
+
+    def dims_of(
+        equation: Equation,
+    ) -> tuple[Sequence[DimToMeshAxes], Sequence[DimToMeshAxes]] | None:
         if equation.primitive is spmap_p:
             inner = MapParams.of(equation)
-            on = inner_placement(inner, mesh, inner_axes)
-            dims, results = _map_dims(inner.on(mesh, on))
-            made.update(zip(equation.outvars, results, strict=True))
-        elif equation.primitive in PARTITION_RULES:
-            dims = [
-                PARTITION_RULES[equation.primitive].dim_to_mesh_axes(equation, mesh)
-            ]
-            made[equation.outvars[0]] = dims[0]
-        for atom, each in zip(equation.invars, dims, strict=True):
-            # Literals are not hashable, and never inputs.
-            if not isinstance(atom, jex_core.Literal) and atom in uses:
-                uses[atom].append(each)
-    for atom in jaxpr.outvars:
-        if not isinstance(atom, jex_core.Literal) and atom in uses:
-            uses[atom].append({})
-    agreed = [
-        dims[0] if dims and all(each == dims[0] for each in dims) else {}
-        for dims in uses.values()
-    ]
-    return agreed, [
-        {} if isinstance(atom, jex_core.Literal) else made.get(atom, {})
-        for atom in jaxpr.outvars
-    ]
+            return _map_dims(inner.on(mesh, inner_placement(inner, mesh, inner_axes)))
+        if equation.primitive in PARTITION_RULES:
+            rule = PARTITION_RULES[equation.primitive]
+            dims = [rule.dim_to_mesh_axes(equation, mesh)]
+            return dims, dims
+        return None
+
+    return propagate(jaxpr, dims_of)

@@ -110,14 +110,51 @@ def test_nested_maps_cut_further():
     assert specs_of(outer, (4, 3, 2)) == ([P("i", None, "j")], [P("j", "i")])
 
 
-def test_work_in_between_keeps_a_dimension_whole():
+def test_elementwise_work_in_between_is_cut_too():
+    def fun(x, y, z):
+        inner = sm.spmap(jnp.add, "j")
+        return jnp.exp(inner(x * 2, y)) - 1, x, 3 * x, z + 1
+
+    operands, results = specs_of(sm.spmap(fun, "i"), (4, 2), (4, 2), (4, 2))
+    assert operands == [P("i", "j"), P("i", "j"), P("i")]
+    assert results == [P("i", "j"), P("i", "j"), P("i", "j"), P("i")]
+
+
+def test_other_work_in_between_keeps_a_dimension_whole():
     def fun(x, y):
         inner = sm.spmap(jnp.add, "j")
-        return inner(x * 2, y), x
+        return inner(x[::-1], y), x, jnp.cumsum(y)
 
     operands, results = specs_of(sm.spmap(fun, "i"), (4, 2), (4, 2))
-    assert operands == [P("i"), P("i", "j")]
-    assert results == [P("i", "j"), P("i")]
+    assert operands == [P("i"), P("i")]
+    assert results == [P("i", "j"), P("i"), P("i")]
+
+
+def test_weights_that_a_map_inside_cuts_stay_cut_when_they_are_updated():
+    def loss(w, x):
+        part = lambda w: lax.psum(jnp.tanh(x @ w).sum(), "model")  # noqa: E731
+        return sm.spmap(part, "model", out_axes=None)(w)
+
+    def step(w, momentum, x):
+        value, gradient = jax.value_and_grad(loss)(w, x)
+        momentum = 0.9 * momentum + lax.pmean(gradient, "data")
+        return w - 0.1 * momentum, momentum, lax.pmean(value, "data")
+
+    step = sm.spmap(step, "data", in_axes=(None, None, 0), out_axes=None)
+    w, x = np.ones((4, 3, 2), np.float32), np.ones((2, 5, 3), np.float32)
+    compiled = step.lower(w, w, x).compile()
+    assert "all-gather" not in compiled.as_text()
+    results = compiled(w, w, x)
+    assert [result.sharding.spec for result in results] == [P("model"), P("model"), P()]
+    value, gradient = jax.value_and_grad(
+        lambda w: jnp.tanh(x[:, None] @ w).sum((1, 2, 3)).mean()
+    )(w)
+    for result, expected in zip(
+        results,
+        (w - 0.1 * (0.9 * w + gradient), 0.9 * w + gradient, value),
+        strict=True,
+    ):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_uses_that_disagree_keep_a_dimension_whole():
