@@ -131,7 +131,7 @@ ArrayType = ArrayImpl
 them."""
 
 
-def check_types_unchecked() -> None:
+def refuse_check_vma() -> None:
     """Refuses a map inside a `jax.shard_map` with ``check_vma=True``."""
     if config._check_vma.value:
         raise ValueError(

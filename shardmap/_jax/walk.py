@@ -14,7 +14,15 @@ import jax
 import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 
-from shardmap._jax.types import AnyJaxpr, Atom, Effect, Equation, Jaxpr, Primitive
+from shardmap._jax.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Effect,
+    Equation,
+    Jaxpr,
+    Primitive,
+)
 
 
 def as_open_jaxpr(jaxpr: AnyJaxpr) -> Jaxpr:
@@ -103,6 +111,17 @@ def per_jaxpr(make: Make) -> Make:
 def primitives_in(jaxpr: Jaxpr) -> frozenset[Primitive]:
     """The primitives of all equations of a jaxpr, and of the jaxprs in it."""
     return frozenset(equation.primitive for equation in equations(jaxpr))
+
+
+@per_jaxpr
+def without_constants(closed: ClosedJaxpr) -> Any:
+    """The jaxpr with its constants as its first inputs."""
+    jaxpr: Any = closed.jaxpr
+    return jaxpr.replace(
+        constvars=[],
+        invars=[*jaxpr.constvars, *jaxpr.invars],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
 
 
 def equations_with(jaxpr: Jaxpr, primitive: Primitive) -> list[Any]:

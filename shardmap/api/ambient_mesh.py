@@ -1,11 +1,11 @@
 """The program around a map: other maps, `jax.shard_map` and `jax.set_mesh`."""
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh
 
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
-from shardmap.map import contexts, tracing
+from shardmap.map import axis_env, contexts
 from shardmap.sharding.mesh import mesh_devices
 
 
@@ -48,20 +48,20 @@ def check_in_shard_map(name: str, options: SpmapOptions) -> None:
 
 def axis_env_markers(
     name: str, options: SpmapOptions
-) -> list[tracing.DevicesMarker | tracing.MeshAxisMarker]:
+) -> list[axis_env.DevicesMarker | axis_env.MeshAxisMarker]:
     """The markers of a map in the axis environment, for maps inside it.
 
     Raises:
       ValueError: it is inside another map of other devices.
     """
-    known: list[tracing.DevicesMarker | tracing.MeshAxisMarker] = [
-        tracing.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
+    known: list[axis_env.DevicesMarker | axis_env.MeshAxisMarker] = [
+        axis_env.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
     ]
-    if not tracing.inside_map():
-        return [*known, tracing.DevicesMarker(tuple(devices_of(options)))]
+    if not axis_env.inside_map():
+        return [*known, axis_env.DevicesMarker(tuple(devices_of(options)))]
     if options.devices is not None or options.backend is not None:
         devices = devices_of(options)
-        if not tracing.is_bound(tracing.DevicesMarker(tuple(devices))):
+        if not axis_env.is_bound(axis_env.DevicesMarker(tuple(devices))):
             raise ValueError(
                 f"spmap of {name} names the devices "
                 f"{[device.id for device in devices]}, but is inside another map that "
@@ -77,19 +77,3 @@ def same_mesh(options: SpmapOptions, around: AbstractMesh) -> AbstractMesh | Non
         return None
     mesh = options.mesh.abstract_mesh
     return mesh if mesh.shape_tuple == around.shape_tuple else None
-
-
-def explain_meshes(name: str, around: AbstractMesh, error: Exception) -> None:
-    """Adds a note to errors about the mesh of `jax.set_mesh` inside a map."""
-    if "ontext mesh" in str(error) and AxisType.Explicit in around.axis_types:
-        error.add_note(
-            f"spmap of {name} finds an array of the mesh of jax.set_mesh outside of "
-            "its function. As the axes of that mesh are Explicit, pass it as an "
-            "argument: with None in in_axes, or {} for mesh_map."
-        )
-    elif "PartitionSpec" in str(error) and not around.empty:
-        error.add_note(
-            f"spmap of {name} does not run on the mesh of jax.set_mesh, "
-            f"{dict(around.shape)}, whose axes a PartitionSpec would name: give it "
-            "mesh= and mesh_axes= of that mesh."
-        )

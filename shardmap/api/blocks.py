@@ -31,7 +31,7 @@ from shardmap._jax.types import (
     with_shape,
     without_sharding,
 )
-from shardmap._jax.walk import primitives_in
+from shardmap._jax.walk import primitives_in, without_constants
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
 from shardmap.api.options import Lowering
@@ -43,7 +43,7 @@ from shardmap.api.programs import (
 )
 from shardmap.api.user_function import Args, FlatFunction, Kwargs, UserFunction
 from shardmap.arrays import placement, trees
-from shardmap.map import contexts, tracing
+from shardmap.map import axis_env, contexts, tracing
 from shardmap.map.batch import Batch, batched_results
 from shardmap.map.collectives.rewrites import for_shard_map
 from shardmap.map.layout import MapShardings
@@ -227,7 +227,7 @@ class BlockMap:
         closed, out_tree, names = self._traced(flat, blocks, rest)
         jaxpr = closed.jaxpr
         if closed.consts:
-            jaxpr = tracing.without_constants(closed)
+            jaxpr = without_constants(closed)
         jaxpr = for_shard_map(jaxpr, mesh)
         if not around:
             self._check_vmaps(jaxpr)
@@ -275,7 +275,7 @@ class BlockMap:
     ) -> Call:
         """The call as `jax.shard_map` with ``check_vma=True`` has it."""
         mapped = self._shard_mapped(function, in_axes, names)
-        with tracing.explained_axis_names(*names):
+        with axis_env.explained_axis_names(*names):
             traced: Any = jax.make_jaxpr(mapped, return_shape=True)(
                 *map(without_sharding, avals)
             )
@@ -347,7 +347,7 @@ class BlockMap:
             name
             for name in mesh.axis_names
             if name in there.manual_axes
-            or tracing.is_bound(tracing.MeshAxisMarker(name))
+            or axis_env.is_bound(axis_env.MeshAxisMarker(name))
         }
         if both := self._named_axes & around:
             raise ValueError(
@@ -403,7 +403,7 @@ class BlockMap:
         """Traces the function with mesh axes bound, some of which are Manual."""
         bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in names}
         if self.options.lowering == "spmd":
-            bound |= {tracing.MeshAxisMarker(name): 1 for name in self._named_axes}
+            bound |= {axis_env.MeshAxisMarker(name): 1 for name in self._named_axes}
             manual = ()
         mesh = self._under(manual)
         # With the types of `jax.shard_map`.
@@ -416,7 +416,7 @@ class BlockMap:
         with (
             jax.sharding.use_abstract_mesh(mesh),
             bound_axes(bound),
-            tracing.explained_axis_names(*names),
+            axis_env.explained_axis_names(*names),
         ):
             traced: Any = jax.make_jaxpr(function, return_shape=True)(*typed)
         closed, out = traced
@@ -469,10 +469,10 @@ class BlockMap:
 
     def _check_vmaps(self, jaxpr: Jaxpr) -> None:
         """Checks that no `jax.vmap` around has the name of an axis that is used."""
-        if self.options.lowering == "spmd" or tracing.inside_map():
+        if self.options.lowering == "spmd" or axis_env.inside_map():
             return
         for name in axes_used(jaxpr.effects) & set(self.options.mesh.axis_names):
-            if tracing.is_bound(name):
+            if axis_env.is_bound(name):
                 raise ValueError(
                     f"{self.function.full_name} has a mesh axis {name!r}, and is "
                     f"inside a jax.vmap with axis_name={name!r}: JAX would compute "

@@ -30,7 +30,7 @@ from shardmap.api.options import SpmapOptions
 from shardmap.api.programs import Call, agree, run, run_on_set_mesh, run_without_mesh
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.map import contexts, tracing
+from shardmap.map import axis_env, contexts, tracing
 from shardmap.map.batch import Batch, batched_results
 from shardmap.map.layout import (
     MapShardings,
@@ -62,7 +62,7 @@ class ElementMap:
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         avals = self.function.leaf_avals(arguments)
         in_axes = self._in_axes(arguments, avals)
-        if tracing.inside_map() or not self._is_across_processes():
+        if axis_env.inside_map() or not self._is_across_processes():
             return self._trace(arguments, avals, in_axes, is_top_level)[0]
         return over_processes.trace_call(
             functools.partial(self._trace, is_top_level=is_top_level),
@@ -141,7 +141,7 @@ class ElementMap:
         ).on(*self._on_devices(axis_size, body.jaxpr, is_top_level))
         if is_auto:
             params = _with_batch_that_fits(params, cast(int, options.memory))
-        if params.mesh is not None and not tracing.inside_map():
+        if params.mesh is not None and not axis_env.inside_map():
             check_inside(params)
         call = Call(
             arguments,
@@ -153,7 +153,7 @@ class ElementMap:
             ],
             params.mesh,
             body.jaxpr,
-            functools.partial(_bind, body.constants, params),
+            functools.partial(_bind_map, body.constants, params),
             functools.partial(_leaf_shardings, body.constants, params),
         )
         return call, params
@@ -182,7 +182,7 @@ class ElementMap:
 
     def _body(
         self,
-        element: Callable[..., tracing.Flattened],
+        element: Callable[..., trees.Flattened],
         in_axes: Axes,
         avals: Sequence[Aval],
         axis_size: int,
@@ -191,19 +191,14 @@ class ElementMap:
         if context.config_value("jax_disable_jit"):
             # A new object, so that JAX calls the function each time.
             element = functools.partial(element)
-        around = jax.sharding.get_abstract_mesh()
-        try:
-            return tracing.trace_body(
-                element,
-                list(map(remove_axis, avals, in_axes)),
-                self.options.axis_name,
-                axis_size,
-                ambient_mesh.axis_env_markers(self.function.name, self.options),
-                ambient_mesh.same_mesh(self.options, around),
-            )
-        except (RuntimeError, ValueError) as error:
-            ambient_mesh.explain_meshes(self.function.name, around, error)
-            raise
+        return tracing.trace_body(
+            element,
+            list(map(remove_axis, avals, in_axes)),
+            self.options.axis_name,
+            axis_size,
+            ambient_mesh.axis_env_markers(self.function.name, self.options),
+            ambient_mesh.same_mesh(self.options, jax.sharding.get_abstract_mesh()),
+        )
 
     def _on_devices(
         self, axis_size: int, call_jaxpr: Jaxpr, is_top_level: bool
@@ -221,7 +216,7 @@ class ElementMap:
             contexts.check_mesh(self.function.full_name, cast(Mesh, mesh))
             _refuse_ordered_debug(self.function.full_name, call_jaxpr, mesh)
             return mesh, MeshPlacement(mesh_axes or (), ())
-        if tracing.inside_map():
+        if axis_env.inside_map():
             return nowhere
         mesh, placement = map_mesh(
             self.options.axis_name,
@@ -286,7 +281,7 @@ def _leaf_shardings(constants: Sequence[Value], params: MapParams) -> MapShardin
     return MapShardings(operands[len(constants) :], results)
 
 
-def _bind(
+def _bind_map(
     constants: Sequence[Value], params: MapParams, leaves: Sequence[Value]
 ) -> list[Any]:
     """Binds the map to the constants and the leaves, array-likes as arrays."""
@@ -298,7 +293,7 @@ def _bind(
             shardings = _leaf_shardings(constants, params).operands
         with jax.ensure_compile_time_eval():
             for k in which:
-                operands[k] = array_likes.lay_out(leaves[k], shardings[k])
+                operands[k] = array_likes.device_put_array_like(leaves[k], shardings[k])
     return spmap_p.bind(*constants, *operands, **params.as_dict())
 
 

@@ -20,7 +20,7 @@ from shardmap.api.programs import Call, ProcessLocal
 from shardmap.api.user_function import UserFunction
 from shardmap.arrays import trees
 from shardmap.arrays.process_local import (
-    parts_along,
+    processes_along,
     shardings_along,
     which_are_global,
 )
@@ -75,7 +75,7 @@ def trace_call(
     if not call.devices:
         return call
     assert call.shardings is not None
-    count = parts_along(cast(Mesh, params.mesh), params.mesh_axes or ())
+    count = processes_along(cast(Mesh, params.mesh), params.mesh_axes or ())
     operands, results = (
         [shardings_along(s, axis, count) for s, axis in zip(each, axes, strict=True)]
         for each, axes in zip(call.shardings, (in_axes, params.out_axes), strict=True)
@@ -134,7 +134,7 @@ def _check_elements(
     if mesh is None:
         divisor = count = len({device.process_index for device in devices})
     else:
-        count = parts_along(mesh, mesh_axes)
+        count = processes_along(mesh, mesh_axes)
         divisor = math.prod(mesh.shape[n] for n in mesh_axes)
     if any(axis is not None for axis in in_axes) or wanted is None:
         own = mapped_size(in_axes, avals, names, None)

@@ -173,7 +173,7 @@ def run_without_mesh(
 def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
     """Runs a call on the devices of `jax.set_mesh`, as `jax.jit` does."""
     function, devices = transformed.function, tuple(contexts.current_mesh_devices())
-    args, kwargs = contexts.placed((tuple(args), kwargs))
+    args, kwargs = contexts.place_on_mesh((tuple(args), kwargs))
     program = function.programs.get(devices)
     if program is None:
         # JAX mistakes a keyword argument for all of them if they have one name.
@@ -189,7 +189,7 @@ def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyT
             donate_argnames=function.donate_argnames,
         )
         program = caches.keep(function.programs, devices, program)
-    return contexts.placed(program(*args, **kwargs))
+    return contexts.place_on_mesh(program(*args, **kwargs))
 
 
 # What runs

@@ -243,7 +243,7 @@ class PartitionedFunction:
         devices = set(there)
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
         if all(array.sharding.device_set == devices for array in arrays):
-            leaves = contexts.place(leaves)
+            leaves = contexts.place_on_mesh(leaves)
         return jax.tree.unflatten(tree, leaves)
 
     @functools.cached_property

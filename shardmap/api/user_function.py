@@ -14,7 +14,7 @@ from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments, Static
 from shardmap.arrays import array_likes, trees
-from shardmap.map.tracing import Flattened
+from shardmap.arrays.trees import Flattened
 
 Args = Sequence[PyTree]
 Kwargs = dict[str, PyTree]

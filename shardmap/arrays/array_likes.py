@@ -77,7 +77,8 @@ def register_shard_handler(
       ...         return np.arange(4, dtype=value.dtype)[index] ** 2
       ...     return jax.make_array_from_callback(value.shape, sharding, part)
       >>> register_shard_handler(Squares, put)
-      >>> lay_out(Squares(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+      >>> sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+      >>> device_put_array_like(Squares(), sharding)
       Array([0, 1, 4, 9], dtype=int32)
     """
     if not inspect.isclass(cls):
@@ -142,7 +143,7 @@ def _handler(cls: type) -> Handler | None:
 
 
 def is_array_like(value: object) -> bool:
-    """Whether `lay_out` is for this value, and `jax.device_put` is not."""
+    """Whether a value is for `device_put_array_like`, not for `jax.device_put`."""
     if isinstance(value, np.generic):
         return False
     if _handler(type(value)) or isinstance(value, np.memmap):
@@ -238,7 +239,7 @@ def device_dtype(dtype: DTypeLike) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(native)
 
 
-def lay_out(value: Value, sharding: Sharding) -> jax.Array:
+def device_put_array_like(value: Value, sharding: Sharding) -> jax.Array:
     """Puts an array-like, or a value of a type with a handler, on devices."""
     handler = _handler(type(value))
     if handler is None:
@@ -273,7 +274,7 @@ def sliceable(value: Value) -> Any:
         return jax.device_put(value, auto)
     if _handler(type(value)) is None or hasattr(value, "__getitem__"):
         return value
-    return lay_out(value, SingleDeviceSharding(jax.local_devices()[0]))
+    return device_put_array_like(value, SingleDeviceSharding(jax.local_devices()[0]))
 
 
 def _read(value: Value, sharding: Sharding) -> jax.Array:

@@ -42,7 +42,7 @@ def place(
     # Among several processes `jax.jit` cuts nothing itself.
     uncommitted = uncommitted or jax.process_count() > 1
     return [
-        move(array, sharding, donated)
+        device_put(array, sharding, donated)
         if is_misplaced(array, sharding, uncommitted or donated)
         else array
         for array, sharding, donated in zip(arrays, shardings, donate, strict=True)
@@ -87,7 +87,7 @@ def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
     return one.is_equivalent_to(other, ndim)
 
 
-def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
+def device_put(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
     """Copies a value to where ``sharding`` says.
 
     A `jax.Array` that stays on its devices does not go through the host. If the devices
@@ -107,7 +107,7 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
     )
     on_host = not isinstance(value, jax.Array)
     if on_host and array_likes.is_array_like(value):
-        return array_likes.lay_out(value, sharding)
+        return array_likes.device_put_array_like(value, sharding)
     if not sharding.is_fully_addressable and (on_host or value.is_fully_addressable):
         # `jax.device_put` would compare the values of all processes, each time.
         kind = array_likes.abstract_value(value)

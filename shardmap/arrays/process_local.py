@@ -28,7 +28,8 @@ class ProcessShardings(NamedTuple):
       local_sharding: of the part on this process, over its own devices.
       global_sharding: over the devices of all processes.
       axis: the mapped axis; None: the array is not mapped, and whole in each process.
-      parts: how many times longer the global array is along it.
+      num_processes: how many have different elements, so many times longer the global
+        array is along the axis.
       devices: how many devices of this process have a shard.
       is_copied: whether all of them have the same.
     """
@@ -36,7 +37,7 @@ class ProcessShardings(NamedTuple):
     local_sharding: NamedSharding
     global_sharding: NamedSharding
     axis: int | None
-    parts: int
+    num_processes: int
     devices: int
     is_copied: bool
 
@@ -50,7 +51,7 @@ class ProcessShardings(NamedTuple):
         self, shape: Sequence[int], scale: Callable[[int, int], int]
     ) -> tuple[int, ...]:
         return tuple(
-            scale(size, self.parts) if k == self.axis else size
+            scale(size, self.num_processes) if k == self.axis else size
             for k, size in enumerate(shape)
         )
 
@@ -63,14 +64,15 @@ class ProcessShardings(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def shardings_along(
-    sharding: NamedSharding, axis: int | None, parts: int
+    sharding: NamedSharding, axis: int | None, num_processes: int
 ) -> ProcessShardings:
     """The shardings of a mapped array.
 
     Args:
       sharding: the global array's.
       axis: the mapped axis; None: the array is not mapped.
-      parts: how many times longer the global array is along it.
+      num_processes: how many have different elements, so many times longer the global
+        array is along the axis.
 
     Raises:
       ValueError: the array is cut between processes along another axis too.
@@ -89,13 +91,13 @@ def shardings_along(
             )
     devices = local.mesh.size
     is_copied = devices > 1 and local.is_fully_replicated
-    return ProcessShardings(local, sharding, axis, parts, devices, is_copied)
+    return ProcessShardings(local, sharding, axis, num_processes, devices, is_copied)
 
 
 _local_mesh = functools.lru_cache(maxsize=1024)(local_mesh)
 
 
-def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
+def processes_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
     """The number of processes along mesh axes."""
     local = _local_mesh(mesh)
     return math.prod(mesh.shape[name] // local.shape[name] for name in mesh_axes)
@@ -131,14 +133,14 @@ def to_global(value: Value, shardings: ProcessShardings, donate: bool = False) -
     wanted = shardings.global_sharding
     if is_global_array(value):
         if placement.is_misplaced(value, wanted, True):
-            return placement.move(value, wanted, donate)
+            return placement.device_put(value, wanted, donate)
         return value
     if isinstance(value, bool | int | float | complex):
         return value
     if not value.shape and getattr(value, "weak_type", False):
         return value.item()
     if placement.is_misplaced(value, shardings.local_sharding, True):
-        value = placement.move(value, shardings.local_sharding, donate)
+        value = placement.device_put(value, shardings.local_sharding, donate)
     return jax.make_array_from_single_device_arrays(
         shardings.global_shape(value.shape), wanted, shardings.shards(value)
     )

@@ -28,8 +28,11 @@ from shardmap._jax.stages import dispatcher, is_lost_connection
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import processes
 
+# What a thread is that Python has not started, as those of callbacks.
+_ForeignThread = threading._DummyThread
 
-class _Turn:
+
+class _RunLock:
     """Held by the one program with collectives that runs."""
 
     def __init__(self) -> None:
@@ -60,7 +63,7 @@ class _Turn:
           RuntimeError: this is a callback; or the connection to another process is
             lost.
         """
-        if is_callback():
+        if isinstance(threading.current_thread(), _ForeignThread) and is_callback():
             # A callback keeps a thread of the pool. Those of a few devices keep all.
             during = "a program" if self._name is None else self._name
             raise RuntimeError(
@@ -90,7 +93,7 @@ class _Turn:
                 self._name = before
 
 
-_turn = _Turn()
+_lock = _RunLock()
 
 
 def compiler_options(devices: Collection[jax.Device]) -> dict[str, Any]:
@@ -122,9 +125,9 @@ def compiled(
     traced = jitted.trace(*args, **kwargs)
     made = traced.lower().compile()
     call = dispatcher(made)
-    if not (_takes_turns(devices, True) and _has_collectives(made)):
+    if not (_is_serialized(devices, True) and _has_collectives(made)):
         return call
-    return functools.partial(_turn.run, name, _computed_result(traced.jaxpr), call)
+    return functools.partial(_lock.run, name, _computed_result(traced.jaxpr), call)
 
 
 def _computed_result(jaxpr: jax.extend.core.ClosedJaxpr) -> int | None:
@@ -162,9 +165,9 @@ def map_jit(
     name = getattr(fun, "__name__", "a map")
     _check_runs(name, devices)
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)
-    if not _takes_turns(devices, communicates):
+    if not _is_serialized(devices, communicates):
         return jitted
-    return functools.partial(_turn.run, name, None, jitted)
+    return functools.partial(_lock.run, name, None, jitted)
 
 
 def _check_runs(name: str, devices: Collection[jax.Device]) -> None:
@@ -177,7 +180,7 @@ def _check_runs(name: str, devices: Collection[jax.Device]) -> None:
         )
 
 
-def _takes_turns(devices: Collection[jax.Device], communicates: bool) -> bool:
+def _is_serialized(devices: Collection[jax.Device], communicates: bool) -> bool:
     return communicates and len(devices) > 1 and _platform(devices) == "cpu"
 
 

@@ -2,6 +2,9 @@
 
 ``y[i]`` on an array that is on several devices is a program over all of them, and so
 is its result. The functions here read the one device that holds element ``i``.
+
+A compiled program does it: indexing `jax.Array.addressable_data` takes 3 to 13 times
+its CPU time, and commits the result to the device.
 """
 
 import dataclasses
@@ -159,7 +162,7 @@ def row_of(x: jax.Array, index: object) -> jax.Array | None:
     parsed = (0, (index,)) if type(index) is int else _consecutive_ints(index)
     if parsed is None:
         return None
-    step = _row(_Layout(operand(x), x.sharding), *parsed)
+    step = _row(_LeafType(operand(x), x.sharding), *parsed)
     if step is None:
         return None
     return step.run(x.addressable_data(step.shards[0][1]), *step.offsets)[0]
@@ -205,21 +208,21 @@ def _take(
 ) -> list[list[Any]]:
     """For each leaf, the element at ``index`` in a list, or all its elements."""
     try:
-        cuts = _cuts(tuple(map(_layout, leaves)), tuple(axes), index)
+        reads = _reads(tuple(map(_leaf_type, leaves)), tuple(axes), index)
     except _LeafError as error:
         name = leaf_paths("x", tree)[error.leaf]
         raise error.kind(f"{caller}: {name} {error}") from None
-    if len(cuts.steps) == len(leaves) == 1:  # The fast path of one shard.
-        (step,) = cuts.steps
+    if len(reads.steps) == len(leaves) == 1:  # The fast path of one shard.
+        (step,) = reads.steps
         shard = leaves[0].addressable_data(step.shards[0][1])
         return [step.run(shard, *step.offsets)]
-    taken: list[list[Any]] = [[None] * length for length in cuts.lengths]
-    for step in cuts.steps:
+    taken: list[list[Any]] = [[None] * length for length in reads.lengths]
+    for step in reads.steps:
         shards = [leaves[leaf].addressable_data(n) for leaf, n in step.shards]
         results = step.run(*shards, *step.offsets)
         for (leaf, position), part in zip(step.targets, results, strict=True):
             taken[leaf][position] = part
-    for leaf, shape, shardings in cuts.joins:
+    for leaf, shape, shardings in reads.joins:
         parts = iter(taken[leaf])
         taken[leaf] = [
             jax.make_array_from_single_device_arrays(
@@ -227,7 +230,7 @@ def _take(
             )
             for sharding in shardings
         ]
-    for leaf, indices in cuts.indexed:
+    for leaf, indices in reads.indexed:
         taken[leaf] = [leaves[leaf][one] for one in indices]
     return taken
 
@@ -245,7 +248,7 @@ def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
 # The programs that take elements, one for each device, cached by layout
 
 
-class _Layout(NamedTuple):
+class _LeafType(NamedTuple):
     """The type and the sharding of a leaf."""
 
     operand: Operand
@@ -253,10 +256,10 @@ class _Layout(NamedTuple):
     """None for a tracer, or an array on the host."""
 
 
-def _layout(leaf: Value) -> _Layout:
+def _leaf_type(leaf: Value) -> _LeafType:
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-        return _Layout(operand(leaf), leaf.sharding)
-    return _Layout(Operand(np.shape(leaf), None), None)
+        return _LeafType(operand(leaf), leaf.sharding)
+    return _LeafType(Operand(np.shape(leaf), None), None)
 
 
 class _Step(NamedTuple):
@@ -279,7 +282,7 @@ class _Join(NamedTuple):
     """One for each element; its parts are in a row, one for each device."""
 
 
-class _Cuts(NamedTuple):
+class _Reads(NamedTuple):
     lengths: Sequence[int]
     """How many parts each leaf gives."""
     steps: Sequence[_Step]
@@ -296,7 +299,7 @@ class _LeafError(Exception):
         self.leaf, self.kind = leaf, type(error)
 
 
-class _Part(NamedTuple):
+class _ShardRead(NamedTuple):
     """What one shard has of elements.
 
     Attributes:
@@ -317,7 +320,9 @@ class _Part(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _Cuts:
+def _reads(
+    leaves: tuple[_LeafType, ...], axes: tuple[int, ...], index: Index
+) -> _Reads:
     """The programs that take elements of each leaf.
 
     Raises:
@@ -325,7 +330,7 @@ def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _
     """
     lengths, indexed, joins = [], [], []
     # One program for all that is on a device.
-    work: dict[jax.Device, list[_Part]] = {}
+    work: dict[jax.Device, list[_ShardRead]] = {}
     for number, (kind, sharding) in enumerate(leaves):
         try:
             dropped, ranges = _elements(kind.shape, sharding, axes, index)
@@ -334,7 +339,7 @@ def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _
                 indexed.append((number, _indices(len(kind.shape), dropped, ranges)))
                 lengths.append(elements)
                 continue
-            parts = _parts(number, kind, sharding, dropped, ranges, index is None)
+            parts = _shard_reads(number, kind, sharding, dropped, ranges, index is None)
         except (IndexError, ValueError) as error:
             raise _LeafError(number, error) from None
         for part in parts:
@@ -357,11 +362,11 @@ def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _
                 [(part.leaf, k) for part in parts for k in part.positions],
             )
         )
-    return _Cuts(lengths, steps, joins, indexed)
+    return _Reads(lengths, steps, joins, indexed)
 
 
 @functools.lru_cache(maxsize=4096)
-def _row(layout: _Layout, axis: int, index: tuple[int, ...]) -> _Step | None:
+def _row(layout: _LeafType, axis: int, index: tuple[int, ...]) -> _Step | None:
     """The program that takes one element, if one device has all of it as its row."""
     shape, sharding = layout.operand.shape, layout.sharding
     assert isinstance(sharding, NamedSharding)
@@ -380,7 +385,7 @@ def _row(layout: _Layout, axis: int, index: tuple[int, ...]) -> _Step | None:
     )
     if not (has_rows and is_whole and in_range):
         return None
-    (step,) = _cuts((layout,), (axis,), index).steps
+    (step,) = _reads((layout,), (axis,), index).steps
     return step
 
 
@@ -429,14 +434,14 @@ def _from_front(shape: tuple[int, ...], axis: int) -> int:
     return axis % len(shape)
 
 
-def _parts(
+def _shard_reads(
     leaf: int,
     kind: Operand,
     sharding: Sharding,
     dropped: tuple[int, ...],
     ranges: Sequence[range],
     takes_all: bool,
-) -> list[_Part]:
+) -> list[_ShardRead]:
     """The part of each shard; of replicas, the first on this process."""
     shape = kind.shape
     held = sharding.shard_shape(shape)
@@ -445,7 +450,7 @@ def _parts(
     counts = [*map(len, ranges), *(shape[d] // (held[d] or 1) or 1 for d in kept)]
     positions = np.arange(math.prod(counts)).reshape(counts)
     missing = np.ones(counts, bool)
-    parts: dict[Box, _Part] = {}
+    parts: dict[Box, _ShardRead] = {}
     for number, (device, box) in enumerate(boxes(sharding, shape).items()):
         inside = [
             range(max(box[d][0], wanted.start), min(box[d][1], wanted.stop))
@@ -464,7 +469,7 @@ def _parts(
         offsets = (
             each.start - box[d][0] for d, each in zip(dropped, inside, strict=True)
         )
-        parts[box] = _Part(
+        parts[box] = _ShardRead(
             leaf,
             number,
             device,
@@ -487,7 +492,7 @@ def _join(
     leaf: int,
     shape: tuple[int, ...],
     sharding: Sharding,
-    parts: Sequence[_Part],
+    parts: Sequence[_ShardRead],
     elements: int,
 ) -> _Join:
     """The arrays that the parts of a leaf make, cut as the leaf."""
@@ -495,14 +500,14 @@ def _join(
     if isinstance(sharding, NamedSharding):
         sizes: Mapping[str, int] = sharding.mesh.shape
         entries = (*sharding.spec, *[None] * len(shape))
-        cuts = [axes_in(entries[d]) if shape[d] else () for d in kept]
+        dim_axes = [axes_in(entries[d]) if shape[d] else () for d in kept]
     else:
         held = parts[0].operand.shape
         sizes = {f"axis{d}": shape[d] // (held[d] or 1) for d in kept}
-        cuts = [(name,) for name in sizes]
-    cuts = [tuple(name for name in cut if sizes[name] > 1) for cut in cuts]
-    names = [name for cut in cuts for name in cut]
-    spec = cut_spec(dict(enumerate(cuts)))
+        dim_axes = [(name,) for name in sizes]
+    dim_axes = [tuple(name for name in axes if sizes[name] > 1) for axes in dim_axes]
+    names = [name for axes in dim_axes for name in axes]
+    spec = cut_spec(dict(enumerate(dim_axes)))
     devices = {k: part.device for part in parts for k in part.positions}
     grid = np.array([devices[k] for k in range(len(devices))], dtype=object)
     grids = grid.reshape(elements, *(sizes[name] for name in names))

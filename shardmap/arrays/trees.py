@@ -11,6 +11,26 @@ import jax
 from shardmap._jax.types import PyTree, TreeDef
 
 
+@jax.tree_util.register_pytree_node_class
+class Flattened:
+    """A user's result as its leaves and its structure.
+
+    JAX unflattens results with placeholders for arrays, which a user's class may
+    refuse.
+    """
+
+    def __init__(self, leaves: Sequence[Any], tree: PyTree) -> None:
+        self.leaves = leaves
+        self.tree = tree
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
+        return self.leaves, self.tree
+
+    @classmethod
+    def tree_unflatten(cls, tree: PyTree, leaves: Sequence[Any]) -> "Flattened":
+        return cls(leaves, tree)
+
+
 def is_none(value: object) -> bool:
     """Whether a value is None, which pytrees take for an empty container."""
     return value is None

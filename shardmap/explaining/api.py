@@ -37,8 +37,8 @@ from shardmap.explaining.read.source import definition_of
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import marked
 from shardmap.explaining.report import Collective, Cost, Held
+from shardmap.map.axis_env import explained_axis_names
 from shardmap.map.primitives.axis import REPLICAS
-from shardmap.map.tracing import explained_axis_names
 from shardmap.units import shown, size
 
 

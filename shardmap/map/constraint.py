@@ -32,7 +32,7 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import equations, rewrite_jaxpr
 from shardmap.arrays import placement
-from shardmap.map import contexts, tracing
+from shardmap.map import axis_env, contexts
 from shardmap.map.layout import PARTITION_RULES, PartitionRule
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
@@ -95,7 +95,7 @@ def partition_dims(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
       ValueError: the mesh has no axes for these parts.
     """
     unused = [name for name in mesh.axis_names if is_partition_axis(name)]
-    cuts = {}
+    dims = {}
     for dimension, count in enumerate(parts):
         names: list[str] = []
         left = count or 1
@@ -113,18 +113,18 @@ def partition_dims(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
                 "none."
             )
         if names:
-            cuts[dimension] = tuple(names)
+            dims[dimension] = tuple(names)
             unused = [name for name in unused if name not in names]
-    return cuts
+    return dims
 
 
 def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
     """The sharding of a value with these parts."""
-    cuts: dict[int, tuple[Any, ...]] = {
+    dims: dict[int, tuple[Any, ...]] = {
         dimension: (PartitionSpec.UNCONSTRAINED,) if count is None else ()
         for dimension, count in enumerate(parts)
     }
-    return NamedSharding(mesh, cut_spec(cuts | partition_dims(parts, mesh)))
+    return NamedSharding(mesh, cut_spec(dims | partition_dims(parts, mesh)))
 
 
 def _axes_in_map(
@@ -168,12 +168,12 @@ def constraints_in(jaxpr: Jaxpr) -> list[Any]:
 
 
 def partition_mesh(
-    parts: Parts, total: int, what: str = CONSTRAINT, alone: bool = True
+    parts: Parts, total: int, what: str = CONSTRAINT, is_top_level: bool = True
 ) -> Mesh:
     """The mesh of a value outside maps.
 
-    ``alone``, partition k is on device k, of this process if it has enough. Else the
-    mesh has all devices, with equally many for each partition, if ``total`` divides
+    At the top level, partition k is on device k, of this process if it has enough. Else
+    the mesh has all devices, with equally many for each partition, if ``total`` divides
     their number.
 
     Raises:
@@ -189,7 +189,7 @@ def partition_mesh(
             f"{are} available. Ask for fewer parts.{too_few_devices(total)}"
         )
     axes = partition_axes([parts], total)
-    if not alone and len(devices) % total == 0:
+    if not is_top_level and len(devices) % total == 0:
         # One mesh for all parts: JAX describes all results on the first one.
         total = len(devices)
         axes = partition_axes([_prime_factors(total)], total)
@@ -234,7 +234,7 @@ def constrain(
     else:
         total = total_partitions(parts)
     mesh = None
-    inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
+    inside = axis_env.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
     if total is not None and not inside:
         mesh = partition_mesh(parts, total, what, nothing_is_traced())
         if isinstance(x, jax.core.Tracer):
@@ -262,7 +262,7 @@ def _implementation(
     with without_mesh():
         results = placement.place([x], [partition_sharding(wanted, mesh)], True)
     if contexts.has_mesh() and contexts.is_on_mesh(list(mesh.devices.flat)):
-        results = contexts.place(results)
+        results = contexts.place_on_mesh(results)
     return results[0]
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from shardmap._jax.context import concrete_mesh, without_mesh
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement
-from shardmap.map import tracing
+from shardmap.map import axis_env
 from shardmap.sharding.mesh import group_counts
 
 
@@ -24,7 +24,7 @@ def has_mesh() -> bool:
     if mesh.empty or mesh.manual_axes:
         return False
     # JAX sets a mesh without devices while it traces a `jax.shard_map`.
-    return not concrete_mesh().empty and not tracing.inside_map()
+    return not concrete_mesh().empty and not axis_env.inside_map()
 
 
 def current_mesh_devices() -> list[jax.Device]:
@@ -48,11 +48,12 @@ def check_devices(what: str, devices: Sequence[jax.Device]) -> None:
         )
 
 
-def place(leaves: Sequence[Any]) -> list[Any]:
+def place_on_mesh(tree: PyTree) -> Any:
     """Arguments of a program under `jax.set_mesh`, on the devices of that mesh.
 
     If the mesh has Explicit axes, the arguments have shardings on it.
     """
+    leaves, structure = jax.tree.flatten(tree)
     mesh = concrete_mesh()
     has_types = AxisType.Explicit in mesh.axis_types
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -70,17 +71,10 @@ def place(leaves: Sequence[Any]) -> list[Any]:
         return not leaf.committed or leaf.sharding.device_set == everywhere.device_set
 
     misplaced = [k for k, leaf in enumerate(leaves) if not fits(leaf)]
-    placed = list(leaves)
     with without_mesh():
         for k in misplaced:
-            placed[k] = placement.move(leaves[k], everywhere)
-    return placed
-
-
-def placed(tree: PyTree) -> Any:
-    """A pytree of arrays on the devices of `jax.set_mesh`; see `place`."""
-    leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, place(leaves))
+            leaves[k] = placement.device_put(leaves[k], everywhere)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def check_mesh(name: str, mesh: Mesh) -> None:

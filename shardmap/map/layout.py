@@ -144,8 +144,8 @@ def _partition_axes(
     """The mesh axes of the `PARTITION_RULES` primitives in a map, and their sizes."""
     axes: dict[str, int] = {}
     for primitive, rule in PARTITION_RULES.items():
-        if cuts := equations_with(call_jaxpr, primitive):
-            axes |= rule.mesh_axes(cuts, axis_name, axis_size, available)
+        if constraints := equations_with(call_jaxpr, primitive):
+            axes |= rule.mesh_axes(constraints, axis_name, axis_size, available)
     return axes
 
 

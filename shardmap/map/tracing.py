@@ -1,9 +1,7 @@
 """From Python functions to the jaxprs that the map primitive carries."""
 
 import contextlib
-import dataclasses
-import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,68 +10,19 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.context import (
     NO_MESH,
     bound_axes,
-    casts_refused,
-    check_types_unchecked,
+    refuse_check_vma,
 )
-from shardmap._jax.types import (
-    ClosedJaxpr,
-    PyTree,
-    without_sharding,
+from shardmap._jax.types import without_sharding
+from shardmap._jax.walk import per_jaxpr, without_constants
+from shardmap.arrays.trees import Flattened
+from shardmap.map.axis_env import (
+    INSIDE,
+    DevicesMarker,
+    MeshAxisMarker,
+    explained_axis_names,
 )
-from shardmap._jax.walk import per_jaxpr
 from shardmap.map.collectives.checks import checked_collectives
-from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-
-_INSIDE = "_inside_spmap"
-
-
-@dataclasses.dataclass(frozen=True)
-class DevicesMarker:
-    """Marker in the axis environment: the devices of the outermost map."""
-
-    devices: tuple[jax.Device, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshAxisMarker:
-    """Marker in the axis environment: a mesh axis that a map around uses."""
-
-    mesh_axis: str
-
-
-def is_bound(axis_name: Hashable) -> bool:
-    """Whether the axis environment has this name, which is in JAX's cache keys."""
-    try:
-        jax.lax.axis_size(axis_name)
-    except NameError:
-        return False
-    return True
-
-
-def inside_map() -> bool:
-    """Whether the function of one element of a map is being traced."""
-    return is_bound(_INSIDE)
-
-
-@jax.tree_util.register_pytree_node_class
-class Flattened:
-    """A user's result as its leaves and its structure.
-
-    JAX unflattens results with placeholders for arrays, which a user's class may
-    refuse.
-    """
-
-    def __init__(self, leaves: Sequence[Any], tree: PyTree) -> None:
-        self.leaves = leaves
-        self.tree = tree
-
-    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
-        return self.leaves, self.tree
-
-    @classmethod
-    def tree_unflatten(cls, tree: PyTree, leaves: Sequence[Any]) -> "Flattened":
-        return cls(leaves, tree)
 
 
 class Body(NamedTuple):
@@ -90,47 +39,6 @@ class Body(NamedTuple):
     out_tree: Any
 
 
-_UNBOUND = re.compile(r"(?:Found an )?(unbound axis name: (.*?))(?:\. To fix this.*)?")
-_REMEDY = ". Give the map that is meant this axis_name"
-_BOUND = ", or use one that is bound here: "
-
-
-@contextlib.contextmanager
-def explained_axis_names(
-    *bound: Hashable, mesh_axes: Collection[str] = ()
-) -> Iterator[None]:
-    """Context in which JAX's error for an unbound axis name lists the bound ones.
-
-    JAX's own text advises `jax.shard_map`.
-
-    Args:
-      *bound: the names that are bound here.
-      mesh_axes: those that the map is laid over, which collectives do not know.
-    """
-    try:
-        with casts_refused():
-            yield
-    except NameError as error:
-        text = str(error)
-        if (unbound := _UNBOUND.fullmatch(text)) is None:
-            raise
-        if unbound[2] in mesh_axes:
-            instead = [repr(name) for name in bound if name != UNNAMED]
-            write = f"Write {instead[0]}, or pass" if instead else "Pass"
-            error.args = (
-                f"{unbound[2]!r} is a mesh axis: collectives in spmap use axis_name. "
-                f"{write} axis_name={unbound[2]!r}",
-            )
-            raise
-        if _REMEDY not in text:
-            text = unbound[1] + _REMEDY
-        for name in bound:
-            if name != UNNAMED:
-                text += f"{', ' if _BOUND in text else _BOUND}{name!r}"
-        error.args = (text,)
-        raise
-
-
 @contextlib.contextmanager
 def element_trace(
     axis_name: Hashable,
@@ -143,7 +51,7 @@ def element_trace(
     # that is set while they are traced.
     with (
         jax.sharding.use_abstract_mesh(mesh or NO_MESH),
-        bound_axes({axis_name: axis_size} | dict.fromkeys([_INSIDE, *markers], 1)),
+        bound_axes({axis_name: axis_size} | dict.fromkeys([INSIDE, *markers], 1)),
     ):
         yield
 
@@ -168,7 +76,7 @@ def trace_body(
       markers: what maps inside look up with `is_bound`.
       mesh: the mesh of `jax.set_mesh` inside ``fun``; None: none.
     """
-    check_types_unchecked()
+    refuse_check_vma()
     with element_trace(axis_name, axis_size, markers, mesh):
         over = {each.mesh_axis for each in markers if isinstance(each, MeshAxisMarker)}
         with explained_axis_names(axis_name, mesh_axes=over):
@@ -200,17 +108,6 @@ def check_constants(constants: Sequence[Any]) -> None:
 
 
 _checked = per_jaxpr(checked_collectives)
-
-
-@per_jaxpr
-def without_constants(closed: ClosedJaxpr) -> Any:
-    """The jaxpr with its constants as its first inputs."""
-    jaxpr: Any = closed.jaxpr
-    return jaxpr.replace(
-        constvars=[],
-        invars=[*jaxpr.constvars, *jaxpr.invars],
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
 
 
 def bind_map(

@@ -18,7 +18,7 @@ from shardmap.arrays.array_likes import (
 )
 from shardmap.arrays.sources.stores import borders
 from shardmap.arrays.trees import leaf_paths
-from shardmap.map.tracing import explained_axis_names
+from shardmap.map.axis_env import explained_axis_names
 from shardmap.planning.engine.nodes import Refused
 from shardmap.planning.in_slices import (
     Asked,

@@ -41,14 +41,14 @@ NO_SPEC = (
 # Shardings whose mesh dimensions have names
 
 
-def cut_spec(cuts: Mapping[int, Sequence[Any]]) -> PartitionSpec:
+def cut_spec(dims: Mapping[int, Sequence[Any]]) -> PartitionSpec:
     """The `PartitionSpec` that shards these dimensions over these mesh axes.
 
     >>> cut_spec({1: ("x",), 2: ("y", "z"), 3: ()})
     P(None, 'x', ('y', 'z'), None)
     """
-    entries: list[Any] = [None] * (max(cuts, default=-1) + 1)
-    for dimension, names in cuts.items():
+    entries: list[Any] = [None] * (max(dims, default=-1) + 1)
+    for dimension, names in dims.items():
         entries[dimension] = names[0] if len(names) == 1 else tuple(names) or None
     return PartitionSpec(*entries)
 

@@ -573,11 +573,11 @@ class ShardingSpec:
             f'"{name}"={size}'
             for name, size in zip(names, self.mesh_shape, strict=True)
         )
-        cuts = ", ".join(
+        axes = ", ".join(
             "{" + ", ".join(f'"{names[d]}"' for d in dimensions) + "}"
             for dimensions in self.dim_shardings
         )
-        return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{cuts}]>"
+        return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{axes}]>"
 
     def named_sharding(
         self,
@@ -609,12 +609,12 @@ class ShardingSpec:
             )
         check_devices("named_sharding", flat)
         names = self._axis_names(axis_names)
-        cuts = {
+        dims = {
             dimension: [names[d] for d in cut_by]
             for dimension, cut_by in enumerate(self.dim_shardings)
         }
         mesh = Mesh(flat.reshape(self.mesh_shape), names)
-        return NamedSharding(mesh, cut_spec(cuts))
+        return NamedSharding(mesh, cut_spec(dims))
 
     def _axis_names(self, axis_names: Sequence[str] | None) -> tuple[str, ...]:
         """A name per mesh dimension: the names given, or "axis0", "axis1", ..."""

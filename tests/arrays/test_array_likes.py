@@ -12,11 +12,11 @@ import shardmap as sm
 from shardmap.arrays import array_likes
 from shardmap.arrays.array_likes import (
     abstract_value,
+    device_put_array_like,
     is_array_like,
-    lay_out,
     register_shard_handler,
 )
-from shardmap.arrays.placement import is_misplaced, move, place
+from shardmap.arrays.placement import device_put, is_misplaced, place
 from tests.map_programs import both_lowerings
 
 HOST = np.arange(16 * 6, dtype=np.float32).reshape(16, 6)
@@ -61,7 +61,7 @@ def test_each_device_reads_its_own_slice(uncommitted):
 
 def test_slices_are_plain():
     value = Counting(HOST)
-    move(value, over(2, P(None, "i")))
+    device_put(value, over(2, P(None, "i")))
     assert sorted(str(index) for index, _ in value.reads) == [
         "(slice(0, 16, None), slice(0, 3, None))",
         "(slice(0, 16, None), slice(3, 6, None))",
@@ -71,13 +71,13 @@ def test_slices_are_plain():
 def test_what_several_devices_hold_is_read_once():
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
     value, sharding = Counting(HOST), NamedSharding(mesh, P("a"))
-    check(move(value, sharding), sharding)
+    check(device_put(value, sharding), sharding)
     assert [shape for _, shape in value.reads] == [(8, 6)] * 2
 
 
 def test_wide_values_are_narrowed_slice_by_slice():
     value = Counting(HOST.astype(np.float64))
-    array = move(value, over(8, P("i")))
+    array = device_put(value, over(8, P("i")))
     assert array.dtype == np.float32
     assert abstract_value(value).dtype == np.float32
     assert len(value.reads) == 8
@@ -85,7 +85,7 @@ def test_wide_values_are_narrowed_slice_by_slice():
 
 def test_a_scalar_array_like():
     value = Counting(np.array(3.0, np.float32))
-    assert move(value, over(4, P())) == 3
+    assert device_put(value, over(4, P())) == 3
     assert [index for index, _ in value.reads] == [()]
 
 
@@ -100,13 +100,13 @@ def test_h5py(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         stored = file.create_dataset("x", data=HOST)
-        check(move(stored, over(8, P("i"))), over(8, P("i")))
+        check(device_put(stored, over(8, P("i"))), over(8, P("i")))
 
 
 def test_zarr(tmp_path):
     zarr = pytest.importorskip("zarr")
     stored = zarr.create_array(tmp_path / "x.zarr", data=HOST, chunks=(2, 6))
-    check(move(stored, over(8, P("i"))), over(8, P("i")))
+    check(device_put(stored, over(8, P("i"))), over(8, P("i")))
 
 
 # Handlers
@@ -153,16 +153,20 @@ def test_the_nearest_and_latest_handler_counts(handlers):
     register_shard_handler(Remote, from_callback)
     register_shard_handler(Derived, negative)
     sharding = over(8, P("i"))
-    check(lay_out(Remote(HOST), sharding), sharding)
-    check(lay_out(Derived(HOST), sharding), sharding, -HOST)
+    check(device_put_array_like(Remote(HOST), sharding), sharding)
+    check(device_put_array_like(Derived(HOST), sharding), sharding, -HOST)
     register_shard_handler(Remote, negative)
-    check(lay_out(Remote(HOST), sharding), sharding, -HOST)
+    check(device_put_array_like(Remote(HOST), sharding), sharding, -HOST)
 
 
 def test_a_handler_goes_before_indexing(handlers):
     value = Counting(HOST)
     register_shard_handler(Counting, lambda v, s: jax.device_put(np.zeros(v.shape), s))
-    check(lay_out(value, over(8, P("i"))), over(8, P("i")), np.zeros_like(HOST))
+    check(
+        device_put_array_like(value, over(8, P("i"))),
+        over(8, P("i")),
+        np.zeros_like(HOST),
+    )
     assert value.reads == []
 
 
@@ -181,7 +185,7 @@ def test_a_handler_goes_before_indexing(handlers):
 def test_what_a_handler_must_not_give(result, message, handlers):
     register_shard_handler(Remote, lambda value, sharding: result(sharding))
     with pytest.raises(ValueError, match=message):
-        lay_out(Remote(HOST), over(8, P("i")))
+        device_put_array_like(Remote(HOST), over(8, P("i")))
 
 
 @pytest.mark.parametrize(
@@ -246,4 +250,4 @@ def test_array_likes_under_jit_and_in_a_long_axis(spmap):
 
 def test_one_device(memmap):
     there = SingleDeviceSharding(jax.devices()[2])
-    check(move(memmap, there), there)
+    check(device_put(memmap, there), there)

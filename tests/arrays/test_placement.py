@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from shardmap.arrays.placement import move, place
+from shardmap.arrays.placement import device_put, place
 from tests.strategies import specs
 
 HOST = np.arange(24 * 24, dtype=np.float32).reshape(24, 24)
@@ -102,7 +102,7 @@ def cases():
 def test_moving_goes_from_device_to_device(name, no_host_copies, monkeypatch):
     source, target = cases()[name]
     array = jax.device_put(HOST, source)
-    moved = move(array, target)
+    moved = device_put(array, target)
     moved.block_until_ready()
     monkeypatch.undo()
     check(moved, target)
@@ -124,13 +124,13 @@ def test_any_layout_to_any_other(data):
         return spec.named_sharding(devices)
 
     source, target = layout(), layout()
-    check(move(jax.device_put(HOST, source), target), target)
+    check(device_put(jax.device_put(HOST, source), target), target)
 
 
 def test_keys_are_moved():
     keys = jax.random.split(jax.random.key(0), 8)
     array = jax.device_put(keys, over(jax.devices(), P("i")))
-    moved = move(array, over(jax.devices()[:4], P("i")))
+    moved = device_put(array, over(jax.devices()[:4], P("i")))
     assert moved.dtype == keys.dtype
     assert len(moved.sharding.device_set) == 4
     np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
@@ -144,7 +144,7 @@ def test_a_donated_array_is_freed_when_it_was_moved(name):
     source, target = cases()[name]
     array = jax.device_put(HOST, source)
     shards = [shard.data for shard in array.addressable_shards]
-    moved = move(array, target, donate=True)
+    moved = device_put(array, target, donate=True)
     check(moved, target)
     # Whoever donates the result frees what it uses of the donated array.
     moved.delete()
@@ -159,7 +159,7 @@ def test_what_a_device_has_already_is_used(source):
     target = over(jax.devices()[3:1:-1], P())
     if source == P("i"):
         target = over([jax.devices()[k] for k in (0, 5, 2, 6)], source)
-    moved = move(array, target, donate=True)
+    moved = device_put(array, target, donate=True)
     check(moved, target)
     pointers = {s.data.unsafe_buffer_pointer() for s in moved.addressable_shards}
     kept = [shard for shard in shards if not shard.is_deleted()]

@@ -35,14 +35,14 @@ class Reduction:
 
     Attributes:
       combiner: how two values become one, a name in `COMBINE`.
-      local: reduces dimensions of an array, as `jax.numpy.sum`.
-      between: reduces over mesh axes, as `jax.lax.psum`.
+      within_block: reduces dimensions of an array, as `jax.numpy.sum`.
+      across_devices: reduces over mesh axes, as `jax.lax.psum`.
       segments: reduces groups of rows, as `jax.ops.segment_sum`.
     """
 
     combiner: str
-    local: Callable[..., Any]
-    between: Callable[..., Any]
+    within_block: Callable[..., Any]
+    across_devices: Callable[..., Any]
     segments: Callable[..., Any]
 
     def __call__(
@@ -59,7 +59,7 @@ class Reduction:
             partial = self.segments(present, mine, len(groups)).astype(dtype)
             return self.finish(axis, partial, axes)[mine], True
         dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
-        partial = self.local(present, (0, *dimensions)).astype(dtype)
+        partial = self.within_block(present, (0, *dimensions)).astype(dtype)
         return self.finish(axis, partial, axes), False
 
     def start(self, aval: Aval) -> jax.Array:
@@ -73,7 +73,7 @@ class Reduction:
         part = part.astype(before.dtype)
         fill = lax.full_like(part, identity(self.combiner, part.dtype))
         values = jnp.where(present.reshape(shape), part, fill)
-        return COMBINE[self.combiner](before, self.local(values, (0,)))
+        return COMBINE[self.combiner](before, self.within_block(values, (0,)))
 
     def _accumulated_in(self, dtype: DType) -> DType:
         """The dtype in which many values are combined, to be rounded once."""
@@ -86,19 +86,19 @@ class Reduction:
         """This device's value combined with those of the others."""
         others = tuple(n for n in axes if n != axis.name and not isinstance(n, int))
         names = (*axis.device_axes, *others)
-        return self.between(value, names) if names else value
+        return self.across_devices(value, names) if names else value
 
 
 def _by_gathering(combiner: str) -> Reduction:
     """A reduction by any combiner: devices gather values, and combine them."""
 
-    def local(block: Value, dimensions: Sequence[int]) -> Any:
+    def within_block(block: Value, dimensions: Sequence[int]) -> Any:
         nothing = identity(combiner, block.dtype)
         return lax.reduce(block, nothing, COMBINE[combiner], dimensions)
 
-    def between(value: Value, names: Sequence[Any]) -> Any:
+    def across_devices(value: Value, names: Sequence[Any]) -> Any:
         for name in names:
-            value = local(lax.all_gather(value, name), (0,))
+            value = within_block(lax.all_gather(value, name), (0,))
         return value
 
     def segments(block: Value, numbers: Value, count: int) -> Any:
@@ -106,11 +106,11 @@ def _by_gathering(combiner: str) -> Reduction:
 
         def segment(number: Value) -> Any:
             mine = jnp.expand_dims(numbers == number, range(1, block.ndim))
-            return local(jnp.where(mine, block, nothing), (0,))
+            return within_block(jnp.where(mine, block, nothing), (0,))
 
         return jax.vmap(segment)(jnp.arange(count, dtype=numbers.dtype))
 
-    return Reduction(combiner, local, between, segments)
+    return Reduction(combiner, within_block, across_devices, segments)
 
 
 def add_up(block: Value, dimensions: Sequence[int]) -> Any:
@@ -156,7 +156,7 @@ def _with_nan(combiner: str, reduced: Callable[..., Any]) -> Callable[..., Any]:
     return by_platform
 
 
-def _extreme(combiner: str, between: Callable[..., Any]) -> Reduction:
+def _extreme(combiner: str, across_devices: Callable[..., Any]) -> Reduction:
     """The reduction that keeps the largest or the smallest."""
 
     def segments(block: Value, numbers: Value, count: int) -> Any:
@@ -178,11 +178,11 @@ def _extreme(combiner: str, between: Callable[..., Any]) -> Reduction:
 
         return reduced
 
-    local = _by_gathering(combiner).local
+    within_block = _by_gathering(combiner).within_block
     return Reduction(
         combiner,
-        by_parts(_with_nan(combiner, local), jnp.expand_dims),
-        by_parts(_with_nan(combiner, between), lambda real, names: real),
+        by_parts(_with_nan(combiner, within_block), jnp.expand_dims),
+        by_parts(_with_nan(combiner, across_devices), lambda real, names: real),
         by_parts(
             _with_nan(combiner, segments), lambda real, numbers, count: real[numbers]
         ),
@@ -410,9 +410,9 @@ def rule_of_vmap(primitive: Primitive) -> Rule:
 
     def rule(axis: AxisLayout, *blocks: Value, **params: Param) -> tuple[Any, bool]:
         names = axis_names(params)
-        alone = with_axis_names(params, (axis.vectorized_name,))
+        vectorized = with_axis_names(params, (axis.vectorized_name,))
         results = jax.vmap(
-            lambda *operands: primitive.bind(*operands, **alone),
+            lambda *operands: primitive.bind(*operands, **vectorized),
             axis_name=axis.vectorized_name,
         )(*(axis.gather(block, names) for block in blocks))
         mine = axis.positions(names)

@@ -38,7 +38,7 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
             args, of_map.on(None, None) if under_mesh else of_map
         )
     if under_mesh:
-        return _program_under_mesh(of_map)(*contexts.place(args))
+        return _program_under_mesh(of_map)(*contexts.place_on_mesh(args))
     if REPLICAS in getattr(of_map.mesh, "axis_names", ()):
         of_map = _on_devices_of_operands(args, of_map)
     jitted, shardings = _program(of_map)

@@ -240,8 +240,8 @@ def loop(
             elif is_vectorised:
                 results = jax.vmap(element)(*given)
             else:
-                alone = element(*(array[0] for array in given))
-                results = [jnp.expand_dims(result, 0) for result in alone]
+                result_of_one = element(*(array[0] for array in given))
+                results = [jnp.expand_dims(result, 0) for result in result_of_one]
             present = given[0] < axis.size
             combined = [
                 rule.accumulate(before, value, present)

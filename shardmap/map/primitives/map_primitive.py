@@ -30,7 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from shardmap._jax.context import (
     NO_MESH,
     bound_axis,
-    check_types_unchecked,
+    refuse_check_vma,
     replicated_without_mesh,
 )
 from shardmap._jax.effects import without_axis, without_references
@@ -196,7 +196,7 @@ class _SpmapPrimitive(MapPrimitive):
         args = tuple(map(drop_sharding, args))
         if not params["axis_size"]:
             return _without_elements(args, **params)
-        check_types_unchecked()
+        refuse_check_vma()
         given = MapParams(**params)
         around = jax.sharding.get_abstract_mesh().axis_types
         explicit = AxisType.Explicit in around
