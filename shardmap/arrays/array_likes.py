@@ -20,9 +20,9 @@ from shardmap.arrays.sources.labelled import is_labelled
 from shardmap.arrays.sources.registry import (
     Describe,
     Grain,
-    Kind,
+    Opener,
     Reopen,
-    register_kind,
+    register_opener,
     type_name,
 )
 from shardmap.sharding.mesh import auto_mesh
@@ -120,7 +120,7 @@ def register_shard_handler(
         _handlers[cls] = handler
     if describe is not None and reopen is not None:
         name = type_name(cls)
-        register_kind(name, Kind(name, describe, reopen, grain))
+        register_opener(name, Opener(name, describe, reopen, grain))
 
 
 def takes(count: int, function: Callable[..., object]) -> bool:

@@ -31,6 +31,8 @@ def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
     """
     groups: dict[int, list[jax.Device]] = {}
     order = [device.process_index for device in devices]
+    if len(set(order)) == 1:
+        return [list(devices)]
     for device in devices:
         groups.setdefault(device.process_index, []).append(device)
     together = [k for k, group in groups.items() for _ in group]

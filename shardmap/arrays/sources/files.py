@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.arrays.sources.registry import About, Kind, register_kind
+from shardmap.arrays.sources.registry import Description, Opener, register_opener
 
 
-def _describe(array: np.memmap[Any, Any]) -> About | None:
+def _describe(array: np.memmap[Any, Any]) -> Description | None:
     filename, memory = array.filename, getattr(array, "_mmap", None)
     # Changes of a copy are in this process only, and a file may be gone by now.
     if filename is None or memory is None or array.mode == "c" or array.dtype.hasobject:
@@ -53,20 +53,21 @@ def _said(dtype: np.dtype) -> Any:
     return dtype.name if dtype.isbuiltin == 2 else dtype.str
 
 
-def _reopen(about: About, writable: bool) -> Any:
-    shape, strides, offset = about["shape"], about["strides"], about["offset"]
-    dtype = np.dtype(about["dtype"])
+def _reopen(description: Description, writable: bool) -> Any:
+    place, offset = description["place"], description["offset"]
+    shape, strides = description["shape"], description["strides"]
+    dtype = np.dtype(description["dtype"])
     spans = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
     first = offset + sum(min(span, 0) for span in spans)
     last = offset + sum(max(span, 0) for span in spans) + dtype.itemsize
-    length = os.path.getsize(about["place"])
+    length = os.path.getsize(place)
     if last > length:
         raise ValueError(
-            f"{about['place']} has {length:,} bytes, of which an array needs those up "
+            f"{place} has {length:,} bytes, of which an array needs those up "
             f"to {last:,}: it was cut short, or is another file here"
         )
     mode: Any = "r+" if writable else "r"
-    content: Any = np.memmap(about["place"], np.uint8, mode, first, (last - first,))
+    content: Any = np.memmap(place, np.uint8, mode, first, (last - first,))
     view: Any = np.ndarray.__new__(
         np.memmap, tuple(shape), dtype, content, offset - first, tuple(strides)
     )
@@ -79,4 +80,4 @@ def _grain(array: np.memmap[Any, Any]) -> list[int] | None:
     return [1] * array.ndim if array.flags.writeable else None
 
 
-register_kind("numpy.memmap", Kind("memmap", _describe, _reopen, _grain))
+register_opener("numpy.memmap", Opener("memmap", _describe, _reopen, _grain))

@@ -13,11 +13,11 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.registry import (
-    About,
-    Kind,
-    away,
-    kind_named,
-    register_kind,
+    Description,
+    Opener,
+    opener_named,
+    register_opener,
+    remote_ref,
     type_name,
 )
 
@@ -122,7 +122,7 @@ class View:
         return self._parent[tuple(slice(r.start, r.stop, r.step) for r in inner)]
 
 
-def _describe(lazy: Lazy) -> About | None:
+def _describe(lazy: Lazy) -> Description | None:
     data = lazy.variable._data
     while type(data).__name__ in WRAPPERS:
         data = data.array
@@ -130,7 +130,7 @@ def _describe(lazy: Lazy) -> About | None:
         return None
     key = data.key.tuple
     array: Any = getattr(data.array, "_array", None)
-    source = away(array)
+    source = remote_ref(array)
     # What decodes is no store, and what counts from the end goes another way.
     if source is None or type(data.array).__name__ != "ZarrArrayWrapper":
         return None
@@ -138,18 +138,18 @@ def _describe(lazy: Lazy) -> About | None:
         return None
     parts = [part.indices(n) for part, n in zip(key, array.shape, strict=True)]
     return {
-        "place": source.about["place"],
+        "place": source.description["place"],
         "kind": source.kind,
-        "about": dict(source.about),
+        "description": dict(source.description),
         "parts": [list(part) for part in parts],
     }
 
 
-def _reopen(about: About, writable: bool) -> Any:
-    kind = kind_named(about["kind"])
-    assert kind is not None
-    parent = kind.reopen(about["about"], writable)
-    return View(parent, [slice(*part) for part in about["parts"]])
+def _reopen(description: Description, writable: bool) -> Any:
+    opener = opener_named(description["kind"])
+    assert opener is not None
+    parent = opener.reopen(description["description"], writable)
+    return View(parent, [slice(*part) for part in description["parts"]])
 
 
-register_kind(type_name(Lazy), Kind("xarray", _describe, _reopen))
+register_opener(type_name(Lazy), Opener("xarray", _describe, _reopen))

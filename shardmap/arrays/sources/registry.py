@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shardmap.units import error_text, shown
 
-About: TypeAlias = Mapping[str, Any]
+Description: TypeAlias = Mapping[str, Any]
 """Where a value is, in JSON's types only."""
 
-Describe: TypeAlias = Callable[[Any], About | None]
-Reopen: TypeAlias = Callable[[About, bool], Any]
+Describe: TypeAlias = Callable[[Any], Description | None]
+Reopen: TypeAlias = Callable[[Description, bool], Any]
 Grain: TypeAlias = Callable[[Any], Sequence[int] | None]
 
 
-class Kind(NamedTuple):
+class Opener(NamedTuple):
     """How values of one type are described and opened. See `register_shard_handler`."""
 
     name: str
@@ -30,24 +30,24 @@ class Kind(NamedTuple):
     grain: Grain | None = None
 
 
-class Away(NamedTuple):
+class RemoteRef(NamedTuple):
     """A description of a value for another process.
 
     Attributes:
       kind: the name of its type.
-      about: the description.
+      description: the description.
       reopen: the function that opens it, for processes without the registered type.
       grain: the lengths of the cells that one process at a time may write, per axis;
         None if other processes may not write it.
     """
 
     kind: str
-    about: About
+    description: Description
     reopen: Reopen
     grain: tuple[int, ...] | None
 
     def open(self, writable: bool = False) -> Any:
-        return self.reopen(self.about, writable)
+        return self.reopen(self.description, writable)
 
     def check_pickles(self) -> None:
         """Raises a TypeError if a process of a pool cannot import ``reopen``."""
@@ -70,15 +70,17 @@ class Away(NamedTuple):
     @property
     def place(self) -> str:
         """A key that is equal for the same file or dataset."""
-        return f"{self.kind} {json.dumps(self.about.get('place'), sort_keys=True)}"
+        return (
+            f"{self.kind} {json.dumps(self.description.get('place'), sort_keys=True)}"
+        )
 
 
-_kinds: dict[str, Kind] = {}
+_openers: dict[str, Opener] = {}
 
 
-def register_kind(cls: str, kind: Kind) -> None:
+def register_opener(cls: str, opener: Opener) -> None:
     """Registers a type by its name, as it may not be imported yet."""
-    _kinds[cls] = kind
+    _openers[cls] = opener
 
 
 def type_name(cls: type) -> str:
@@ -91,28 +93,28 @@ def type_name(cls: type) -> str:
     return f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}"
 
 
-def kind_named(name: str) -> Kind | None:
-    """The registered kind of this name."""
-    return next((kind for kind in _kinds.values() if kind.name == name), None)
+def opener_named(name: str) -> Opener | None:
+    """The opener of this name."""
+    return next((opener for opener in _openers.values() if opener.name == name), None)
 
 
-def away(value: object) -> Away | None:
+def remote_ref(value: object) -> RemoteRef | None:
     """The description of a value; None if other processes cannot open it."""
     for cls in type(value).__mro__:
-        kind = _kinds.get(type_name(cls))
-        if kind is None:
+        opener = _openers.get(type_name(cls))
+        if opener is None:
             continue
-        about = kind.describe(value)
-        if about is None:
+        description = opener.describe(value)
+        if description is None:
             return None
         try:
-            json.dumps(about)
+            json.dumps(description)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"describe of {type_name(cls)} must give what JSON can hold, got "
-                f"{shown(about)}: {error}"
+                f"{shown(description)}: {error}"
             ) from None
-        cells = None if kind.grain is None else kind.grain(value)
+        cells = None if opener.grain is None else opener.grain(value)
         grain = None if cells is None else tuple(map(int, cells))
-        return Away(kind.name, about, kind.reopen, grain)
+        return RemoteRef(opener.name, description, opener.reopen, grain)
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.arrays.sources.registry import About, Kind, register_kind
+from shardmap.arrays.sources.registry import Description, Opener, register_opener
 
 
 class Dataset:
@@ -32,7 +32,7 @@ class Dataset:
             return dataset[index]
 
 
-def _describe_dataset(dataset: Any) -> About | None:
+def _describe_dataset(dataset: Any) -> Description | None:
     # Others cannot open a file that is being written, nor one that is no file.
     if dataset.file.mode != "r" or dataset.file.driver not in ("sec2", "stdio"):
         return None
@@ -40,11 +40,11 @@ def _describe_dataset(dataset: Any) -> About | None:
     return {"place": [path, dataset.name]} if os.path.isfile(path) else None
 
 
-def _reopen_dataset(about: About, writable: bool) -> Any:
-    return Dataset(*about["place"])
+def _reopen_dataset(description: Description, writable: bool) -> Any:
+    return Dataset(*description["place"])
 
 
-def _describe_zarr(array: Any) -> About | None:
+def _describe_zarr(array: Any) -> Description | None:
     store = array.store
     where: dict[str, Any]
     kind = type(store).__name__
@@ -71,20 +71,20 @@ def _describe_zarr(array: Any) -> About | None:
     }
 
 
-def _reopen_zarr(about: About, writable: bool) -> Any:
+def _reopen_zarr(description: Description, writable: bool) -> Any:
     zarr = importlib.import_module("zarr")
-    protocol, root, path = about["place"]
+    protocol, root, path = description["place"]
     mode = "r+" if writable else "r"
-    if protocol == "file" and "options" not in about:
+    if protocol == "file" and "options" not in description:
         store = zarr.storage.LocalStore(root, read_only=not writable)
     else:
         fsspec = importlib.import_module("fsspec")
-        system = fsspec.filesystem(protocol, **about["options"])
+        system = fsspec.filesystem(protocol, **description["options"])
         if not getattr(system, "async_impl", False) or not system.asynchronous:
             system = _asynchronous(system)
         store = zarr.storage.FsspecStore(system, read_only=not writable, path=root)
     return zarr.open_array(
-        store=store, path=path, mode=mode, zarr_format=about["format"]
+        store=store, path=path, mode=mode, zarr_format=description["format"]
     )
 
 
@@ -122,5 +122,5 @@ def borders(array: object, axis: int) -> tuple[int, ...] | None:
     return tuple(range(int(length), shape[axis], int(length)))
 
 
-register_kind("h5py.Dataset", Kind("h5py", _describe_dataset, _reopen_dataset))
-register_kind("zarr.Array", Kind("zarr", _describe_zarr, _reopen_zarr, _grain_zarr))
+register_opener("h5py.Dataset", Opener("h5py", _describe_dataset, _reopen_dataset))
+register_opener("zarr.Array", Opener("zarr", _describe_zarr, _reopen_zarr, _grain_zarr))

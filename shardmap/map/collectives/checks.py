@@ -56,8 +56,9 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
             return equation  # An axis of devices, of a program that is lowered.
         total = math.prod(sizes)
         where = f"{collective.name} over {_axes_text(names)} of size {total}"
-        if repeated := _repeated(names):
-            raise ValueError(f"{where} names {axis_text(repeated[0])} more than once.")
+        if len(set(names)) < len(names):
+            name = collections.Counter(names).most_common(1)[0][0]
+            raise ValueError(f"{where} names {axis_text(name)} more than once.")
         if collective.is_reduction:
             _check_is_of_one_array(where, equation)
         if collective.combiner == "add" and equation.primitive is not PBROADCAST:

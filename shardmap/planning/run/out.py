@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import Aval, PyTree, TreeDef
-from shardmap.arrays.sources.registry import away
+from shardmap.arrays.sources.registry import remote_ref
 from shardmap.arrays.trees import result_names
 from shardmap.planning.engine.keys import data_aval
 from shardmap.planning.engine.nodes import Value
@@ -157,7 +157,7 @@ def shared_chunks(
     given = {value: array for value, array in places if value}
     for stage in cut_program.stages:
         for result in stage.results:
-            place = away(given.get(result.value))
+            place = remote_ref(given.get(result.value))
             cells = (place and place.grain) or ()
             for axis, (k, cell) in enumerate(zip(result.axes, cells, strict=False)):
                 pieces = () if k is None else stage.loops[k].pieces
@@ -207,7 +207,7 @@ def _share(a: Any, b: Any) -> bool:
 
 def _is_one_place(a: Any, b: Any) -> bool:
     """Whether two datasets, or arrays of a store, are one that was opened twice."""
-    one, other = away(a), away(b)
+    one, other = remote_ref(a), remote_ref(b)
     if one is not None and other is not None:
         return one.place == other.place
     equal = a == b

@@ -17,7 +17,7 @@ from jax import export
 
 # These register themselves.
 from shardmap.arrays.sources import files, labelled, stores  # noqa: F401
-from shardmap.arrays.sources.registry import Away, away
+from shardmap.arrays.sources.registry import RemoteRef, remote_ref
 from shardmap.planning.engine.keys import is_key
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, slices
@@ -31,7 +31,7 @@ from shardmap.planning.run.workers import Workers
 class Read(NamedTuple):
     """A box that is read where the shard runs."""
 
-    source: Away
+    source: RemoteRef
     box: Box
     shape: tuple[int, ...]
     dtype: Any
@@ -44,7 +44,7 @@ class Read(NamedTuple):
 class Write(NamedTuple):
     """A box that is written where the shard runs."""
 
-    sink: Away
+    sink: RemoteRef
     box: Box
 
     def put(self, part: np.ndarray) -> None:
@@ -91,13 +91,13 @@ class RemoteAccess:
     def __init__(
         self, inputs: Sequence[Value], leaves: Sequence[Any], out: Mapping[Value, Any]
     ) -> None:
-        found = zip(inputs, map(away, leaves), strict=True)
+        found = zip(inputs, map(remote_ref, leaves), strict=True)
         self.sources = {value: source for value, source in found if source}
         self.sinks = {
-            value: sink for value, each in out.items() if (sink := away(each))
+            value: sink for value, each in out.items() if (sink := remote_ref(each))
         }
 
-    def source(self, value: Value) -> Away | None:
+    def source(self, value: Value) -> RemoteRef | None:
         return self.sources.get(value) or self.sinks.get(value)
 
     def read(self, value: Value, box: Box) -> Read | None:

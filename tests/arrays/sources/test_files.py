@@ -7,7 +7,7 @@ import pytest
 
 # It registers the types that these tests open.
 from shardmap.arrays.sources import files  # noqa: F401
-from shardmap.arrays.sources.registry import away
+from shardmap.arrays.sources.registry import remote_ref
 
 
 @pytest.fixture
@@ -30,17 +30,17 @@ def mapped(tmp_path):
     ],
 )
 def test_any_view_is_opened_again(mapped, view):
-    sent = away(view(mapped))
-    about = json.loads(json.dumps(sent.about))
+    sent = remote_ref(view(mapped))
+    about = json.loads(json.dumps(sent.description))
     again = sent.reopen(about, False)
     np.testing.assert_array_equal(again, view(mapped))
     assert again.dtype == view(mapped).dtype
     assert not again.flags.writeable
-    assert away(again).about["offset"] == sent.about["offset"]
+    assert remote_ref(again).description["offset"] == sent.description["offset"]
 
 
 def test_what_is_written_there_is_here(mapped):
-    sent = away(mapped[20:])
+    sent = remote_ref(mapped[20:])
     sent.open(writable=True)[0] = 7
     assert (mapped[20] == 7).all()
     assert sent.grain == (1, 1)
@@ -48,17 +48,17 @@ def test_what_is_written_there_is_here(mapped):
 
 def test_what_is_in_memory_only_stays(mapped, tmp_path):
     copied = np.memmap(tmp_path / "x", np.float32, "c", shape=(10,))
-    assert away(copied) is None
-    assert away(np.ones(3)) is None
-    assert away(mapped + 1) is None
-    assert away(mapped[7:7]) is None
-    assert away(3.0) is None
+    assert remote_ref(copied) is None
+    assert remote_ref(np.ones(3)) is None
+    assert remote_ref(mapped + 1) is None
+    assert remote_ref(mapped[7:7]) is None
+    assert remote_ref(3.0) is None
     (tmp_path / "x").unlink()
-    assert away(mapped) is None
+    assert remote_ref(mapped) is None
 
 
 def test_a_file_that_is_too_short_is_told(mapped, tmp_path):
-    sent = away(mapped)
+    sent = remote_ref(mapped)
     with open(tmp_path / "x", "r+b") as file:
         file.truncate(8000)
     with pytest.raises(ValueError, match=r"x has 8,000 bytes, .*up to 17,000: it was"):
@@ -68,5 +68,5 @@ def test_a_file_that_is_too_short_is_told(mapped, tmp_path):
 def test_files_of_numpy(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(10.0).astype(">f8"))
     x = np.load(tmp_path / "x.npy", mmap_mode="r")
-    np.testing.assert_array_equal(away(x).open(), x)
-    assert away(x).grain is None
+    np.testing.assert_array_equal(remote_ref(x).open(), x)
+    assert remote_ref(x).grain is None

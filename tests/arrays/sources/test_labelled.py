@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardmap.arrays.sources import labelled, stores
-from shardmap.arrays.sources.registry import away
+from shardmap.arrays.sources.registry import remote_ref
 
 xarray = pytest.importorskip("xarray")
 X = np.arange(24.0).reshape(4, 6)
@@ -52,8 +52,8 @@ def test_what_is_not_read_yet_is_read_by_slices(tmp_path):
     assert (lazy.shape, lazy.dtype) == ((3, 6), X.dtype)
     np.testing.assert_array_equal(lazy[1:, ::2], X[2:, ::2])
     # Another process opens the store, and takes the part.
-    found = away(lazy)
-    reopened = found.reopen(found.about, False)
+    found = remote_ref(lazy)
+    reopened = found.reopen(found.description, False)
     np.testing.assert_array_equal(reopened[...], X[1:])
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
-from shardmap.arrays.sources.registry import away
+from shardmap.arrays.sources.registry import remote_ref
 
 
 class Ramp:
@@ -32,27 +32,31 @@ def reopen(about, writable):
 
 @pytest.fixture(autouse=True)
 def unregistered(monkeypatch):
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+    monkeypatch.setattr(registry, "_openers", dict(registry._openers))
 
 
 def test_a_type_is_registered_with_those_derived_from_it():
     register_shard_handler(Ramp, describe=describe, reopen=reopen)
-    sent = away(Longer(5))
+    sent = remote_ref(Longer(5))
     assert (sent.kind, sent.grain) == ("tests.Ramp", None)
     np.testing.assert_array_equal(sent.open()[1:3], [1, 2])
-    assert registry.kind_named("tests.Ramp").reopen is reopen
-    assert away(Ramp(5)).place == away(Longer(5)).place != away(Ramp(6)).place
+    assert registry.opener_named("tests.Ramp").reopen is reopen
+    assert (
+        remote_ref(Ramp(5)).place
+        == remote_ref(Longer(5)).place
+        != remote_ref(Ramp(6)).place
+    )
 
 
 def test_what_cannot_be_described_stays():
     register_shard_handler(Ramp, describe=lambda ramp: None, reopen=reopen)
-    assert away(Ramp(5)) is None
+    assert remote_ref(Ramp(5)) is None
 
 
 def test_a_description_is_json():
     register_shard_handler(Ramp, describe=lambda ramp: {"place": ramp}, reopen=reopen)
     with pytest.raises(TypeError, match=r"describe of tests.Ramp must give what JSON"):
-        away(Ramp(5))
+        remote_ref(Ramp(5))
 
 
 def test_half_a_registration_is_refused():

@@ -7,11 +7,11 @@ import pytest
 
 # It registers the types that these tests open.
 from shardmap.arrays.sources import stores  # noqa: F401
-from shardmap.arrays.sources.registry import away
+from shardmap.arrays.sources.registry import remote_ref
 
 
 def again(sent, writable=False):
-    return sent.reopen(json.loads(json.dumps(sent.about)), writable)
+    return sent.reopen(json.loads(json.dumps(sent.description)), writable)
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def test_a_dataset_that_is_read(h5py, tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["g/x"] = np.arange(6.0)
         # Nobody else can open the file meanwhile.
-        assert away(file["g/x"]) is None
+        assert remote_ref(file["g/x"]) is None
     with h5py.File(tmp_path / "x.h5") as file:
-        sent = away(file["g/x"])
+        sent = remote_ref(file["g/x"])
         dataset = again(sent)
         assert (dataset.shape, dataset.dtype) == ((6,), np.float64)
         np.testing.assert_array_equal(dataset[1:3], [1.0, 2.0])
@@ -46,21 +46,21 @@ def test_an_array_of_a_folder(zarr, tmp_path):
         tmp_path / "z", name="g/x", shape=(10, 4), chunks=(3, 4), dtype="f4"
     )
     array[:] = 3
-    sent = away(array)
+    sent = remote_ref(array)
     assert sent.grain == (3, 4)
     np.testing.assert_array_equal(again(sent)[2:4], np.full((2, 4), 3))
     again(sent, writable=True)[1] = 9
     assert (array[1] == 9).all()
     with pytest.raises(ValueError, match="read-only"):
         again(sent)[1] = 9
-    assert away(zarr.open_array(tmp_path / "z/g/x", mode="r")).grain is None
+    assert remote_ref(zarr.open_array(tmp_path / "z/g/x", mode="r")).grain is None
 
 
 def test_shards_of_a_store_are_written_whole(zarr, tmp_path):
     array = zarr.create_array(
         tmp_path / "z", shape=(12, 4), chunks=(3, 4), shards=(6, 4), dtype="f4"
     )
-    assert away(array).grain == (6, 4)
+    assert remote_ref(array).grain == (6, 4)
 
 
 def test_a_store_of_fsspec(zarr, tmp_path):
@@ -73,11 +73,11 @@ def test_a_store_of_fsspec(zarr, tmp_path):
     array = zarr.create_array(
         store, name="x", shape=(10, 4), chunks=(3, 4), dtype="f4", fill_value=3
     )
-    sent = away(array)
+    sent = remote_ref(array)
     again(sent, writable=True)[1] = 9
     np.testing.assert_array_equal(again(sent)[:2], [[3] * 4, [9] * 4])
     assert (array[1] == 9).all()
 
 
 def test_what_is_in_memory_stays(zarr):
-    assert away(zarr.zeros((2, 3))) is None
+    assert remote_ref(zarr.zeros((2, 3))) is None
