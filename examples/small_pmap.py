@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
@@ -27,36 +27,31 @@ import shardmap as sm
 # Where each shard is: shardmap/sharding
 
 
-@dataclasses.dataclass(frozen=True)
-class Chunked:
+class Chunked(NamedTuple):
     """A dimension is cut into chunks of equal size."""
 
     count: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Unstacked:
+class Unstacked(NamedTuple):
     """Each device has one entry of a dimension, and its shard lacks the dimension."""
 
     count: int
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardedAxis:
+class ShardedAxis(NamedTuple):
     """A dimension of the device grid along which the axis-th cut dimension is cut."""
 
     axis: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Replicated:
+class Replicated(NamedTuple):
     """A dimension of the device grid along which all devices have the same shard."""
 
     count: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     """How an array is laid over a grid of devices.
 
     ``sharding`` says how each dimension of the array is cut, None for a whole one;
@@ -96,10 +91,8 @@ class Spec:
 
     def stacked(self) -> "Spec":
         """The layout of the whole array: what is unstacked in a map is in chunks."""
-        return Spec(
-            tuple(how and Chunked(how.count) for how in self.sharding),
-            self.mesh_mapping,
-        )
+        chunks = tuple(how and Chunked(how.count) for how in self.sharding)
+        return self._replace(sharding=chunks)
 
     def proto(self) -> dict[str, Any]:
         """The fields of XLA's `OpSharding`: tiles, and the device of each tile."""
@@ -141,8 +134,8 @@ def spec_of_map(in_axis: int | None, ndim: int, size: int) -> Spec:
 def put(x: np.ndarray, spec: Spec, devices: Sequence[jax.Device]) -> jax.Array:
     """Puts each shard on its device and makes one array of them."""
     spec = spec.stacked()
-    places = zip(spec.indices(x.shape), devices, strict=True)
-    shards = [jax.device_put(x[index], device) for index, device in places]
+    pieces = [x[index] for index in spec.indices(x.shape)]
+    shards = list(map(jax.device_put, pieces, devices))
     sharding = spec.named_sharding(devices)
     return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
@@ -153,8 +146,7 @@ map_p = jex_core.Primitive("small_map")
 map_p.multiple_results = True
 
 
-@dataclasses.dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """The parameters of a map besides its function: how it is mapped and lowered."""
 
     name: str
@@ -178,8 +170,8 @@ class Element:
 def bind(fun, axis, in_axes, out_axes, args):
     """Traces the function of one element, and binds the map of it.
 
-    ``in_axes`` and ``out_axes`` have 0 or None for each argument and each leaf of the
-    result; ``out_axes=None`` maps all of it. Returns a pytree as ``fun`` does.
+    ``in_axes`` and ``out_axes`` have 0 or None for each argument and for the first
+    leaves of the result; others are mapped. Returns a pytree as ``fun`` does.
     """
     one = [
         jax.ShapeDtypeStruct(jnp.shape(x)[in_axis == 0 :], jnp.result_type(x))
@@ -187,9 +179,8 @@ def bind(fun, axis, in_axes, out_axes, args):
     ]
     bound = [(axis.name, axis.size)]
     jaxpr, result = jax.make_jaxpr(fun, axis_env=bound, return_shape=True)(*one)
-    if out_axes is None:
-        out_axes = (0,) * len(jaxpr.out_avals)
-    axes = {"in_axes": tuple(in_axes), "out_axes": tuple(out_axes)}
+    out_axes = (*out_axes, *[0] * (len(jaxpr.out_avals) - len(out_axes)))
+    axes = {"in_axes": tuple(in_axes), "out_axes": out_axes}
     leaves = map_p.bind(*args, element=Element(jaxpr), axis=axis, **axes)
     return jax.tree.unflatten(jax.tree.structure(result), leaves)
 
@@ -293,18 +284,15 @@ def _jvp(primals, tangents, *, element, axis, in_axes, out_axes):
 
         return jax.linearize(of_moving, *select(xs, moves))
 
-    # What it returns beside the results is a pytree of the residuals.
-    bound = [(axis.name, axis.size)]
-    traced = jax.make_jaxpr(forward, axis_env=bound)(*element.jaxpr.in_avals)
-    mapped = (0,) * (len(traced.out_avals) - len(out_axes))
-    results, pushforward = bind(forward, axis, in_axes, (*out_axes, *mapped), primals)
+    # What it returns beside the results is a pytree of the residuals, which are mapped.
+    results, pushforward = bind(forward, axis, in_axes, out_axes, primals)
     residuals, tree = jax.tree.flatten(pushforward)
 
     def linear(*xs):
         pushforward = jax.tree.unflatten(tree, xs[: len(residuals)])
         return pushforward(*xs[len(residuals) :])
 
-    linear_axes = (*mapped, *select(in_axes, moves))
+    linear_axes = [*[0] * len(residuals), *select(in_axes, moves)]
     operands = [*residuals, *select(tangents, moves)]
     return results, bind(linear, axis, linear_axes, out_axes, operands)
 
@@ -351,61 +339,51 @@ def small_pmap(
 
     def mapped(*args: Any) -> Any:
         axes = (in_axes,) * len(args) if isinstance(in_axes, int) else tuple(in_axes)
+        leaves, tree = jax.tree.flatten(args)
         leaf_axes = [
             a for a, arg in zip(axes, args, strict=True) for _ in jax.tree.leaves(arg)
         ]
-        leaves, tree = jax.tree.flatten(args)
         (size,) = {len(x) for x in select(leaves, [a == 0 for a in leaf_axes])}
-        devices = jax.devices()[:size]
 
         def place(x: Any, in_axis: int | None) -> jax.Array:
             # `jax.jit` finds its devices in constraints, not in a primitive of ours.
-            sharding = spec_of_map(in_axis, jnp.ndim(x), size).named_sharding(devices)
+            spec = spec_of_map(in_axis, jnp.ndim(x), size)
+            sharding = spec.named_sharding(jax.devices()[:size])
             return lax.with_sharding_constraint(jnp.asarray(x), sharding)
 
-        return bind(
-            lambda *xs: fun(*jax.tree.unflatten(tree, xs)),
-            Axis(axis_name, size, lowering),
-            leaf_axes,
-            None,
-            list(map(place, leaves, leaf_axes)),
-        )
+        def of_leaves(*xs: Any) -> Any:
+            return fun(*jax.tree.unflatten(tree, xs))
+
+        axis, placed = Axis(axis_name, size, lowering), map(place, leaves, leaf_axes)
+        return bind(of_leaves, axis, leaf_axes, (), list(placed))
 
     return mapped
 
 
 def same_layouts() -> bool:
     """Whether a spec means what shardmap's does: 2 x 2 shards, each of them twice."""
-    mapping = ShardedAxis(1), Replicated(2), ShardedAxis(0)
-    ours = Spec((Chunked(2), Chunked(2)), mapping)
-    theirs = sm.ShardingSpec(
-        (sm.Chunked(2), sm.Chunked(2)),
-        (sm.ShardedAxis(1), sm.Replicated(2), sm.ShardedAxis(0)),
-    )
-    print(ours.proto())
+    chunks, mapping = (2, 2), (ShardedAxis(1), Replicated(2), ShardedAxis(0))
+    ours = Spec(tuple(map(Chunked, chunks)), mapping)
+    mapping = sm.ShardedAxis(1), sm.Replicated(2), sm.ShardedAxis(0)
+    theirs = sm.ShardingSpec(tuple(map(sm.Chunked, chunks)), mapping)
     shape, proto = (4, 6), theirs.sharding_proto()
-    array = put(np.zeros(shape), ours, jax.devices())
+    print(ours.proto())
     return (
-        tuple(ours.indices(shape)) == tuple(sm.spec_to_indices(shape, theirs))
+        ours.indices(shape) == list(sm.spec_to_indices(shape, theirs))
         and ours.proto()["tiles"] == list(proto.tile_assignment_dimensions)
         and ours.proto()["devices"] == list(proto.tile_assignment_devices)
-        and sm.spec_of(array) == theirs
+        and sm.spec_of(put(np.zeros(shape), ours, jax.devices())) == theirs
     )
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Compares it with `shardmap.spmap`."""
     jax.config.update("jax_num_cpu_devices", 8)
-    rows, weight = np.arange(8, dtype=np.float32), jnp.float32(0.5)
+    weight, spec = jnp.float32(0.5), spec_of_map(0, 1, 8)
+    rows = put(np.arange(8, dtype=np.float32), spec, jax.devices())
 
     def fun(w, x):
         return jnp.sin(w * x) / lax.psum(jnp.cos(x), "i")
-
-    ours = small_pmap(fun, "i", (None, 0))
-    theirs = sm.spmap(fun, "i", in_axes=(None, 0))
-    result = ours(weight, put(rows, spec_of_map(0, 1, 8), jax.devices()))
-    print(jax.make_jaxpr(ours)(weight, rows).eqns[-1].primitive)
-    print(result.sharding.spec, sm.spec_of(theirs(weight, rows)))
 
     def gradient(f):
         return jax.grad(lambda w, x: (f(w, x) ** 2).sum(), (0, 1))
@@ -413,22 +391,21 @@ def main(arguments: Sequence[str] = ()) -> int:
     changes = {
         "called": lambda f: f(weight, rows),
         "jit": lambda f: jax.jit(f)(weight, rows),
-        "grad": lambda f: gradient(f)(weight, jnp.asarray(rows)),
+        "grad": lambda f: gradient(f)(weight, rows),
         "grad of jit": lambda f: jax.jit(gradient(f))(weight, rows),
         "vmap": lambda f: jax.vmap(f, (None, 0))(weight, jnp.stack([rows, 2 * rows])),
     }
-    results = {"layouts": same_layouts()}
+    theirs = sm.spmap(fun, "i", in_axes=(None, 0))
+    are_same = {"layouts": same_layouts()}
     for lowering in LOWERINGS:
         ours = small_pmap(fun, "i", (None, 0), lowering)
         for name, change in changes.items():
-            pairs = zip(
-                *(jax.tree.leaves(change(f)) for f in (ours, theirs)), strict=True
-            )
-            same = all(np.allclose(one, other, rtol=1e-5) for one, other in pairs)
-            results[name if lowering == "manual" else f"{lowering} {name}"] = same
-    for name, same in results.items():
-        print(f"{name}: {'the same as spmap' if same else 'DIFFERS'}")
-    return int(not all(results.values()))
+            results = zip(*(jax.tree.leaves(change(f)) for f in (ours, theirs)))  # noqa: B905
+            close = [np.allclose(one, other, rtol=1e-5) for one, other in results]
+            are_same[f"{lowering} {name}"] = all(close)
+    for name, is_same in are_same.items():
+        print(f"{name}: {'the same as spmap' if is_same else 'DIFFERS'}")
+    return int(not all(are_same.values()))
 
 
 if __name__ == "__main__":
