@@ -28,7 +28,8 @@ from shardmap.planning.in_slices import (
     result_cuts,
     times_read,
 )
-from shardmap.planning.lax.passes import Cuts, analysed, graph_of, uncut
+from shardmap.planning.lax.follow import Cuts
+from shardmap.planning.lax.passes import analysed, graph_of, uncut
 from shardmap.planning.memory.compiled import peak_bytes, sample
 from shardmap.planning.memory.loops import Uncut
 from shardmap.planning.memory.search import Problem, program_within

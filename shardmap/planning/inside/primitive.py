@@ -28,7 +28,8 @@ from shardmap.planning.engine.rules import Cut
 from shardmap.planning.in_slices import Asked, Points, cuts_at
 from shardmap.planning.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.planning.lax.control.unroll import MOST_EQUATIONS
-from shardmap.planning.lax.passes import Cuts, analysed, graph_of, uncut
+from shardmap.planning.lax.follow import Cuts
+from shardmap.planning.lax.passes import analysed, graph_of, uncut
 from shardmap.planning.lax.table import LOOKED_THROUGH
 from shardmap.planning.memory.compiled import estimated
 from shardmap.planning.memory.loops import Uncut

@@ -7,51 +7,23 @@ what two stages would read (`read_once`), and which values no stage may compute 
 """
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
 
 from shardmap._jax.types import AnyJaxpr
-from shardmap.planning.engine.analysis import Analysis, Ended
-from shardmap.planning.engine.factors import BESIDE
+from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, flatten
 from shardmap.planning.engine.propagate import propagate
-from shardmap.planning.engine.rules import UNCUT, Cut, Forward, Lost, Rule
-from shardmap.planning.lax import batched, reduce
+from shardmap.planning.engine.rules import UNCUT
 from shardmap.planning.lax.compared import must_store
-from shardmap.planning.lax.control import unroll
-from shardmap.planning.lax.control.body import ALONG
+from shardmap.planning.lax.follow import Cuts, Rules, follow
 from shardmap.planning.lax.indexed.known import fold, known_again
 from shardmap.planning.lax.staged import (
     barrier,
     groups,
     one_pass,
-    recut,
-    split_scan,
 )
-from shardmap.planning.lax.table import CALLS, STAGES, TABLE
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """How a function is to be cut.
-
-    Attributes:
-      inputs: the cuts of the arguments.
-      partial: whether to cut axes that are summed over.
-      outputs: cuts of the results, in addition to those that reach them.
-      inside: the cuts of the first values of `begins`.
-      keeps: whether values may be kept that could be recomputed.
-      most_equations: the most equations of a loop whose steps become stages.
-    """
-
-    inputs: Sequence[Sequence[Cut]]
-    partial: bool
-    outputs: Sequence[Sequence[Cut]] | None = None
-    inside: Sequence[Sequence[Cut]] = ()
-    keeps: bool = True
-    most_equations: int = unroll.MOST_IN_STAGES
+from shardmap.planning.lax.table import CALLS
 
 
 def share_equal(graph: Graph) -> None:
@@ -91,11 +63,6 @@ def group(graph: Graph, cuts: Cuts) -> None:
     """
     if cuts.partial:
         graph.rewrite(groups.Grouping(graph).written)
-
-
-def follow(graph: Graph, cuts: Cuts) -> None:
-    """Follows the cuts from node to node, and rewrites nodes at which they end."""
-    graph.rewrite(_Follow(graph, cuts, {}))
 
 
 def read_once(analysis: Analysis, cuts: Cuts) -> bool:
@@ -151,7 +118,7 @@ def analysed(function: Graph, cuts: Cuts) -> Analysis:
     known_again(copies)
     for rewrite in PASSES:
         rewrite(graph, cuts)
-    rules = _Rules()
+    rules = Rules()
     analyse = functools.partial(
         propagate, graph, rules.rule, cuts.inputs, cuts.partial, cuts.keeps
     )
@@ -171,137 +138,5 @@ def uncut(function: Graph) -> tuple[Analysis, list[Value]]:
       Its analysis; its arguments, then the values that `analysed` cuts ``inside``.
     """
     cuts = [[UNCUT] * len(value.shape) for value in function.inputs]
-    analysis = propagate(function, _Rules().rule, cuts, partial=True, keeps=False)
+    analysis = propagate(function, Rules().rule, cuts, partial=True, keeps=False)
     return analysis, [*function.inputs, *barrier.begins(function)]
-
-
-class _Rules:
-    """The rules of nodes, cached for the operands that a node has."""
-
-    def __init__(self) -> None:
-        self._made: dict[Node, tuple[Sequence[Operand], Rule]] = {}
-
-    def rule(self, node: Node) -> Rule:
-        ins, rule = self._made.get(node, (None, None))
-        if rule is None or ins is not node.ins:
-            rule = TABLE.rule(node)
-            self._made[node] = node.ins, rule
-        return rule
-
-
-class _Follow:
-    """Follows the cuts, and rewrites nodes at which they end.
-
-    Args:
-      graph: the graph, which is rewritten.
-      cuts: how it is cut.
-      trials: what is known of loops; it is shared with those inside of them.
-    """
-
-    def __init__(
-        self, graph: Graph, cuts: Cuts, trials: dict[Hashable, "_Trial | None"]
-    ) -> None:
-        self._graph, self._asked, self._trials = graph, cuts, trials
-        self._rules = _Rules()
-        self._cuts: dict[Operand, Sequence[Cut]] = {}
-        self._cuts.update(zip(graph.inputs, cuts.inputs, strict=True))
-
-    def __call__(self, node: Node) -> Sequence[Operand] | None:
-        cuts = [self._cuts.get(x) or [UNCUT] * len(x.shape) for x in node.ins]
-        if node.primitive is groups.GROUPED:
-            return groups.scattered(self._graph, node, cuts[0])
-        forward = self._rules.rule(node).forward(cuts)
-        made = self._in_stages(node, cuts, forward) if self._asked.partial else None
-        if made is None and node.primitive in unroll.PRIMITIVES:
-            made = self._unrolled(node, cuts, forward.lost)
-        if made is None:
-            self._cuts.update(zip(node.outs, forward.outs, strict=True))
-        return made
-
-    def _in_stages(
-        self, node: Node, cuts: Sequence[Sequence[Cut]], forward: Forward
-    ) -> Sequence[Operand] | None:
-        graph, primitive = self._graph, node.primitive
-        if forward.contracted and primitive in reduce.STAGES:
-            return reduce.STAGES[primitive](graph, node, cuts)
-        ended = [lost.reason for lost in forward.lost if lost.origins]
-        if not ended:
-            return None
-        if primitive in STAGES:
-            made = STAGES[primitive](graph, node, cuts)
-            if made is not None:
-                return made
-        if primitive in batched.RULES:
-            return recut.in_stages(graph, node, cuts, self._rules.rule)
-        return split_scan.in_stages(graph, node, cuts) if ALONG in ended else None
-
-    def _unrolled(
-        self, node: Node, cuts: Sequence[Sequence[Cut]], lost: Sequence[Lost]
-    ) -> Sequence[Operand] | None:
-        """Adds the steps of a loop or all branches, if fewer cuts end in them."""
-        ended = {origin for each in lost if _counts(each) for origin in each.origins}
-        if not ended:
-            return None
-        key = node.primitive, key_of(node.params), tuple(map(tuple, cuts))
-        if key not in self._trials:
-            self._trials[key] = self._trial(node, cuts)
-        trial = self._trials[key]
-        if trial is None or len(trial.ended) >= len(ended):
-            return None
-        most = unroll.MOST_EQUATIONS
-        if trial.is_in_stages:
-            most = max(most, self._asked.most_equations)
-        return unroll.unrolled(self._graph, node, most)
-
-    def _trial(self, node: Node, cuts: Sequence[Sequence[Cut]]) -> "_Trial | None":
-        """What happens to the cuts in the first steps, or in the branches."""
-        graph = Graph(self._graph.calls)
-        ins: list[Operand] = []
-        for x in node.ins:
-            if isinstance(x, Value):
-                value = graph.value(x.aval)
-                value.constant = x.constant
-                graph.inputs.append(value)
-            ins.append(value if isinstance(x, Value) else x)
-        avals = [out.aval for out in node.outs]
-        alone = graph.node(node.primitive, node.params, ins, avals)
-        outs = unroll.unrolled(graph, alone, unroll.MOST_EQUATIONS, unroll.SAMPLE)
-        if outs is None:
-            return None
-        users = self._graph.ahead()
-        results = {*map(self._graph.current, self._graph.outputs)}
-        pairs = zip(outs, node.outs, strict=True)
-        graph.outputs = [x for x, out in pairs if out in users or out in results]
-        graph.drop_unused()
-        cut = zip(node.ins, cuts, strict=True)
-        rows = [row for x, row in cut if isinstance(x, Value)]
-        asked = replace(self._asked, inputs=rows)
-        graph.rewrite(_Follow(graph, asked, self._trials))
-        made = propagate(graph, _Rules().rule, rows, asked.partial, asked.keeps)
-        ended = {
-            (origin, each.node.primitive, each.node.source)
-            for each in made.ended
-            if _counts(each)
-            for origin in each.origins
-        }
-        last = max(
-            (made.level[x] for x in graph.outputs if isinstance(x, Value)), default=0
-        )
-        return _Trial(ended, last >= unroll.SAMPLE - 1)
-
-
-class _Trial(NamedTuple):
-    """What happens to the cuts of a loop or branch that is unrolled.
-
-    Attributes:
-      ended: the cuts that end because of an operation, and where.
-      is_in_stages: whether each step is a stage.
-    """
-
-    ended: Collection[Any]
-    is_in_stages: bool
-
-
-def _counts(each: Lost | Ended) -> bool:
-    """Whether a cut ends because of what an operation is."""
-    return each.reason not in (BESIDE, ALONG) and not each.reason.in_stages

@@ -7,16 +7,19 @@ pieces if it is smaller than what it is computed from, or random. Of arguments, 
 those are kept of whose sort single places are taken, as in medians and quantiles.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jax.extend.core import primitives as p
 
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
-from shardmap.planning.engine.rules import Cut, Origins, Rule
-from shardmap.planning.lax import pointwise
+from shardmap.planning.engine.rules import Cut, Origins, Rule, Stages
+from shardmap.planning.lax import batched, pointwise
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.lax.staged.barrier import barrier
+from shardmap.planning.lax.table import TABLE
 
 TAKE = frozenset({p.dynamic_slice_p, p.gather_p, p.slice_p})
 
@@ -25,7 +28,6 @@ def in_stages(
     graph: Graph,
     node: Node,
     cuts: Sequence[Sequence[Cut]],
-    rule: Callable[[Node], Rule],
 ) -> Sequence[Operand] | None:
     """Adds a node whose operands are cut along another axis; None if this is of no use.
 
@@ -33,8 +35,8 @@ def in_stages(
       graph: the graph.
       node: the node.
       cuts: of its operands.
-      rule: returns the rule of a node.
     """
+    rule = functools.cache(TABLE.rule)
     passing = [
         {link.number: link.axis for link in group if link.side == "in"}
         for group in rule(node).links()
@@ -111,3 +113,6 @@ def _is_smaller(value: Value, source: Node) -> bool:
     if source.primitive is p.random_bits_p:
         return True  # The counters that it hashes take several times as much.
     return 2 * value.size <= max((x.aval.size for x in source.ins), default=0)
+
+
+STAGES: dict[Any, Stages] = dict.fromkeys(batched.RULES, in_stages)

@@ -6,11 +6,22 @@ own steps only.
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import scan_counts
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import Graph, Node, Operand, PlanPrimitive
-from shardmap.planning.engine.rules import UNCUT, Cut, Forward, Lost, Reason, meet
+from shardmap.planning.engine.rules import (
+    UNCUT,
+    Cut,
+    Forward,
+    Lost,
+    Reason,
+    Stages,
+    meet,
+)
 from shardmap.planning.lax.control.loops import Scan
 from shardmap.planning.lax.shape import Concatenate
 
@@ -27,9 +38,11 @@ IN_STAGES = Reason(
 def in_stages(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand] | None:
-    """Writes a scan as its pieces, one after the other."""
+    """Writes a scan as its pieces, one after the other; None if none are needed."""
     params, ins = node.params, node.ins
     consts, carries = scan_counts(params)
+    if not carries:
+        return None  # Its steps are cut as they are.
     first = consts + carries
     cut = meet([row[0] for row in cuts[first:]])
     step = -(-(len(cut.at) + 1) // MOST_PIECES)
@@ -60,6 +73,9 @@ def in_stages(
         for parts, aval in zip(zip(*steps, strict=True), made[carries:], strict=True)
     ]
     return [*carry, *joined]
+
+
+STAGES: dict[Any, Stages] = {p.scan_p: in_stages}
 
 
 class Piece(Scan):

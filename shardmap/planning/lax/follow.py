@@ -1,0 +1,178 @@
+"""Follows cuts from node to node, and rewrites the nodes at which they end.
+
+All rewriters are `Stages`: they get the graph, a node and the cuts of its operands, and
+add what replaces the node, or return None. `_Follow.rewriters` is the list of them.
+"""
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from shardmap.planning.engine.analysis import Ended
+from shardmap.planning.engine.factors import BESIDE
+from shardmap.planning.engine.jaxpr_key import key_of
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
+from shardmap.planning.engine.propagate import propagate
+from shardmap.planning.engine.rules import UNCUT, Cut, Forward, Lost, Rule, Stages
+from shardmap.planning.lax import reduce
+from shardmap.planning.lax.control import unroll
+from shardmap.planning.lax.control.body import ALONG
+from shardmap.planning.lax.staged import groups, recut, split_scan
+from shardmap.planning.lax.table import STAGES, TABLE
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a function is to be cut.
+
+    Attributes:
+      inputs: the cuts of the arguments.
+      partial: whether to cut axes that are summed over.
+      outputs: cuts of the results, in addition to those that reach them.
+      inside: the cuts of the first values of `begins`.
+      keeps: whether values may be kept that could be recomputed.
+      most_equations: the most equations of a loop whose steps become stages.
+    """
+
+    inputs: Sequence[Sequence[Cut]]
+    partial: bool
+    outputs: Sequence[Sequence[Cut]] | None = None
+    inside: Sequence[Sequence[Cut]] = ()
+    keeps: bool = True
+    most_equations: int = unroll.MOST_IN_STAGES
+
+
+class Rules:
+    """The rules of nodes, cached for the operands that a node has."""
+
+    def __init__(self) -> None:
+        self._made: dict[Node, tuple[Sequence[Operand], Rule]] = {}
+
+    def rule(self, node: Node) -> Rule:
+        ins, rule = self._made.get(node, (None, None))
+        if rule is None or ins is not node.ins:
+            rule = TABLE.rule(node)
+            self._made[node] = node.ins, rule
+        return rule
+
+
+def follow(graph: Graph, cuts: Cuts) -> None:
+    """Follows the cuts from node to node, and rewrites nodes at which they end."""
+    graph.rewrite(_Follow(graph, cuts, {}))
+
+
+class _Follow:
+    """Follows the cuts, and rewrites nodes at which they end.
+
+    Args:
+      graph: the graph, which is rewritten.
+      cuts: how it is cut.
+      trials: what is known of loops; it is shared with those inside of them.
+    """
+
+    def __init__(
+        self, graph: Graph, cuts: Cuts, trials: dict[Hashable, "_Trial | None"]
+    ) -> None:
+        self._graph, self._asked, self._trials = graph, cuts, trials
+        self._rules = Rules()
+        self._cuts: dict[Operand, Sequence[Cut]] = {}
+        self._cuts.update(zip(graph.inputs, cuts.inputs, strict=True))
+
+    def __call__(self, node: Node) -> Sequence[Operand] | None:
+        cuts = [self._cuts.get(x) or [UNCUT] * len(x.shape) for x in node.ins]
+        if node.primitive is groups.GROUPED:
+            return groups.scattered(self._graph, node, cuts[0])
+        forward = self._rules.rule(node).forward(cuts)
+        for rewrite in self.rewriters(node, forward):
+            made = rewrite(self._graph, node, cuts)
+            if made is not None:
+                return made
+        self._cuts.update(zip(node.outs, forward.outs, strict=True))
+        return None
+
+    def rewriters(self, node: Node, forward: Forward) -> Iterator[Stages]:
+        """What may replace a node at which cuts end or are summed over, in order."""
+        tables = []
+        if self._asked.partial and forward.contracted:
+            tables.append(reduce.STAGES)
+        if self._asked.partial and any(lost.origins for lost in forward.lost):
+            # Its own stages; its operand kept, and cut along another axis; pieces of
+            # the steps of a loop, as they are cheaper than single steps.
+            tables += [STAGES, recut.STAGES, split_scan.STAGES]
+        if any(map(_counts, forward.lost)):
+            tables.append(dict.fromkeys(unroll.PRIMITIVES, self._unrolled))
+        for table in tables:
+            if node.primitive in table:
+                yield table[node.primitive]
+
+    def _unrolled(
+        self, graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+    ) -> Sequence[Operand] | None:
+        """Adds the steps of a loop or all branches, if fewer cuts end in them."""
+        lost = filter(_counts, self._rules.rule(node).forward(cuts).lost)
+        ended = frozenset().union(*(each.origins for each in lost))
+        key = node.primitive, key_of(node.params), tuple(map(tuple, cuts))
+        if key not in self._trials:
+            self._trials[key] = self._trial(node, cuts)
+        trial = self._trials[key]
+        if trial is None or len(trial.ended) >= len(ended):
+            return None
+        most = unroll.MOST_EQUATIONS
+        if trial.is_in_stages:
+            most = max(most, self._asked.most_equations)
+        return unroll.unrolled(graph, node, most)
+
+    def _trial(self, node: Node, cuts: Sequence[Sequence[Cut]]) -> "_Trial | None":
+        """What happens to the cuts in the first steps, or in the branches."""
+        graph = Graph(self._graph.calls)
+        ins: list[Operand] = []
+        for x in node.ins:
+            if isinstance(x, Value):
+                value = graph.value(x.aval)
+                value.constant = x.constant
+                graph.inputs.append(value)
+            ins.append(value if isinstance(x, Value) else x)
+        avals = [out.aval for out in node.outs]
+        alone = graph.node(node.primitive, node.params, ins, avals)
+        outs = unroll.unrolled(graph, alone, unroll.MOST_EQUATIONS, unroll.SAMPLE)
+        if outs is None:
+            return None
+        users = self._graph.ahead()
+        results = {*map(self._graph.current, self._graph.outputs)}
+        pairs = zip(outs, node.outs, strict=True)
+        graph.outputs = [x for x, out in pairs if out in users or out in results]
+        graph.drop_unused()
+        cut = zip(node.ins, cuts, strict=True)
+        rows = [row for x, row in cut if isinstance(x, Value)]
+        asked = replace(self._asked, inputs=rows)
+        graph.rewrite(_Follow(graph, asked, self._trials))
+        made = propagate(graph, Rules().rule, rows, asked.partial, asked.keeps)
+        ended = {
+            (origin, each.node.primitive, each.node.source)
+            for each in made.ended
+            if _counts(each)
+            for origin in each.origins
+        }
+        last = max(
+            (made.level[x] for x in graph.outputs if isinstance(x, Value)), default=0
+        )
+        return _Trial(ended, last >= unroll.SAMPLE - 1)
+
+
+class _Trial(NamedTuple):
+    """What happens to the cuts of a loop or branch that is unrolled.
+
+    Attributes:
+      ended: the cuts that end because of an operation, and where.
+      is_in_stages: whether each step is a stage.
+    """
+
+    ended: Collection[Any]
+    is_in_stages: bool
+
+
+def _counts(each: Lost | Ended) -> bool:
+    """Whether a cut ends because of what an operation is."""
+    if not each.origins:
+        return False
+    return each.reason not in (BESIDE, ALONG) and not each.reason.in_stages
