@@ -69,6 +69,12 @@ gc.disable()
 LEFT_OUT = pytest.StashKey[int]()
 
 
+@pytest.fixture
+def young_heap():
+    """``gc.collect()`` looks at what a test makes; at all that lives it takes long."""
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_xdist_auto_num_workers():
     """One more than there are cores: for a part of its time a test waits."""

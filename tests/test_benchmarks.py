@@ -197,7 +197,7 @@ def test_a_function_in_pieces_beside_the_whole_and_other_forms():
     assert found.wrong == {chunked_rows.OPTAX}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", board.TASKS)
 def test_contenders_of_the_field_agree(name, tmp_path, monkeypatch):
     if "zarr" in name or name == "rechunk, transposed":

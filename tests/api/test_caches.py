@@ -32,6 +32,7 @@ def test_a_method_is_traced_anew_as_its_object_may_have_changed(mapped):
         assert kept_there(np.ones(8))[0] == 1
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.few(1)
 @pytest.mark.parametrize("communicates", [False, True])
 @pytest.mark.parametrize("kind", ["spmap", "mesh_map", "sharded_jit"])
@@ -99,6 +100,7 @@ def test_functions_may_be_mapped_while_functions_are_compared():
     assert done
 
 
+@pytest.mark.deep
 def test_threads_may_map_while_old_programs_are_dropped(monkeypatch):
     monkeypatch.setattr(caches, "MOST", 64)
     interval = sys.getswitchinterval()

@@ -53,6 +53,7 @@ def test_memory_that_is_gone_or_would_go_twice_is_refused(kind):
     np.testing.assert_array_equal(f(y, X), 2 * X + 1)
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_a_nan_of_donated_memory_is_told(kind):
     f = mapped(kind, lambda x: jnp.log(x - 2), donate_argnums=0)

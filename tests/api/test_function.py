@@ -163,6 +163,7 @@ def test_is_transformed(kind):
 # Memory, and how often
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.few(1)
 @every_kind
 def test_is_freed_with_its_function(kind):

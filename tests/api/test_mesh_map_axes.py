@@ -91,6 +91,7 @@ def test_blocks_on_both_axes_need_no_collective_by_the_partitioner():
     assert collectives_of(jax.jit(mapped), X) == {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_axis_that_a_map_around_is_over(lowering):
     x = np.arange(32, dtype=np.float32).reshape(4, 8) / 32

@@ -86,6 +86,7 @@ def test_a_container_that_flattens_again_when_it_is_rebuilt(kind):
 # Caching
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_nested_map_that_is_made_at_each_call_compiles_once_and_is_freed():
     counted = Counted()
     pair = np.ones((2, 2, 2), np.float32)
@@ -134,6 +135,7 @@ def test_a_mapped_method_compiles_once_per_object():
     assert (counted.traces, other.traces) == (2, 1)
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_equal_callables_share_a_program():
     class Scale:
         traces = 0
@@ -175,6 +177,7 @@ def test_a_program_finds_its_function_under_grad_and_vmap_too():
     assert (counted.traces, compiles.count) == (1, 0)
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_thousand_equal_calls_keep_nothing():
     mapped = sm.spmap(lambda x, y: x + y, devices=jax.devices()[:2])
     x = np.ones(2, np.float32)

@@ -96,6 +96,7 @@ def test_a_map_of_nested_arguments_and_results():
     check_map(fun, in_parts, out_parts, *args, count=4)
 
 
+@pytest.mark.deep
 def test_a_map_of_two_hundred_arguments():
     args = [spread(2, 4, 4) + k for k in range(200)]
     got = spmap(sharded_jit(lambda *args: sum(args), P(2, 1), P(2, 1)))(*args)

@@ -136,6 +136,7 @@ def test_mesh_axes_are_those_of_the_mesh_around(around):
 # Axis names
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["\u03bb", "", "a'b", "a\\b"])
 @both_lowerings
 def test_axis_names_that_xla_cannot_read(spmap, name):

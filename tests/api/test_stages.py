@@ -137,6 +137,7 @@ def test_a_function_without_a_signature():
     assert names_in(mapped.lower(X)) == names_in(jax.jit(Unknown()).lower(X))
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_default_does_not_keep_the_function():
     class Held:
         pass

@@ -305,6 +305,7 @@ def test_gradients_tap_values_once(lowering, size, transform):
     assert calls.wait() == expected_calls
 
 
+@pytest.mark.deep
 def test_forward_mode_through_a_tapped_loop():
     calls = Calls()
     k = np.arange(8, dtype=np.int32)

@@ -101,6 +101,7 @@ def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
     assert [device.id for device in mesh.devices.flat] == ids
 
 
+@pytest.mark.deep
 def test_a_description_has_nothing_of_this_process_in_it():
     described = """
 import jax, numpy as np, shardmap as sm

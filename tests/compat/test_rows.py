@@ -63,6 +63,7 @@ def test_iteration_takes_the_row_of_each_device():
     check(last, HOST[7], 7)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "index",
     [

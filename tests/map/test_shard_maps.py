@@ -88,6 +88,7 @@ def constrained(x):
     return lax.with_sharding_constraint(x, NamedSharding(MESH, P("data")))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", [over(MESH, "data", block), constrained])
 def test_beside_a_branch(cut):
     def fun(x):

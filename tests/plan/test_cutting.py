@@ -118,6 +118,7 @@ def test_no_more_pieces_than_it_takes():
     assert made.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
 
 
+@pytest.mark.deep
 def test_more_pieces_may_not_help():
     """The argument is kept whole for the quantiles of its columns."""
 

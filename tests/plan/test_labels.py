@@ -194,6 +194,7 @@ def test_several_arguments_and_plain_ones(ds):
     np.testing.assert_allclose(cut.run(*args)["y"], got["y"], rtol=1e-6)
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fun",

@@ -102,6 +102,7 @@ def test_a_transformer_block(cut, fewest, stages):
     assert stages is None or len(made.stages) == stages
 
 
+@pytest.mark.deep
 def test_the_gradient_of_a_transformer_block():
     def loss(params, x):
         return (block(params, x) ** 2).mean()

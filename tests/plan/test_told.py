@@ -68,6 +68,7 @@ def test_merged_statistics_are_sent_not_those_of_all_pieces():
     assert peaks[1] < peaks[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("given", [{"static_argnums": 1}, {"static_argnames": "n"}])
 def test_chunked_takes_static_arguments(given):
     traced = []

@@ -264,6 +264,7 @@ def test_maps_along_all_axes_take_arguments_that_cut_otherwise():
         assert_same(total(given), np.sin(x).sum())
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_no_program_keeps_what_its_host_functions_hold():
     class Recorder:
         def __call__(self, value):

@@ -261,7 +261,7 @@ def test_eager(name, spmap):
         assert_laid_out(results, body.out_axes, body.size)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("transformation", "name"), CELLS)
 def test_around_the_map(transformation, name):
     check(transformation, BODIES[name])

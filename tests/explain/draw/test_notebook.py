@@ -177,6 +177,7 @@ def test_the_theme_of_the_notebook_counts(system, tmp_path):
         assert rgb(COLOURS[theme]["text"]) in report["styles"][0], body
 
 
+@pytest.mark.deep
 @needs_browser
 def test_a_leak_is_seen(tmp_path):
     """What counts for more than all of a report's own would change it."""

@@ -77,7 +77,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_gives_what_the_devices_do(name):
     """All but what only the compiler knows."""

@@ -125,7 +125,7 @@ def compiled_program(fun, args):
     return fun.lower(*args).compile()
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @programs
 def test_cost_is_what_the_compiler_says(name, explained):
     fun, *args = PROGRAMS[name]
@@ -154,7 +154,7 @@ def test_a_donated_argument_saves_memory():
     assert kept.peak_bytes - donated.peak_bytes == 400
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @programs
 def test_layouts_are_those_of_the_buffers(name, explained):
     fun, *args = PROGRAMS[name]

@@ -37,6 +37,7 @@ def test_each_element_draws_with_its_own_key(layout):
     assert_equal(sm.spmap(draw_both, **LAYOUTS[layout])(keys), stacked(rows))
 
 
+@pytest.mark.deep
 def test_in_control_flow_and_nested_maps():
     keys = jax.random.split(jax.random.key(3, impl="rbg"), 12)
     rows = stacked(list(map(jax.jit(draws), keys)))

@@ -32,6 +32,7 @@ def pprod(request):
 TWOS = np.full(16, 2, np.float32)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_all_elements_are_in_the_product(spmap, pprod):
     mapped = spmap(lambda x: pprod(x, "i"), "i")
@@ -93,7 +94,7 @@ def test_derivatives_of_the_map(spmap, pprod):
         assert_same(derivative(functools.partial(loss, spmap))(x), expected)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names", [("x",), ("y",), ("x", "y"), ("y", "x")])
 def test_of_several_axes(pprod, names):
     def build(map_):
@@ -111,6 +112,7 @@ def test_the_map_may_be_in_a_vmap(pprod):
     np.testing.assert_array_equal(both, np.full((3, 4), 2**12))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("levels", [1, 2])
 def test_plans_cut_what_is_beside_the_mapped_axis(pprod, levels):
     def mapped(x):
@@ -140,7 +142,7 @@ OPERATORS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("combiner", OPERATORS)
 def test_each_combiner(combiner):
     own_p = Primitive(f"own_{combiner}")

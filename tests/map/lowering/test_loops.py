@@ -84,6 +84,7 @@ def assert_rounded(values, expected):
     )
 
 
+@pytest.mark.deep
 def test_batch_size_under_grad():
     weights, x = array(3, 2) / 40, array(41, 3) / 40
 
@@ -132,7 +133,7 @@ def test_derivatives_of_a_final_sum(name, derivative):
     assert_close(derivatives(mapped), derivatives(jax.vmap))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["default", "mesh", "both loop", "spmd"])
 def test_a_weight_that_nested_maps_share_has_a_gradient(place):
     mesh = sm.make_mesh({"a": 2, "b": 4})

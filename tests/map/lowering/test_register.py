@@ -139,6 +139,7 @@ def test_outer_indices_with_maps_inside():
     same_under_vmap(build, spread((4, 2)))
 
 
+@pytest.mark.deep
 def test_inner_maps_in_control_flow():
     def build(map_):
         def inner(scale):

@@ -170,6 +170,7 @@ def test_derivatives_of_dtypes(dtype, out_axes):
     same_under_vmap(build, x)
 
 
+@pytest.mark.deep
 def test_double_precision():
     with jax.enable_x64(True):
         same_under_vmap(
@@ -194,6 +195,7 @@ def test_random_keys_in_through_and_out(impl):
     same_under_vmap(lambda map_: map_(fun, axis_name="i"), keys)
 
 
+@pytest.mark.deep
 def test_vmapped_random_keys():
     keys = jax.random.split(jax.random.key(0), (3, 4))
     same_under_vmap(

@@ -33,6 +33,7 @@ def test_a_gradient_is_one_map_forward_and_one_backward(spmap):
     assert backward.params["out_axes"] == (0, None)
 
 
+@pytest.mark.few(4)
 @both_lowerings
 @pytest.mark.parametrize(
     ("transform", "count"),

@@ -117,7 +117,7 @@ def test_gradients(spmap, policy, elements):
     assert_trees_close(jitted(x, W), expected)
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.one_in(2)
 @both_lowerings
 @SOME_POLICIES

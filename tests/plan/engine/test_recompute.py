@@ -212,6 +212,7 @@ def test_what_is_computed_whole_is_counted_once_for_two_parts_of_it():
     assert [cost.repeated for cost in made.stage_costs] == [0]
 
 
+@pytest.mark.deep
 def test_statistics_of_many_rows_are_selected_from_by_one_shard():
     def fun(x):
         means = jnp.median(x, 1)
@@ -231,6 +232,7 @@ def test_selections_of_a_product_that_is_cut_along_both_axes():
     assert all(not cost.reads for cost in made.stage_costs[1:])
 
 
+@pytest.mark.deep
 def test_random_numbers_that_do_not_fit_are_drawn_again():
     key = jax.random.key(0)
     made = plan(lambda key: jax.random.normal(key, (2**15,)).std(), key, memory="80 kB")

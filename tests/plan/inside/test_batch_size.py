@@ -30,6 +30,7 @@ def test_results_are_those_of_all_at_once():
     np.testing.assert_allclose(gradient(ROWS), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.deep
 def test_the_more_memory_the_more_elements_at_once():
     sizes = [
         batch_size(sm.spmap(pairs, batch_size=sm.AUTO, memory=memory), ROWS)

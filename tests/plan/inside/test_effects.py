@@ -62,6 +62,7 @@ def test_references_from_outside_are_refused():
         sm.plan(lambda x: x + ref[...], X, in_slices={0: 3})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("in_jit", [False, True])
 def test_checks_are_found_in_pieces(in_jit):
     def fun(x):

@@ -194,6 +194,7 @@ def test_products_of_booleans():
     check(jax.jit, lambda x: x.T @ x, x, cuts={0: 3})
 
 
+@pytest.mark.deep
 def test_complex_numbers():
     def reduced(z):
         return z.sum(0), z.conj() * z, jnp.abs(z).max(), jnp.fft.fft(z, axis=1)
@@ -369,6 +370,7 @@ def test_64_bits(name):
         )
 
 
+@pytest.mark.deep
 def test_searchsorted_runs_in_pieces():
     """JAX 0.12 writes it as an equation of a high level."""
     edges = np.linspace(-1, 1, 9, dtype=np.float32)

@@ -89,6 +89,7 @@ def test_one_function_called_with_different_cuts():
     assert [stage.num_shards for stage in made.stages] == [4, 1, 4]
 
 
+@pytest.mark.deep
 def test_one_in_a_call_that_jax_writes_anew():
     # Where true elements stand: in newer JAX a primitive, written in terms of others.
     def fun(x):

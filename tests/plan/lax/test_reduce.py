@@ -39,6 +39,7 @@ def descended(x, v):
     return jax.lax.fori_loop(0, 3, lambda _, w: w - x.T @ (x @ w - v), X[0])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [lambda x, v: x.T @ v, lambda x, v: v @ x, descended])
 def test_a_product_of_a_transposed_matrix_copies_none(fun):
     x, v = reals(12, X.shape[1]), reals(12, seed=3)
@@ -49,6 +50,7 @@ def test_a_product_of_a_transposed_matrix_copies_none(fun):
     np.testing.assert_allclose(made.run(x, v), jax.jit(fun)(x, v), rtol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fun",
     [

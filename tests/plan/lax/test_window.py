@@ -192,6 +192,7 @@ def in_groups(image, kernel):
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("features", [1, 2])
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_groups_of_one_feature_are_cut_along_the_groups(features, count):

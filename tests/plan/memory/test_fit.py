@@ -40,6 +40,7 @@ def test_the_axis_that_saves_the_most_is_cut():
     assert "args[1]" not in str(made)
 
 
+@pytest.mark.deep
 def test_of_two_axes_the_one_that_moves_less_is_cut():
     """Quantiles along a cut axis keep the argument."""
 
@@ -60,6 +61,7 @@ def test_what_is_moved_counts_more_than_the_size_of_shards():
     assert "together the shards read args[0] once" in str(made)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("memory", [60_000, 300_000])
 def test_what_only_the_compiler_finds_too_large_is_cut(memory):
     def values(z):
@@ -98,6 +100,7 @@ def test_one_axis_that_is_enough_is_cut_rather_than_two():
     assert "axis 1" not in str(made)
 
 
+@pytest.mark.deep
 def test_numbers_between_those_that_do_not_fit_are_tried():
     """In 8 pieces a block is too large, in 32 the triangles of all blocks are."""
 
@@ -186,6 +189,7 @@ def test_a_refusal_names_what_is_kept_if_that_is_the_largest_value():
         sm.chunked(fun, memory="30 kB")(np.ones((96, 16), np.float32))
 
 
+@pytest.mark.deep
 def test_a_refusal_names_scratch_for_what_has_to_be_kept(tmp_path):
     def fun(x):
         return jnp.histogram(jnp.exp(x) * 1.1, 50)[0]
@@ -310,6 +314,7 @@ def test_what_is_compiled_fits(name):
         assert_same(ours, jax.jit(fun)(x), 1e-3)
 
 
+@pytest.mark.deep
 def test_a_gradient_is_cut_where_the_function_need_not_be():
     def loss(fun):
         return lambda x: (fun(x) ** 2).sum()
@@ -353,6 +358,7 @@ def calls(run):
     return counts["call", True]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fun", "shape", "times"), [(descent, (20_000, 32), 20), (spans, (400, 64), 12)]
 )
@@ -377,6 +383,7 @@ def test_few_stages_cost_less_than_small_shards():
     assert made.num_shards == len(made.stages) < 10
 
 
+@pytest.mark.deep
 def test_each_of_many_stages_goes_on_from_the_last_one():
     """To find out, samples of shards would compute all rows before each stage."""
 

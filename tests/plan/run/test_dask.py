@@ -14,9 +14,9 @@ from tests.plan.run.test_engines import W, X, assert_bytes, mapped, score
 
 def test_arrays_of_dask_come_out(tmp_path):
     da = pytest.importorskip("dask.array", reason="the result under test")
-    made = plan(score, X, W, in_slices=({0: 40}, None))
+    made = plan(score, X, W, in_slices=({0: 8}, None))
     want = made.run(X, W)
-    for x in (X, mapped(tmp_path), da.from_array(X, chunks=(24, 5))):
+    for x in (mapped(tmp_path), da.from_array(X, chunks=(24, 5))):
         got = made.to_dask(x, W)
         assert [each.shape for each in got] == [np.shape(each) for each in want]
         assert_bytes([each.compute(scheduler="sync") for each in got], want)
@@ -27,6 +27,7 @@ def test_arrays_of_dask_come_out(tmp_path):
         plan(lambda key: key, key, in_slices={}).to_dask(key)
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_arguments_that_are_gone_are_asked_for():
     made = plan(lambda x, by: x * by, np.ones((8, 2), np.float32), 2.0, in_slices={})
     gc.collect()

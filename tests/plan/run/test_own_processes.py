@@ -43,6 +43,7 @@ def test_a_script_that_workers_cannot_import(tmp_path):
     )
 
 
+@pytest.mark.deep
 def test_workers_end_with_a_program_that_is_killed(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(f'{SCRIPT}if __name__ == "__main__": main()')

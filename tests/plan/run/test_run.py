@@ -101,6 +101,7 @@ def _die(*args):
     os._exit(1)
 
 
+@pytest.mark.deep
 def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
     pytest.importorskip("flatbuffers")
 

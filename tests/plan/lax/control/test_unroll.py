@@ -49,6 +49,7 @@ def test_a_stage_for_each_step():
     check_cut(descent, *args, in_slices=(RAGGED, RAGGED, None), tolerance=2e-4)
 
 
+@pytest.mark.deep
 def test_the_gradient_of_a_descent():
     def fun(*args):
         return (descent(*args)[0] ** 2).sum()
@@ -166,12 +167,12 @@ def long_descent(points, targets):
     def step(_, w):
         return w - 0.1 * points.T @ (points @ w - targets) / len(targets)
 
-    return lax.fori_loop(0, 80, step, jnp.zeros(3))
+    return lax.fori_loop(0, 40, step, jnp.zeros(3))
 
 
 def test_a_long_loop_that_sums_over_the_cut_is_cut():
     made = plan(long_descent, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
-    assert [stage.num_shards for stage in made.stages] == [2] * 80 + [1]
+    assert [stage.num_shards for stage in made.stages] == [2] * 40 + [1]
     # Steps that run the same functions are told in one line.
     assert str(made).count("\n  stage") <= 6
 
@@ -255,6 +256,7 @@ def test_elements_that_talk_are_cut_along_their_axis(mapped):
     check_cut(jax.grad(loss), x, in_slices=({0: (3, 5)},), tolerance=1e-4)
 
 
+@pytest.mark.deep
 def test_elements_that_send():
     def body(x):
         ring = [(k, (k + 1) % 8) for k in range(8)]

@@ -43,6 +43,7 @@ INDICES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore:.*runs as a whole")
 @pytest.mark.parametrize("name", INDICES)
 def test_indices_have_the_values_that_jax_gives_them(name):
@@ -106,6 +107,7 @@ OF_ZEROS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", OF_ZEROS)
 def test_a_zero_keeps_its_sign(name):
     fun = OF_ZEROS[name]

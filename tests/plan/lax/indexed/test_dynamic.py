@@ -47,7 +47,7 @@ def test_literal_starts_read_what_they_take():
 TABLE = reals(120, 8)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start", [-500, -110, -7, 0, 3, 60, 999])
 @pytest.mark.parametrize("cut", [{0: 10}, {0: (1, 50, 7, 62)}, {0: 4, 1: 2}])
 def test_updates_at_literal_starts_are_cut(start, cut):

@@ -103,6 +103,7 @@ def test_counted_rows_and_columns_that_are_cut(mode):
     assert made.num_shards == 3 * 2
 
 
+@pytest.mark.deep
 def test_counts_that_are_no_places_of_all_rows():
     for rows in (
         lambda: jnp.arange(7),

@@ -97,6 +97,7 @@ def waves(c, first):
     return lax.scan(step, (first, first), None, length=4)[0][0]
 
 
+@pytest.mark.deep
 def test_waves_from_rest_are_cut_as_any_others():
     def from_rest(c):
         return waves(c, jnp.zeros_like(c))
@@ -109,6 +110,7 @@ def test_waves_from_rest_are_cut_as_any_others():
     assert_same(chunked(from_rest, {0: 7})(WAVES), jax.jit(from_rest)(WAVES))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", [{0: 10}, {0: 5, 1: 2}])
 def test_only_pieces_at_the_edges_compute_them(cut):
     def step(x):

@@ -43,6 +43,7 @@ def test_runs_of_places_longer_than_pieces():
     check_cut(lambda x: x[places].sum(0), reals(600, 2), in_slices={0: 24})
 
 
+@pytest.mark.deep
 def test_what_comes_of_it_need_not_be_linear():
     def fun(a):
         return (jnp.tanh(a[PLACES]) * jnp.arange(5.0)[:, None]).sum(0)
@@ -130,6 +131,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded_floats_are_known(name):
     made = check_cut(ROUNDED[name], reals(40, 3), in_slices={0: 4})
@@ -137,6 +139,7 @@ def test_rounded_floats_are_known(name):
     assert times_read(made) < 1.1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [7, 40])
 def test_a_float_is_rounded_once(count):
     """A product that XLA fuses with a sum may be rounded to another integer."""

@@ -122,6 +122,7 @@ def test_a_cut_of_other_axes_needs_one_stage():
     assert (made.num_shards, len(made.stages)) == (3, 1)
 
 
+@pytest.mark.deep
 def test_days_of_a_year_are_told_little():
     x = np.zeros((3660, 64), np.float32)
     days = [np.arange(k, 3660, 366) for k in range(366)]

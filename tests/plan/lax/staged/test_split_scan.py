@@ -63,6 +63,7 @@ def test_gradients(inside):
     assert_same(jax.jit(fun)(W, X), gradient(W, X), 1e-4)
 
 
+@pytest.mark.deep
 def test_steps_without_results_and_results_without_a_state_to_the_end():
     def last(x):
         return lax.scan(lambda state, row: (0.5 * state + row, None), 0.0, x)[0]
@@ -136,6 +137,7 @@ def wide_bytes(w, x):
     return 4 * w.shape[1] * x.shape[0]
 
 
+@pytest.mark.deep
 def test_memory_chooses_it():
     def fun(x):
         wide = jnp.sin(jnp.outer(x, jnp.arange(1024.0)))

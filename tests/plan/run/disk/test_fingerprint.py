@@ -63,6 +63,7 @@ def _rule(number):
     return fun
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "make",
     [_typed_key, _inside_a_loop, _results, _primitive, _inner_primitive, _rule],

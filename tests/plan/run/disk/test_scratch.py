@@ -78,7 +78,7 @@ def test_what_is_kept_lies_there_until_the_run_ends(place):
     assert content(place) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 def test_every_way_to_run_reads_it_there(place):
     made = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
     with ThreadPoolExecutor(2) as pool:

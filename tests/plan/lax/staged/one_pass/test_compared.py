@@ -81,6 +81,7 @@ COMPARISONS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sign", COMPARISONS)
 def test_as_many_elements_are_found_as_by_jit(sign, arrays):
     def fun(x, w):
@@ -122,6 +123,7 @@ def is_best(y):
     return y == best_of(y)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", SELECTED)
 def test_what_is_selected_is_found(name, arrays):
     def fun(x, w):
@@ -131,6 +133,7 @@ def test_what_is_selected_is_found(name, arrays):
     assert_same(made.run(*arrays), jax.jit(fun)(*arrays), 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["the second", "of the transpose", "logarithms"])
 def test_what_is_selected_is_found_in_loops(name, arrays):
     def fun(x, w):
@@ -234,6 +237,7 @@ def test_an_extremum_may_be_zero(dtype, arrays):
     assert_same(sm.chunked(fun, {0: 5})(w), (np.eye(24, dtype=bool),) * 3, 0)
 
 
+@pytest.mark.few(8)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize(

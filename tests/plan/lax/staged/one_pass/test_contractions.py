@@ -69,6 +69,7 @@ def test_covariances_read_once(name):
     assert times_read(made) == reads
 
 
+@pytest.mark.deep
 def test_columns_are_cut_too():
     made = check_cut(covariance, X, in_slices={0: 4, 1: 2}, tolerance=1e-4)
     assert len(made.stages) == 2
@@ -151,6 +152,7 @@ def test_gradients_of_both():
     check_cut(fun, Q, K, V, in_slices=(None, ROWS, ROWS), tolerance=1e-4)
 
 
+@pytest.mark.deep
 def test_what_would_keep_more_than_it_reads_takes_two_passes():
     # As many queries as keys: their sums of all pieces are larger than the keys.
     q = reals(400, 8)

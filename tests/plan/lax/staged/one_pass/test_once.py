@@ -150,6 +150,7 @@ def test_whole_numbers_and_wide_ones():
         check_cut(fun, X.astype(np.float64), in_slices=({0: 4},), tolerance=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("length", "more"), [(10, ()), (30, (jnp.argmin, jnp.var, jax.nn.logsumexp))]
 )
