@@ -48,7 +48,7 @@ DOORS = {
     "shardmap.explaining.api",
     "shardmap.explaining.draw.html",
     "shardmap.explaining.explanation",
-    "shardmap.planning.inside.batch_size",
+    "shardmap.planning.memory.held",
 }
 ROOM_OF_PROGRAMS = "commands"
 PROGRAMS = {"__main__", "demo"}
@@ -135,6 +135,13 @@ MODULES = {f"shardmap.{module}" for module in SOURCES}
 def test_a_module_imports_only_from_rooms_below_it():
     upward = {m: found for m in SOURCES if (found := upward_imports(m, SOURCES[m]))}
     assert upward == {}
+
+
+def test_the_plan_knows_nothing_of_maps():
+    """Maps register their rules with it: see `shardmap.arrays.plan_rules`."""
+    plan = [module for module in SOURCES if module.startswith("planning")]
+    known = {m: {room(each) for each in imports(SOURCES[m])} for m in plan}
+    assert not {m for m, rooms in known.items() if any("map" in r for r in rooms)}
 
 
 def test_an_upward_import_is_found():

@@ -270,9 +270,11 @@ class UnmappedResultsDiffer(ValueError):
 
 
 def _with_batch_that_fits(params: MapParams, memory: int) -> MapParams:
-    from shardmap.planning.inside.batch_size import batch_that_fits
+    from shardmap.map.lowering.batch_size import batch_that_fits
+    from shardmap.planning.memory.held import peak_of
 
-    return dataclasses.replace(params, batch_size=batch_that_fits(params, memory))
+    found = batch_that_fits(params, memory, peak_of)
+    return dataclasses.replace(params, batch_size=found)
 
 
 def _leaf_shardings(constants: Sequence[Value], params: MapParams) -> MapShardings:

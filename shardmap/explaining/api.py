@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import api_boundary
 from shardmap._jax.devices import is_compile_only
+from shardmap._jax.named_axes import explained_axis_names
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explaining import elsewhere, too_large
@@ -37,7 +38,6 @@ from shardmap.explaining.read.source import definition_of
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import marked
 from shardmap.explaining.report import Collective, Cost, Held
-from shardmap.map.axis_env import explained_axis_names
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.units import shown, size
 

@@ -1,24 +1,18 @@
 """`jax.vmap` of a jaxpr, and which of its results are batched."""
 
-import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from shardmap._jax.context import check_vma_off
-from shardmap._jax.types import Jaxpr, Value
+from shardmap._jax import batching
+from shardmap._jax.types import Jaxpr
 from shardmap._jax.walk import per_jaxpr
 from shardmap.map.collectives.split import vectorizable
 
 
-class Batch(NamedTuple):
-    """A vmap: the name and size of its axis."""
-
-    name: Hashable
-    size: int
+class Batch(batching.Batch):
+    """A vmap whose function may have collectives over its axis."""
 
     def vectorize(
         self, jaxpr: Jaxpr, in_dims: Sequence[int | None], out_dims: Any
@@ -31,24 +25,6 @@ class Batch(NamedTuple):
         jaxpr = vectorizable(jaxpr, self.name, self.size)
         return lambda *args: jax.core.eval_jaxpr(jaxpr, (), *args)
 
-    def vectorize_function(
-        self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
-    ) -> Callable[..., Any]:
-        """`jax.vmap` of ``fun``; all operands may be unmapped.
-
-        JAX's own batching rules must know its collectives over this axis.
-        """
-        vmap = functools.partial(
-            jax.vmap, out_axes=out_dims, axis_name=self.name, axis_size=self.size
-        )
-        if any(dim is not None for dim in in_dims):
-            return vmap(fun, in_axes=tuple(in_dims))
-        # jax.vmap requires a mapped operand.
-        mapped = vmap(lambda _, *args: fun(*args), in_axes=(0, *in_dims))
-        # In `jax.export` the size may be a symbol, which NumPy does not know.
-        zeros = np.zeros if isinstance(self.size, int) else jnp.zeros
-        return lambda *args: mapped(zeros(self.size, bool), *args)
-
 
 @per_jaxpr
 def batched_results(
@@ -56,58 +32,4 @@ def batched_results(
 ) -> tuple[bool, ...]:
     """Which results of ``jaxpr`` are batched, if operands are at ``dims``."""
     avals = [var.aval for var in jaxpr.invars]
-    return batched_results_of(batch.function(jaxpr), avals, batch, dims)
-
-
-def batch_observer(tell: Callable[[tuple[bool, ...]], None]) -> Callable[..., Any]:
-    """An identity. Under `jax.vmap` it tells which operands are batched."""
-
-    # The batching rule of a custom_vmap is told.
-    @jax.custom_batching.custom_vmap
-    def observe(*operands: Value) -> Any:
-        return operands
-
-    @observe.def_vmap
-    def observe_vmap(_size: int, in_batched: Any, *operands: Value) -> Any:
-        tell(tuple(in_batched))
-        return operands, tuple(in_batched)
-
-    return cast(Callable[..., Any], observe)
-
-
-def batched_results_of(
-    fun: Callable[..., Sequence[Any]],
-    avals: Sequence[Any],
-    batch: Batch,
-    dims: Sequence[int | None],
-) -> tuple[bool, ...]:
-    """Which results of ``fun`` are batched under `jax.vmap`.
-
-    Args:
-      fun: takes and returns flat values.
-      avals: of its operands without the batch.
-      batch, dims: the vmap's axis, and where each operand has it.
-    """
-    batched: tuple[bool, ...] = ()
-
-    def tell(in_batched: tuple[bool, ...]) -> None:
-        nonlocal batched
-        batched = in_batched
-
-    observe = batch_observer(tell)
-
-    def observed(*args: Value) -> Any:
-        nonlocal batched
-        results = fun(*args)
-        batched = (False,) * len(results)
-        return observe(*results) if results else ()
-
-    structs = []
-    for aval, dim in zip(avals, dims, strict=True):
-        shape = list(aval.shape)
-        if dim is not None:
-            shape.insert(dim, batch.size)
-        structs.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    with check_vma_off():
-        jax.eval_shape(batch.vectorize_function(observed, dims, 0), *structs)
-    return batched
+    return batching.batched_results_of(batch.function(jaxpr), avals, batch, dims)

@@ -9,11 +9,11 @@ import jax
 import jax.extend.core
 
 from shardmap._jax import api_boundary
+from shardmap._jax.named_axes import explained_axis_names
 from shardmap._jax.stages import argument_names, trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.trees import leaf_paths
-from shardmap.map.axis_env import explained_axis_names
 from shardmap.planning import report
 from shardmap.planning.cutting import numpy_calls_named
 from shardmap.planning.engine.nodes import Refused

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap._jax.named_axes import explained_axis_names
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import (
     abstract_value,
@@ -18,7 +19,6 @@ from shardmap.arrays.array_likes import (
 )
 from shardmap.arrays.sources.stores import borders
 from shardmap.arrays.trees import leaf_paths
-from shardmap.map.axis_env import explained_axis_names
 from shardmap.planning.engine.nodes import Refused
 from shardmap.planning.in_slices import (
     Asked,

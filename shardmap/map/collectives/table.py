@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
+from shardmap.arrays import plan_rules
 from shardmap.map.collectives import rules
 from shardmap.map.collectives.rules import REDUCTIONS, Reduction, Rule
 from shardmap.map.primitives.first_element import first_element_p
@@ -104,6 +105,8 @@ COLLECTIVES: dict[Primitive, Collective] = {
     ),
 }
 
+plan_rules.COLLECTIVES |= COLLECTIVES
+
 
 def register_collective(primitive: Primitive, combiner: str | None = None) -> None:
     """Registers a collective of your own for maps, `plan` and `explain`.
@@ -152,6 +155,5 @@ def register_collective(primitive: Primitive, combiner: str | None = None) -> No
         if combiner is None
         else _reduction(name, combiner)
     )
-    COLLECTIVES[primitive] = dataclasses.replace(
-        made, lowers_per_device=lambda aval, platform: False
-    )
+    made = dataclasses.replace(made, lowers_per_device=lambda aval, platform: False)
+    COLLECTIVES[primitive] = plan_rules.COLLECTIVES[primitive] = made

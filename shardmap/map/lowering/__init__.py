@@ -5,7 +5,14 @@
 
 from shardmap.map.lowering import evaluation, lower_map
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.map.rules import checkify, dce, differentiation, remat, vectorization
+from shardmap.map.rules import (
+    checkify,
+    dce,
+    differentiation,
+    planning,
+    remat,
+    vectorization,
+)
 
 __all__ = ["MapPrimitive", "dce", "evaluation", "remat", "spmap_p"]
 
@@ -13,6 +20,7 @@ RULES = (
     differentiation.register,
     vectorization.register,
     checkify.register,
+    planning.register,
     lower_map.register,
 )
 """The rules of each map primitive. `dce`, `remat` and `evaluation` have `spmap_p`'s."""

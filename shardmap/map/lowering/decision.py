@@ -8,11 +8,12 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, sharding_constraint_p, while_p
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.batching import batch_observer, batched_results_of
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations, equations_for, primitives_in, rewrite_jaxpr
-from shardmap.map.batch import Batch, batch_observer, batched_results_of
+from shardmap.map.batch import Batch
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import PARTITION_RULES
 from shardmap.map.lowering.effects import calls_host

@@ -16,13 +16,13 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
+from shardmap._jax.batching import Batch, batched_results_of
 from shardmap._jax.checkify import checkify_what_runs
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
 from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
 from shardmap.arrays.compiled_memory import temporary_bytes
-from shardmap.map.batch import Batch, batched_results_of
 from shardmap.planning.engine.nodes import Graph, Value
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.in_slices import Asked, Points, cuts_at

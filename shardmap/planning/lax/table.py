@@ -1,5 +1,6 @@
 """The table of all rules, and of the calls whose bodies are inlined."""
 
+import collections
 from typing import Any
 
 from jax.extend.core import primitives as p
@@ -12,8 +13,7 @@ from shardmap._jax.lax_primitives import (
     linear_solve,
 )
 from shardmap._jax.primitives import branch_of_platform
-from shardmap.map.batch import Batch
-from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.arrays.plan_rules import REWRITES
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import (
     Calls,
@@ -63,20 +63,9 @@ def chosen(graph: Graph, node: Node) -> list[Operand] | None:
     return None if branch is None else graph.inline(branch, node.ins[1:])
 
 
-def mapped(graph: Graph, node: Node) -> list[Operand]:
-    """Writes a map as one vectorized function."""
-    params = node.params
-    batch = Batch(params["axis_name"], params["axis_size"])
-    function = batch.vectorize(
-        params["call_jaxpr"], params["in_axes"], list(params["out_axes"])
-    )
-    return graph.call(function, node.ins, fixed=False)
-
-
 DECOMPOSITIONS: dict[Any, Rewrite] = {
     p.cond_p: chosen,
     p.linear_solve_p: solved,
-    spmap_p: mapped,
     **({} if EXPANDABLE is None else {EXPANDABLE: expanded}),
 }
 
@@ -93,13 +82,16 @@ LOOKED_THROUGH = {
 
 CALLS = Calls(
     LOOKED_THROUGH,
-    {
-        **reduce.REWRITES,
-        **reshape.REWRITES,
-        **scatter.REWRITES,
-        **shape.REWRITES,
-        **DECOMPOSITIONS,
-    },
+    collections.ChainMap[Any, Rewrite](
+        {
+            **reduce.REWRITES,
+            **reshape.REWRITES,
+            **scatter.REWRITES,
+            **shape.REWRITES,
+            **DECOMPOSITIONS,
+        },
+        REWRITES,
+    ),
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
 )

@@ -1,7 +1,8 @@
 """Finds how many elements a device can vectorise in its memory."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.extend.core
@@ -14,19 +15,37 @@ from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Context
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.params import MapParams
-from shardmap.planning.memory.held import peak_of
 from shardmap.units import size
 
 PROBES = 4
 """The most numbers of elements that are compiled besides one and all."""
 
 
-def batch_that_fits(params: MapParams, memory: int) -> int | None:
+class Peak(Protocol):
+    """What is held at once, and of it the largest value and where it is made."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def largest(self) -> int: ...
+
+    @property
+    def shape(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+def batch_that_fits(
+    params: MapParams, memory: int, peak_of: Callable[[Any], Peak]
+) -> int | None:
     """The most elements at once whose temporary values fit, None for all.
 
     Args:
       params: of the map's equation.
       memory: the bytes that a device may hold besides its operands and results.
+      peak_of: what is held of a jaxpr, and its largest value.
 
     Raises:
       ValueError: not even one element fits.
@@ -34,7 +53,7 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
     block = params.axis.block
     traced = functools.cache(lambda count: _traced(params, block, count))
     device = _compile_only(params.mesh)
-    took = functools.cache(lambda count: _temporaries(*traced(count), device))
+    took = functools.cache(lambda count: _temporaries(*traced(count), device, peak_of))
     if took(block) <= memory:
         return None
     if took(1) > memory:
@@ -84,7 +103,12 @@ def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[A
     return jax.make_jaxpr(run)(*operands), operands
 
 
-def _temporaries(jaxpr: Any, operands: list[Any], device: jax.Device | None) -> int:
+def _temporaries(
+    jaxpr: Any,
+    operands: list[Any],
+    device: jax.Device | None,
+    peak_of: Callable[[Any], Peak],
+) -> int:
     """The bytes that XLA takes besides operands and results."""
     function = jax.extend.core.jaxpr_as_fun(jaxpr)
     told = temporary_bytes(function, operands, device)
