@@ -170,15 +170,11 @@ class ShardedJitOptions(NamedTuple):
 
 def _devices_of(leaves: Sequence[Value]) -> list[jax.Device]:
     """The devices of the first aval with a sharding over several; none without one."""
-    shardings = (x.sharding for x in leaves if isinstance(x, jax.ShapeDtypeStruct))
-    return next(
-        (
-            list(sharding.mesh.devices.flat)
-            for sharding in shardings
-            if isinstance(sharding, NamedSharding) and sharding.num_devices > 1
-        ),
-        [],
-    )
+    for leaf in leaves:
+        sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
+        if isinstance(sharding, NamedSharding) and sharding.num_devices > 1:
+            return list(sharding.mesh.devices.flat)
+    return []
 
 
 def _over(devices: Sequence[jax.Device], function: Callable[Q, T]) -> Callable[Q, T]:

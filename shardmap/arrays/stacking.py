@@ -310,7 +310,7 @@ def _on_host(leaf: Value) -> np.ndarray:
 
 @contextlib.contextmanager
 def _outside_of_programs() -> Iterator[None]:
-    """A context in which arrays that are no tracers are put as where nothing traces."""
+    """A context for `jax.device_put` of arrays, eagerly inside of a trace."""
     with jax.ensure_compile_time_eval(), without_mesh():
         yield
 

@@ -285,6 +285,8 @@ def _element_dims(
     jaxpr: Jaxpr, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> tuple[list[DimToMeshAxes], list[DimToMeshAxes]]:
     """Those of inputs and outputs that maps and `PARTITION_RULES` cut."""
+    if primitives_in(jaxpr).isdisjoint({spmap_p, *PARTITION_RULES}):
+        return [{}] * len(jaxpr.invars), [{}] * len(jaxpr.outvars)
 
     def dims_of(
         equation: Equation,

@@ -45,8 +45,6 @@ def propagate(
         nothing.
     """
     cuts = [(equation, dims_of(equation)) for equation in jaxpr.eqns]
-    if not any(cut for _, cut in cuts):
-        return [{}] * len(jaxpr.invars), [{}] * len(jaxpr.outvars)
 
     def forward(known: dict[Var, DimToMeshAxes]) -> dict[Var, DimToMeshAxes]:
         """Those of results, from the values that an equation takes."""
