@@ -3,6 +3,7 @@
 PYTHON ?= $(shell bash .ci/find_python 3.11 3)
 VENV ?= .venv
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 COMPILERS_STAMP := $(VENV)/.installed-compilers
 RUN := $(VENV)/bin/python -m
@@ -24,19 +25,22 @@ help:
 	@echo "make dist    build a release into dist/ and check it in an empty environment"
 	@echo "make clean   remove what the other targets made"
 
-# Each extra has a stamp of its own: the demo needs little, the tests much.
-$(STAMP): EXTRA := dev
+# Each extra has a stamp of its own: the demo needs little, the tests more, and whoever
+# builds the site, checks types or runs all tests needs everything.
+$(STAMP): EXTRA := test
+$(DEV_STAMP): EXTRA := dev
 $(DEMO_STAMP): EXTRA := demo
-$(STAMP) $(DEMO_STAMP): setup.py
+$(STAMP) $(DEV_STAMP) $(DEMO_STAMP): setup.py
 	@test -n "$(PYTHON)" || { echo "shardmap needs Python 3.11 or later with the venv module" >&2; exit 1; }
 	@echo "Installing into $(VENV) with $(PYTHON); this happens once."
 	@"$(PYTHON)" -m venv $(VENV)
 	@set -o pipefail; \
-	$(RUN) pip install --disable-pip-version-check --editable '.[$(EXTRA)]' | \
+	$(RUN) pip install --disable-pip-version-check --editable '.[$(EXTRA)]' \
+	  --config-settings editable_mode=compat | \
 	awk '/^(Collecting|Processing)/ { \
 	  sub(".*/", "", $$2); sub(/-[0-9].*|[^[:alnum:]_-].*/, "", $$2); printf "%s ", $$2; fflush() \
 	} END { print "" }'
-	@touch $@
+	@touch $@ $(if $(filter dev,$(EXTRA)),$(STAMP))
 
 demo: $(DEMO_STAMP)
 	@$(RUN) shardmap demo
@@ -47,43 +51,44 @@ PYTEST := $(RUN) pytest -n auto --maxprocesses 8 --dist worksteal
 test: $(STAMP)
 	@$(PYTEST) $(ARGS)
 
-test-deep: $(STAMP)
+test-deep: $(DEV_STAMP)
 	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-deep} $(PYTEST) -m "deep or hypothesis" $(ARGS)
 
 $(COMPILERS_STAMP): $(STAMP)
 	@echo "Installing the compilers of TPUs and GPUs, about 350 MB; this happens once."
-	@$(RUN) pip install -q --disable-pip-version-check -e '.[tpu-compiler,gpu-compiler]'
+	@$(RUN) pip install -q --disable-pip-version-check -e '.[tpu-compiler,gpu-compiler]' \
+	  --config-settings editable_mode=compat
 	@touch $@
 
 # One process: two would each load libtpu.
 compilers: $(COMPILERS_STAMP)
 	@$(RUN) pytest -n 0 tests/compilers $(ARGS)
 
-explained: $(STAMP)
+explained: $(DEV_STAMP)
 	@$(RUN) pytest -q -n 0 -p tests.explain.caught $(or $(ARGS),tests)
 
 docs: $(STAMP)
 	@$(RUN) pytest tests/test_docs.py tests/test_readme.py $(ARGS)
 
-site: $(STAMP)
+site: $(DEV_STAMP)
 	@$(RUN) sphinx --fail-on-warning --keep-going -q docs build/site
 	@echo "The site begins at build/site/index.html"
 
-lint: $(STAMP)
+lint: $(DEV_STAMP)
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 
-format: $(STAMP)
+format: $(DEV_STAMP)
 	@$(RUN) ruff check --fix .
 	@$(RUN) ruff format .
 
-types: $(STAMP)
+types: $(DEV_STAMP)
 	@$(RUN) mypy
 
-bench: $(STAMP)
+bench: $(DEV_STAMP)
 	@$(RUN) benchmarks $(ARGS)
 
-dist: $(STAMP)
+dist: $(DEV_STAMP)
 	@rm -rf build/lib build/bdist.* dist
 	@$(RUN) build --outdir dist .
 	@$(VENV)/bin/python .ci/check_dist dist

@@ -14,22 +14,25 @@ VERSION = re.search(
 LINK_TO_A_FILE = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
 
 EXTRAS = {
-    # Whoever tests also checks. The checkers are pinned: new ones find new faults.
+    # What the tests of `make test` need; some of the others skip without "dev".
     "test": [
         "cloudpickle",
+        "dask[array]",
+        "distributed",
+        "flatbuffers",
         "fsspec",
         "h5py",
         "hypothesis",
         "loky",
-        "mypy==2.4.*",
-        "nbconvert",
         "pytest",
         "pytest-xdist",
-        "ruff==0.17.*",
         "setuptools",
+        "tqdm",
         "xarray",
         "zarr",
     ],
+    # The checkers are pinned: new ones find new faults.
+    "check": ["mypy==2.4.*", "nbconvert", "ruff==0.17.*"],
     "demo": ["scikit-learn"],
     # Shards that travel to other processes, and a bar.
     "plan": ["flatbuffers", "tqdm"],

@@ -116,7 +116,7 @@ FAULTS_ALONE = {
 MOST_OF_ALL = {"killed", "stays away from a new function"}
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "what",
     [

@@ -43,7 +43,7 @@ def write(folder, name, source):
     return name
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "arguments", [("prog.py",), ("sub/prog.py", "--check", "-m", "x y")]
 )
@@ -95,7 +95,6 @@ ENDS = {
 
 
 @pytest.mark.deep
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "end",
     [

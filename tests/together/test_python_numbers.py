@@ -50,7 +50,7 @@ def test_numbers_go_in_and_out(name):
         assert int(fun(jnp.asarray(X), 2.0)[1]) == 3
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_are_differentiated(name):
     def product(s):

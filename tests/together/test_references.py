@@ -65,6 +65,7 @@ def test_references_of_an_element_are_differentiated(spmap, element):
     assert_same(jax.jit(derivatives(spmap, element))(X), expected)
 
 
+@pytest.mark.deep
 def test_references_beside_collectives():
     def element(x):
         kept = jax.new_ref(lax.psum(jnp.sin(x), "i"))

@@ -227,7 +227,7 @@ def called_back(v):
     return jax.pure_callback(lambda a: 2 * np.asarray(a), like, v)
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("fun", [tapped, called_back])
 def test_calls_of_the_host_and_arrays_of_explicit_meshes(fun, lowering):

@@ -25,6 +25,11 @@ def test_results_are_those_of_all_at_once():
     mapped = sm.spmap(pairs, batch_size=sm.AUTO, memory="1 MiB")
     expected = jax.vmap(pairs)(ROWS)
     np.testing.assert_allclose(jax.jit(mapped)(ROWS), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.deep
+def test_gradients_are_those_of_all_at_once():
+    mapped = sm.spmap(pairs, batch_size=sm.AUTO, memory="1 MiB")
     gradient = jax.grad(lambda x: mapped(x).sum())
     expected = jax.grad(lambda x: jax.vmap(pairs)(x).sum())(ROWS)
     np.testing.assert_allclose(gradient(ROWS), expected, rtol=1e-4, atol=1e-4)

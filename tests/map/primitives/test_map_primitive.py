@@ -203,6 +203,7 @@ def test_vmapped_random_keys():
     )
 
 
+@pytest.mark.deep
 def test_integers_have_float0_gradients():
     def build(map_):
         mapped = map_(lambda x, n: (x * n.astype(x.dtype), n + 1), in_axes=(0, 0))

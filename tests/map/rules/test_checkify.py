@@ -50,6 +50,7 @@ def test_no_check_no_error():
     np.testing.assert_allclose(results, np.sin(np.ones(4)), rtol=1e-6)
 
 
+@pytest.mark.deep
 def test_checks_of_nested_maps():
     def inner(x, limit):
         checkify.check(x < limit, "{x} is not below {limit}", x=x, limit=limit)

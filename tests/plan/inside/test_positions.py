@@ -6,6 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import shardmap as sm
 
@@ -26,6 +27,7 @@ def test_a_shard_with_steps_of_its_own_reshapes_a_part_of_what_it_reads():
     np.testing.assert_array_equal(sm.chunked(fun, {0: (1, 3), 1: (2, 4)})(x), fun(x))
 
 
+@pytest.mark.deep
 def test_a_loop_over_very_many_pieces_calls_little_for_each():
     count, calls = 100_000, collections.Counter()
     x = jax.ShapeDtypeStruct((count, 2), np.float32)

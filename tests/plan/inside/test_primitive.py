@@ -277,6 +277,7 @@ EXPLICIT = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", mostly_deep(EXPLICIT))
 def test_under_an_explicit_mesh(name):
     mesh, args = on_devices(AxisType.Explicit, (4, 2), ("a", "b"))

@@ -1,14 +1,13 @@
 """A transformer of flax, trained with adam through `chunked` in as much as fits."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import shardmap as sm
 
+nn, optax = pytest.importorskip("flax.linen"), pytest.importorskip("optax")
 WORDS, WIDTH, LENGTH, BATCH = 64, 32, 16, 48
 
 

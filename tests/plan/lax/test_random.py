@@ -90,6 +90,7 @@ def test_cuts_begin_at_random_numbers_that_do_not_fit(name):
     assert_same(sm.chunked(fun, memory="200 kB")(*args), want, tolerance=1e-3)
 
 
+@pytest.mark.deep
 def test_cuts_that_begin_inside_are_differentiated():
     def loss(shift, key):
         return ((jax.random.normal(key, (10_000,)) + shift) ** 2).mean()

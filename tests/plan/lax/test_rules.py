@@ -52,7 +52,7 @@ def test_every_rule_is_in_a_program():
     assert missing == set()
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(30)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("name", SINGLE)
 def test_any_cut_gives_the_same_result(name):

@@ -68,6 +68,7 @@ def test_pieces_get_pieces(name, of):
         assert len(made.stages) == 1
 
 
+@pytest.mark.deep
 def test_tiles_are_cut_along_both_axes():
     rows = np.arange(0, 36, 2)[:, None, None, None] + np.arange(4)[:, None]
     columns = np.arange(9)[:, None, None] * 4 + np.arange(3)

@@ -60,6 +60,7 @@ def test_many_spans_in_order_give_pieces_and_not_parts():
     ]
 
 
+@pytest.mark.deep
 def test_groups_may_share_rows_or_leave_them_out():
     for name, length, starts, most in (
         ("sum", 12, range(0, 84, 3), 9),
@@ -175,6 +176,7 @@ def test_blocks_joined_beside_their_sums_are_cut_as_one_value():
     assert "args[0] once" in str(made)
 
 
+@pytest.mark.deep
 def test_a_mean_beside_a_sum_adds_once():
     def fun(x):
         return jnp.stack([x[p].mean(0) + x[p].sum(0) for p in BLOCKS])

@@ -29,6 +29,7 @@ def places_of(x):
     }
 
 
+@pytest.mark.deep
 def test_places_of_a_sorted_axis():
     """The axis is kept, and cut along another one: not one bit differs."""
     made = check_cut(places_of, HOLES, in_slices=CUT, tolerance=0)

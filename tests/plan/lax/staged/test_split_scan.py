@@ -78,6 +78,7 @@ def test_steps_without_results_and_results_without_a_state_to_the_end():
         assert "stays cut at piece of a scan" in str(chunked.explain(reals(12)))
 
 
+@pytest.mark.deep
 def test_several_axes_and_those_that_are_not_cut():
     def fun(x, y):
         def step(state, row):

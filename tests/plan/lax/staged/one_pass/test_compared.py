@@ -42,6 +42,7 @@ CUTS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("loss", LOSSES)
@@ -51,6 +52,7 @@ def test_the_gradient_is_that_of_jit(loss, cuts, arrays):
     assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["inside", "outside"])
 def test_the_gradient_in_loops_is_that_of_jit(order, arrays):
     def chunked(fun):
@@ -123,7 +125,7 @@ def is_best(y):
     return y == best_of(y)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SELECTED)
 def test_what_is_selected_is_found(name, arrays):
     def fun(x, w):
@@ -143,6 +145,7 @@ def test_what_is_selected_is_found_in_loops(name, arrays):
     assert_same(in_loops(*arrays), jax.jit(fun)(*arrays), 0)
 
 
+@pytest.mark.deep
 def test_no_element_is_larger_than_the_largest(arrays):
     """Each maximum stands in two pieces."""
 
@@ -237,7 +240,7 @@ def test_an_extremum_may_be_zero(dtype, arrays):
     assert_same(sm.chunked(fun, {0: 5})(w), (np.eye(24, dtype=bool),) * 3, 0)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_the_centre_may_be_any():
     assert times_read(made) == 1
 
 
+@pytest.mark.deep
 def test_it_is_no_less_accurate_than_two_passes():
     def fun(x):
         return x.mean(0), x.var(0)
@@ -134,6 +135,7 @@ def test_statistics_of_many_kinds_take_two_passes():
     assert times_read(made) == 2
 
 
+@pytest.mark.deep
 def test_two_values_of_one_shape_are_told_apart():
     def fun(x, y):
         return x.var(0) + y.sum(0), jax.nn.logsumexp(y, 0) - x.max(0)
