@@ -12,6 +12,7 @@ import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
+from shardmap._jax.walk import as_open_jaxpr
 from shardmap.map.collectives.table import COLLECTIVES
 
 DimToMeshAxes = dict[int, tuple[str, ...]]
@@ -44,7 +45,8 @@ def propagate(
       dims_of: tells those of the operands and results of an equation; None: it cuts
         nothing.
     """
-    cuts = [(equation, dims_of(equation)) for equation in jaxpr.eqns]
+    names: dict[Var, Any] = {}
+    cuts = [(each, dims_of(each)) for each in _inlined(jaxpr, names)]
 
     def forward(known: dict[Var, DimToMeshAxes]) -> dict[Var, DimToMeshAxes]:
         """Those of results, from the values that an equation takes."""
@@ -68,17 +70,44 @@ def propagate(
             )
             through |= dict.fromkeys(operands, of_result)
         for k, atom in enumerate(equation.invars):
-            if isinstance(atom, jex_core.Literal):  # They have no hash.
+            if isinstance(atom, jex_core.Literal):
                 continue
             dims = cut[0][k] if cut is not None else through.get(atom, {})
             if dims is not None:
                 asked.setdefault(atom, []).append(dims)
     inputs = {var: _agreed(asked.get(var, ())) for var in jaxpr.invars}
     known = forward(dict(inputs))
+    outputs = [_renamed(atom, names) for atom in jaxpr.outvars]
     return list(inputs.values()), [
         {} if isinstance(atom, jex_core.Literal) else known.get(atom, {})
-        for atom in jaxpr.outvars
+        for atom in outputs
     ]
+
+
+def _inlined(jaxpr: Jaxpr, names: dict[Var, Any]) -> Iterator[Equation]:
+    """The equations, with those that `jax.jit` holds in the place of its own.
+
+    Args:
+      jaxpr: the equations'.
+      names: the variables, or literals, that stand for those of ``jaxpr``. Results are
+        added, as a function that is called twice has one jaxpr.
+    """
+    for equation in jaxpr.eqns:
+        invars = [_renamed(atom, names) for atom in equation.invars]
+        if equation.primitive is p.jit_p:
+            inner = as_open_jaxpr(equation.params["jaxpr"])
+            inner_names = dict(zip(inner.invars, invars, strict=True))
+            yield from _inlined(inner, inner_names)
+            outvars = [_renamed(atom, inner_names) for atom in inner.outvars]
+        else:
+            outvars = [jex_core.Var(var.aval) for var in equation.outvars]
+            yield equation.replace(invars=invars, outvars=outvars)
+        names.update(zip(equation.outvars, outvars, strict=True))
+
+
+def _renamed(atom: Any, names: dict[Var, Any]) -> Any:
+    # Literals have no hash.
+    return atom if isinstance(atom, jex_core.Literal) else names.get(atom, atom)
 
 
 def _agreed(each: Iterable[DimToMeshAxes]) -> DimToMeshAxes:

@@ -132,13 +132,16 @@ def test_other_work_in_between_keeps_a_dimension_whole():
 
 def test_weights_that_a_map_inside_cuts_stay_cut_when_they_are_updated():
     def loss(w, x):
-        part = lambda w: lax.psum(jnp.tanh(x @ w).sum(), "model")  # noqa: E731
-        return sm.spmap(part, "model", out_axes=None)(w)
+        part = jax.jit(lambda w: lax.psum(jnp.tanh(x @ w).sum(), "model"))
+        return jax.jit(sm.spmap(part, "model", out_axes=None))(w)
 
     def step(w, momentum, x):
         value, gradient = jax.value_and_grad(loss)(w, x)
+        value = lax.pmean(value, "data")
         momentum = 0.9 * momentum + lax.pmean(gradient, "data")
-        return w - 0.1 * momentum, momentum, lax.pmean(value, "data")
+        # `jnp.where` and `jnp.clip` are under `jax.jit`.
+        momentum = jnp.where(value < jnp.inf, jnp.clip(momentum, -9, 9), 0)
+        return w - 0.1 * momentum, momentum, value
 
     step = sm.spmap(step, "data", in_axes=(None, None, 0), out_axes=None)
     w, x = np.ones((4, 3, 2), np.float32), np.ones((2, 5, 3), np.float32)
