@@ -1,7 +1,7 @@
 """The program around a map: other maps, `jax.shard_map` and `jax.set_mesh`."""
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
@@ -77,3 +77,19 @@ def same_mesh(options: SpmapOptions, around: AbstractMesh) -> AbstractMesh | Non
         return None
     mesh = options.mesh.abstract_mesh
     return mesh if mesh.shape_tuple == around.shape_tuple else None
+
+
+def explain_meshes(name: str, around: AbstractMesh, error: Exception) -> None:
+    """Adds a note to errors about the mesh of `jax.set_mesh` inside a map."""
+    if "ontext mesh" in str(error) and AxisType.Explicit in around.axis_types:
+        error.add_note(
+            f"spmap of {name} finds an array of the mesh of jax.set_mesh outside of "
+            "its function. As the axes of that mesh are Explicit, pass it as an "
+            "argument: with None in in_axes, or {} for mesh_map."
+        )
+    elif "PartitionSpec" in str(error) and not around.empty:
+        error.add_note(
+            f"spmap of {name} does not run on the mesh of jax.set_mesh, "
+            f"{dict(around.shape)}, whose axes a PartitionSpec would name: give it "
+            "mesh= and mesh_axes= of that mesh."
+        )

@@ -191,14 +191,19 @@ class ElementMap:
         if context.config_value("jax_disable_jit"):
             # A new object, so that JAX calls the function each time.
             element = functools.partial(element)
-        return tracing.trace_body(
-            element,
-            list(map(remove_axis, avals, in_axes)),
-            self.options.axis_name,
-            axis_size,
-            ambient_mesh.axis_env_markers(self.function.name, self.options),
-            ambient_mesh.same_mesh(self.options, jax.sharding.get_abstract_mesh()),
-        )
+        around = jax.sharding.get_abstract_mesh()
+        try:
+            return tracing.trace_body(
+                element,
+                list(map(remove_axis, avals, in_axes)),
+                self.options.axis_name,
+                axis_size,
+                ambient_mesh.axis_env_markers(self.function.name, self.options),
+                ambient_mesh.same_mesh(self.options, around),
+            )
+        except (RuntimeError, ValueError) as error:
+            ambient_mesh.explain_meshes(self.function.name, around, error)
+            raise
 
     def _on_devices(
         self, axis_size: int, call_jaxpr: Jaxpr, is_top_level: bool
