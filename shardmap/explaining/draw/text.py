@@ -23,11 +23,17 @@ counted row-major over the mesh, so a box with several numbers is a shard with c
 """
 
 import dataclasses
+import html
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap.explaining.draw.document import (
     Block,
@@ -39,8 +45,9 @@ from shardmap.explaining.draw.document import (
     Table,
 )
 from shardmap.explaining.draw.grids import GAP, Drawing, Grid, Grids
-from shardmap.sharding.spec import ShardingSpec
-from shardmap.units import printable
+from shardmap.sharding.conversions import sharding_of
+from shardmap.sharding.spec import ShardingSpec, spec_of
+from shardmap.units import printable, shown
 
 NARROWEST = 40
 _BOLD, _WARNING, _FAINT, _PLAIN = "\033[1m", "\033[33m", "\033[2m", "\033[0m"
@@ -48,10 +55,11 @@ _STYLES = {"": "", "quiet": _FAINT, "warning": _WARNING}
 
 
 def picture(
-    spec: ShardingSpec,
-    shape: Sequence[int],
+    value: Any,
+    shape: Sequence[int] | None = None,
     devices: Sequence[int] = (),
     *,
+    mesh: Mesh | AbstractMesh | None = None,
     max_pieces: int = 8,
     max_grids: int = 4,
 ) -> "Picture":
@@ -59,18 +67,26 @@ def picture(
 
     The last two sharded dimensions are the rows and columns of a grid. A single one
     goes down, unless it is the last dimension of the array. If more are sharded, there
-    is a grid for each shard of the others.
+    is a grid for each shard of the others. Of a tree of arrays each leaf is one line,
+    so that one that is replicated is seen. `jax.debug.visualize_array_sharding` draws
+    arrays of up to two dimensions.
 
     Args:
-      spec: the spec of the array.
-      shape: the shape of the array.
-      devices: the ids of the devices, in the order of the spec's mesh; () stands for 0,
-        1, 2 and so on.
+      value: an array, or a tree of arrays; or, with the `shape` of an array, a
+        `ShardingSpec`, a `jax.sharding.Sharding` or, with `mesh`, a `PartitionSpec`.
+      shape: the shape of the array, of a spec or sharding.
+      devices: the ids of the devices, in the order of the spec's mesh; () stands for
+        those of the array or sharding, and for 0, 1, 2 and so on of a spec.
+      mesh: the mesh whose axes a `PartitionSpec` names.
       max_pieces: how many shards of a dimension to draw; `...` stands for the others.
       max_grids: how many grids to draw.
 
     Returns:
       The picture as text, without a newline at the end. A notebook shows it as tables.
+
+    Raises:
+      TypeError: `value` is nothing that lies on devices, or has no shape.
+      ValueError: the shape does not fit.
 
     >>> from shardmap import Replicated, ShardingSpec, Unstacked, ShardedAxis
     >>> print(picture(ShardingSpec((), (Replicated(4),)), ()))
@@ -85,30 +101,99 @@ def picture(
         1 | 1 |
         2 | 2 |
           +---+
+    >>> print(picture({"w": jax.numpy.ones((4, 2)), "b": jax.numpy.ones(2)}))
+    ['b']  (2,) on 1 device, all of it on each
+    ['w']  (4, 2) on 1 device, all of it on each
     """
-    drawing = Drawing(
-        spec,
-        tuple(shape),
-        tuple(devices),
-        max_pieces=max_pieces,
-        max_grids=max_grids,
-    )
+
+    def drawing(
+        spec: ShardingSpec, shape: tuple[int, ...], ids: tuple[int, ...]
+    ) -> Any:
+        return Drawing(spec, shape, ids, max_pieces=max_pieces, max_grids=max_grids)
+
+    if isinstance(value, PartitionSpec):
+        if mesh is None:
+            raise TypeError(
+                f"picture of {value} needs the mesh whose axes it names: "
+                f"picture({value}, shape, mesh=mesh)"
+            )
+        value = NamedSharding(mesh, value)
+    if isinstance(value, ShardingSpec | Sharding):
+        if shape is None:
+            raise TypeError(
+                f"picture of a {type(value).__name__} needs the shape of the array: "
+                "picture(value, (8, 64))"
+            )
+        return _drawn(drawing(*_layout(value, tuple(shape), tuple(devices))))
+    if shape is not None or mesh is not None:
+        raise TypeError(
+            "picture takes shape and mesh with a ShardingSpec, a Sharding or a "
+            f"PartitionSpec, got them with a value of type {type(value).__name__}"
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    drawings = {
+        jax.tree_util.keystr(path): drawing(*_lies(path, leaf, tuple(devices)))
+        for path, leaf in leaves
+    }
+    if list(drawings) == [""]:
+        return _drawn(drawings[""])
+    width = max(map(len, drawings), default=0)
+    lines = [
+        f"{path:<{width}}  {_head(each.grids())}" for path, each in drawings.items()
+    ]
+    return Picture("\n".join(lines))
+
+
+def _lies(path: Any, leaf: Any, devices: tuple[int, ...]) -> Any:
+    """The spec, the shape and the devices of an array of a tree."""
+    try:
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            array = np.asarray(leaf)
+            if array.dtype.kind in "OSU":
+                raise TypeError(f"it is {shown(leaf)}")
+            return spec_of(array), array.shape, devices
+        return _layout(sharding_of(leaf), leaf.shape, devices)
+    except TypeError as error:
+        raise TypeError(
+            "picture draws an array, a tree of arrays, or a spec or sharding with a "
+            f"shape; argument value{jax.tree_util.keystr(path)}: {error}"
+        ) from error
+
+
+def _layout(
+    layout: ShardingSpec | Sharding, shape: tuple[int, ...], devices: tuple[int, ...]
+) -> tuple[ShardingSpec, tuple[int, ...], tuple[int, ...]]:
+    if isinstance(layout, ShardingSpec):
+        return layout, shape, devices
+    spec = ShardingSpec.from_sharding(layout, shape)
+    is_abstract = isinstance(getattr(layout, "mesh", None), AbstractMesh)
+    if not devices and not is_abstract:
+        places: Any = layout.devices_indices_map(shape)
+        devices = tuple(device.id for device in places)
+    return spec, shape, devices
+
+
+def _drawn(drawing: Drawing) -> "Picture":
     grids = drawing.grids()
-    ways = grids.ways
-    header = f"{grids.header}: {ways}" if ways else grids.header
-    found = Picture("\n".join([header, *_lines(grids)]))
+    found = Picture("\n".join([_head(grids), *_lines(grids)]))
     found.drawing = drawing
     return found
 
 
-class Picture(str):
-    """A picture in text, which a notebook shows as tables."""
+def _head(grids: Grids) -> str:
+    return f"{grids.header}: {grids.ways}" if grids.ways else grids.header
 
-    drawing: Drawing
+
+class Picture(str):
+    """A picture in text, which a notebook shows as tables, and lines as they are."""
+
+    drawing: Drawing | None = None
 
     def _repr_html_(self) -> str:
         from shardmap.explaining.draw.html import html_of
 
+        if self.drawing is None:
+            return f"<pre>{html.escape(self)}</pre>"
         return html_of(self.drawing)
 
 

@@ -4,10 +4,20 @@ import inspect
 import re
 
 import hypothesis
+import jax
 import numpy as np
 import pytest
 
-from shardmap import Chunked, Replicated, ShardedAxis, ShardingSpec, Unstacked, picture
+from shardmap import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+    make_mesh,
+    picture,
+    spec_of,
+)
 from tests.explain.layouts import layouts, places_of
 
 
@@ -121,3 +131,61 @@ def test_boxes_follow_the_indices(layout):
     expected = [device for key in sorted(holders) for device in sorted(holders[key])]
     text = picture(spec, shape, max_pieces=100, max_grids=100)
     assert numbers_in_boxes(text) == expected
+
+
+MESH = make_mesh({"x": 4, "y": 2})
+P = jax.sharding.PartitionSpec
+
+
+def test_arrays_shardings_and_partition_specs_are_drawn_alike():
+    sharding = jax.sharding.NamedSharding(MESH, P("x", None, "y"))
+    x = jax.device_put(np.ones((8, 3, 4), np.float32), sharding)
+    drawn = picture(spec_of(x), x.shape)
+    assert "dimension 0 down, 2 across" in drawn
+    for other in (
+        picture(x),
+        picture(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)),
+        picture(sharding, x.shape),
+        picture(sharding.spec, x.shape, mesh=MESH),
+        picture(sharding.spec, x.shape, mesh=MESH.abstract_mesh),
+    ):
+        assert other == drawn
+        assert "<table" in other._repr_html_()
+
+
+def test_the_devices_are_those_of_the_array():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:3:-1]), "x")
+    drawn = picture(
+        jax.device_put(np.ones(4), jax.sharding.NamedSharding(mesh, P("x")))
+    )
+    assert numbers_in_boxes(drawn) == [7, 6, 5, 4]
+
+
+def test_a_tree_of_arrays_is_a_line_for_each():
+    cut = jax.sharding.NamedSharding(MESH, P("x"))
+    tree = {"bias": np.ones(3), "w": [jax.device_put(np.ones((8, 2)), cut), 2.5]}
+    drawn = picture(tree)
+    assert drawn == inspect.cleandoc("""
+        ['bias']  (3,) on 1 device, all of it on each
+        ['w'][0]  (8, 2) on 8 devices, (2, 2) on each: dimension 0 down
+        ['w'][1]  () on 1 device, all of it on each
+    """)
+    assert drawn._repr_html_().startswith("<pre>[&#x27;bias&#x27;]  (3,)")
+    assert picture({"w": tree["w"][0]}).startswith("['w']  (8, 2) on 8 devices")
+
+
+def test_what_lies_nowhere_is_refused():
+    with pytest.raises(
+        TypeError, match=r"a NamedSharding needs the shape of the array"
+    ):
+        picture(jax.sharding.NamedSharding(MESH, P("x")))
+    with pytest.raises(TypeError, match=r"mesh whose axes it names: .*, mesh=mesh\)"):
+        picture(P("x"), (8,))
+    with pytest.raises(
+        TypeError, match=r"takes shape and mesh with a .* of type ndarr"
+    ):
+        picture(np.ones(8), (8,))
+    with pytest.raises(TypeError, match=r"argument value\['name'\]: it is 'data'"):
+        picture({"name": "data"})
+    with pytest.raises(TypeError, match=r"argument value\['x'\]: .* has no sharding"):
+        picture({"x": jax.ShapeDtypeStruct((8,), np.float32)})
