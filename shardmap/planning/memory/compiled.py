@@ -226,13 +226,6 @@ def peak_bytes(cut_program: CutProgram) -> int:
     )
 
 
-def bytes_moved(cut_program: CutProgram) -> int:
-    """About the bytes that all shards read and return."""
-    return sum(
-        stage.num_shards * largest_shard(stage).moved for stage in cut_program.stages
-    )
-
-
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
     """The bytes held in memory while a stage runs, besides arguments and results."""
     made = [result.value for result in cut_program.stages[place].results]

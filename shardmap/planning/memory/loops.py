@@ -18,6 +18,7 @@ from shardmap.planning.engine.rules import UNCUT, Cut, Forward
 from shardmap.planning.in_slices import cut_points
 from shardmap.planning.lax import prefix
 from shardmap.planning.lax.control import unroll
+from shardmap.planning.lax.control.body import ALONG
 from shardmap.planning.memory.held import Line, inside, lines_of
 
 FOLLOWED = 16
@@ -25,6 +26,12 @@ FOLLOWED = 16
 
 CLASSES = 8
 """The most classes that are ranked: those that the most bytes carry."""
+
+FEW_STAGES = 64
+"""So many stages cost no time of their own."""
+
+STAGE_BYTES = 2**20
+"""Each further stage takes about as long as moving so many bytes."""
 
 MOST_AXES = 3
 """The most classes that are cut together."""
@@ -119,6 +126,8 @@ class Followed:
             each
             for each in forward.lost
             if each.origins and each.reason != BESIDE and not each.reason.in_stages
+            # Pieces of the steps of a loop are stages that read their own rows.
+            if each.reason != ALONG or not self._partial
         ]
         contracted = bool(forward.contracted) and self._partial
         is_whole = bool(ended) or (bool(forward.contracted) and not self._partial)
@@ -197,7 +206,10 @@ class Followed:
             nbytes(v) * max(shards * self._share(v, count), 1) for v in graph.inputs
         )
         results = sum(nbytes(v) for v in graph.outputs if isinstance(v, Value))
-        return reads * self.passes + results + self._parts * (count - 1)
+        stages = max(self._pass.values(), default=0)
+        overhead = STAGE_BYTES * max(stages - FEW_STAGES, 0)
+        parts = self._parts * (count - 1)
+        return reads * self.passes + results + parts + overhead
 
 
 def ranked(

@@ -1,15 +1,14 @@
 """Finds along which axes, and into how many pieces, a function fits into memory.
 
 The function as it is comes first. Then the loop classes are ranked, see `loops`, and
-the best two are cut: an estimate gives the number of pieces, and XLA says what the
-largest shards take, which corrects it once or twice. The way that moves the fewest
-bytes is chosen.
+the best that fits is cut: an estimate gives the number of pieces, and XLA says what the
+largest shards take, which corrects it once or twice.
 """
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.in_slices import Asked, cut_points
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.memory.compiled import (
-    bytes_moved,
     estimated,
     largest_shard,
 )
@@ -25,12 +23,6 @@ from shardmap.planning.memory.held import Peak
 from shardmap.planning.memory.loops import MOST_AXES, Axes, Followed, Uncut, ranked
 from shardmap.planning.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import Auto, size
-
-WAYS = 2
-"""So many ways that fit are compared."""
-
-NEAR = 1.5
-"""Ways are compared if their shards move at most so many times more."""
 
 ATTEMPTS = 3
 """The most classes of axes that are tried, each with those that are cut already."""
@@ -58,15 +50,6 @@ QUICK = 128
 
 MANY_SHARDS = 1024
 """A program of more shards is compared with one that keeps nothing."""
-
-FEW_STAGES = 64
-"""So many stages cost no time of their own."""
-
-STAGE_BYTES = 2**20
-"""Each further stage takes about as long as moving so many bytes."""
-
-SHARD_BYTES = 2**12
-"""So does each shard."""
 
 SECOND = 1.0
 """The seconds between two lines that tell what is planned."""
@@ -164,7 +147,7 @@ def program_within(problem: Problem) -> CutProgram:
         return _as_it_is(problem, given)
     except TooLittle as error:
         refused.append(error)
-    ways: Iterable[Axes] = [given] if given else _by_cost(problem, given)
+    ways: Sequence[Axes] = [given] if given else _by_cost(problem, given)
     for _ in range(MOST_AXES):
         here: list[TooLittle] = []
         for axes in ways:
@@ -186,8 +169,8 @@ def program_within(problem: Problem) -> CutProgram:
     raise ValueError(_refusal(problem, least))
 
 
-def _by_cost(problem: Problem, begin: Axes) -> Iterator[Axes]:
-    """A few ways to cut one class more, in order; close ones are analysed."""
+def _by_cost(problem: Problem, begin: Axes) -> Sequence[Axes]:
+    """A few ways to cut one class more, the one that moves the fewest bytes first."""
     uncut, memory = problem.uncut, problem.memory
     classes = uncut.classes()
     if not problem.finds:
@@ -199,21 +182,7 @@ def _by_cost(problem: Problem, begin: Axes) -> Iterator[Axes]:
         return problem.times_read(problem.points(axes, count))
 
     every = ranked(uncut, begin, classes, memory, problem.partial, times_read)
-    every = every[:ATTEMPTS]
-    close = [f.axes for moved, f in every[:WAYS] if moved <= NEAR * every[0][0]]
-    if len(close) > 1 and every[0][0] < math.inf:
-        close.sort(key=lambda axes: _estimated_cost(problem, axes))
-    yield from close
-    yield from (followed.axes for _, followed in every[len(close) :])
-
-
-def _estimated_cost(problem: Problem, axes: Axes) -> float:
-    """About what these axes cost in as many pieces as fit, without compiling."""
-    tries = problem.tries(axes, problem.partial, True)
-    tried = tries.fewest(tries.count, 1, problem.memory)
-    if tried.held.bytes > problem.memory:
-        return math.inf
-    return _cost(problem, tried, axes)
+    return [followed.axes for _, followed in every[:ATTEMPTS]]
 
 
 def _kept_or_not(problem: Problem, axes: Axes) -> CutProgram:
@@ -433,15 +402,6 @@ def _bytes(tried: _Tried) -> int:
 def _is_hopeless(held: Peak, before: Peak | None, room: float) -> bool:
     """Whether a value that is too large is as large as it was in fewer pieces."""
     return held.largest > room and before is not None and before[1:] == held[1:]
-
-
-def _cost(problem: Problem, tried: _Tried, axes: Axes) -> float:
-    """About the bytes that all shards move, and what else takes time."""
-    program = tried.program
-    times = problem.times_read(problem.points(axes, tried.pieces))
-    stages = max(len(program.stages) - FEW_STAGES, 0)
-    overhead = STAGE_BYTES * stages + SHARD_BYTES * program.num_shards
-    return bytes_moved(program) * times + overhead
 
 
 def _refusal(problem: Problem, refused: TooLittle) -> str:

@@ -360,7 +360,7 @@ def calls(run):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("fun", "shape", "times"), [(descent, (20_000, 32), 20), (spans, (400, 64), 12)]
+    ("fun", "shape", "times"), [(descent, (20_000, 32), 5), (spans, (400, 64), 12)]
 )
 def test_cuts_that_fit_are_found_in_few_calls(fun, shape, times):
     """Few numbers of pieces are tried, and equal steps are compiled once."""

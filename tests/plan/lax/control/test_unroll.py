@@ -144,12 +144,16 @@ def test_steps_that_see_an_axis_as_long_as_their_results(loop, step):
 
 
 def test_a_loop_is_unrolled_beside_what_is_whole():
+    """Each loop is looked at alone: one that gains nothing stays a loop."""
+
     def fun(x):
-        return heat(x), jnp.fft.fft(x).real
+        whole = lax.fori_loop(0, 3, lambda _, x: jnp.fft.fft(x).real / 4, x)
+        return heat(x), whole
 
     x = reals(40)
     made = check_cut(fun, x, in_slices=({0: 4},))
     assert made.num_shards == 4
+    assert "stops at scan" in str(made.explain())
 
 
 def test_a_loop_that_gains_nothing_stays_a_loop():
