@@ -95,6 +95,7 @@ class Followed:
         self._pass: dict[Operand, int] = {}
         self._divided: set[Node] = set()
         self._parts = 0  # The bytes of sums over cut axes.
+        self._lines = lines_of(self._analysis.graph, self._analysis.rules)
         self.passes = 1
         for value in self._analysis.graph.inputs:
             self._begin(value)
@@ -177,8 +178,7 @@ class Followed:
         def inner(line: Line) -> float:
             return inside(line.node) / (count if line.node in self._divided else 1)
 
-        lines = lines_of(graph, self._analysis.rules)
-        return outside + lines.most(size_of, inner)[0]
+        return outside + self._lines.most(size_of, inner)[0]
 
     def fewest(self, memory: int) -> int | None:
         """About the fewest pieces with which a shard fits; None: there are none."""

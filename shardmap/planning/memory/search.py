@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.in_slices import Asked, cut_points
@@ -83,7 +83,6 @@ class Problem:
     chunks: Callable[[int, int], tuple[int, ...] | None] = lambda k, axis: None
     times_read: Callable[[Asked], float] = lambda asked: 1.0
     _told: list[float] = field(default_factory=lambda: [time.monotonic()])
-    _tries: dict[Any, "_Tries"] = field(default_factory=dict)
 
     def tell(self, doing: str) -> None:
         """Says on stderr what is done, at most once a second."""
@@ -92,13 +91,6 @@ class Problem:
             self._told[1:] = [now]
             text = f"planning within {size(self.memory)}: {doing}, {seconds:.0f} s"
             print(text, file=sys.stderr, flush=True)
-
-    def tries(self, axes: Axes, partial: bool, keeps: bool) -> "_Tries":
-        """The programs of one way to cut the function, each made once."""
-        way = axes, partial, keeps
-        if way not in self._tries:
-            self._tries[way] = _Tries(self, axes, partial, keeps)
-        return self._tries[way]
 
     def points(self, axes: Axes, count: int) -> Asked:
         """The cuts that were asked for, and these axes in ``count`` pieces."""
@@ -276,7 +268,7 @@ def _fitted(problem: Problem, axes: Axes, partial: bool, keeps: bool) -> CutProg
     Raises:
       TooLittle: it does not fit.
     """
-    tries = problem.tries(axes, partial, keeps)
+    tries = _Tries(problem, axes, partial, keeps)
     most, count = tries.most, tries.count
     below, room = 1, float(problem.memory)
     found: CutProgram | None = None
