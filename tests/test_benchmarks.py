@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import chunked_rows, harness, idiom_rows, plot, rows, worker_rows
+from benchmarks import (
+    chunked_rows,
+    harness,
+    idiom_rows,
+    planning,
+    plot,
+    rows,
+    worker_rows,
+)
 from benchmarks.field import __main__ as board
 from benchmarks.field import analyses
 from benchmarks.field import tasks as field_tasks
@@ -180,6 +188,16 @@ def test_an_unknown_name_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["--only", "nothing"])
     assert "no benchmark has 'nothing' in its name" in capsys.readouterr().err
+
+
+def test_planning_is_timed_beside_lowering():
+    x = planning.floats(64, 256)
+    program = planning.Program(lambda x: (x @ x.T).sum(0), (x,), {0: 2}, "12 kB")
+    seconds = planning.measured(program)
+    assert set(seconds) == {"lower", "plan", "shards", "memory", "chunked"}
+    assert planning.told({"plan": 3.0}, "plan", 1.0, limit=4).split() == [
+        *("3.00", "3.0", "ok")
+    ]
 
 
 @pytest.mark.deep

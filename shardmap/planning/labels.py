@@ -52,24 +52,24 @@ class Labels:
         """Returns ``out`` in the structure of the bare result."""
         if out is None:
             return None
-        found = []
+        outs = []
         for leaf, one in zip(self._leaves, self._tree.flatten_up_to(out), strict=True):
             if leaf is None:
-                found.append(one)
+                outs.append(one)
             elif isinstance(one, Mapping):
-                found.append([one.get(name) for name in leaf[0]])
+                outs.append([one.get(name) for name in leaf[0]])
             else:
-                found.append([one, *[None] * (len(leaf[0]) - 1)])
-        return jax.tree.unflatten(self._tree, found)
+                outs.append([one, *[None] * (len(leaf[0]) - 1)])
+        return jax.tree.unflatten(self._tree, outs)
 
     def result(self, bare: PyTree) -> PyTree:
         """Returns the bare result with its labels."""
         parts = self._tree.flatten_up_to(bare)
-        made = [
+        leaves = [
             part if leaf is None else leaf[1](part)
             for leaf, part in zip(self._leaves, parts, strict=True)
         ]
-        return jax.tree.unflatten(self._tree, made)
+        return jax.tree.unflatten(self._tree, leaves)
 
 
 def without_labels(
@@ -147,12 +147,12 @@ def _labelled(leaf: Any, arrays: Any) -> Any:
 
 def _variables(leaves: Sequence[Any]) -> dict[Any, Any]:
     """The variables of the arguments by name, the first of each name."""
-    found: dict[Any, Any] = {}
+    variables: dict[Any, Any] = {}
     for leaf in leaves:
         if is_labelled(leaf):
             arrays = leaf.data_vars if is_dataset(leaf) else {leaf.name: leaf}
-            found = {k: v.variable for k, v in arrays.items()} | found
-    return found
+            variables = {k: v.variable for k, v in arrays.items()} | variables
+    return variables
 
 
 LAYOUT = (
@@ -171,13 +171,13 @@ PACKED = {"scale_factor", "add_offset"}
 """The keys that pack numbers into integers, which may be too small for a result."""
 
 
-def _encoding(stored: Any, made: Any) -> dict[str, Any]:
+def _encoding(stored: Any, result: Any) -> dict[str, Any]:
     """The part of an argument's encoding that a result of the same name keeps."""
-    if stored is None or (stored.dims, stored.shape) != (made.dims, made.shape):
+    if stored is None or (stored.dims, stored.shape) != (result.dims, result.shape):
         return {}
     before = stored.encoding
     dtype = np.dtype(before.get("dtype", stored.dtype)).newbyteorder("=")
-    is_plain = dtype == made.dtype and not PACKED & before.keys()
+    is_plain = dtype == result.dtype and not PACKED & before.keys()
     kept = LAYOUT + NUMBERS if is_plain else LAYOUT
     return {key: before[key] for key in kept if key in before}
 
@@ -192,26 +192,27 @@ def _taken_apart(
     """The names of a result's arrays, the function that rebuilds it, and the arrays."""
     is_array, name = not is_dataset(value), getattr(value, "name", None)
     whole = value.to_dataset(name=ARRAY) if is_array else value
-    own = list(whole.data_vars)
+    names = list(whole.data_vars)
     coords = [k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)]
     about = {
         k: (
-            *(whole[k].dims, whole[k].attrs),
+            whole[k].dims,
+            whole[k].attrs,
             _encoding(stored.get(name if k == ARRAY else k), whole[k].variable),
         )
-        for k in [*own, *coords]
+        for k in [*names, *coords]
     }
     rest = whole.drop_vars(about)
 
     def rebuild(arrays: list[Any]) -> Any:
-        made = {
+        variables = {
             k: (dims, array, attrs, encoding)
             for (k, (dims, attrs, encoding)), array in zip(
                 about.items(), arrays, strict=True
             )
         }
-        full = rest.assign({k: made[k] for k in own})
-        full = full.assign_coords({k: made[k] for k in coords})
+        full = rest.assign({k: variables[k] for k in names})
+        full = full.assign_coords({k: variables[k] for k in coords})
         return full[ARRAY].rename(name) if is_array else full
 
     return [*map(str, about)], rebuild, [whole[k].data for k in about]

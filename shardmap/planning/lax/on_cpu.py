@@ -72,8 +72,8 @@ def reduction_of(node: Node, x: Any) -> Any:
             parts = min(FOLDED, size)
             length, rest = divmod(size, parts)
             cut = functools.partial(lax.slice_in_dim, x, axis=axis)
-            found = [cut(k * length, (k + 1) * length) for k in range(parts)]
-            total = functools.reduce(combine, found)
+            slices = [cut(k * length, (k + 1) * length) for k in range(parts)]
+            total = functools.reduce(combine, slices)
             if rest:
                 total = lax.concatenate([total, cut(size - rest, size)], axis)
             x = total
@@ -84,13 +84,13 @@ def _is_of_slices(node: Node) -> bool:
     """Whether a node reduces an elementwise function of several slices."""
     stack, slices = list(node.ins[:1]), set()
     for operand in stack:
-        made = operand.producer
-        if made is None or len(stack) > MOST_LOOKED_AT:
+        producer = operand.producer
+        if producer is None or len(stack) > MOST_LOOKED_AT:
             continue
-        if made.primitive in SLICES:
-            slices.add(made)
-        elif made.primitive in MOVES or made.primitive in pointwise.RULES:
-            stack += [x for x in made.ins if x not in stack]
+        if producer.primitive in SLICES:
+            slices.add(producer)
+        elif producer.primitive in MOVES or producer.primitive in pointwise.RULES:
+            stack += [x for x in producer.ins if x not in stack]
     return len(slices) > 1
 
 
@@ -139,8 +139,8 @@ def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     """
     if jax.default_backend() != "cpu":
         return p.conv_general_dilated_p.bind(lhs, rhs, **params)
-    if (made := _shifted_sum(params, lhs, rhs)) is not None:
-        return made
+    if (total := _shifted_sum(params, lhs, rhs)) is not None:
+        return total
     numbers = params["dimension_numbers"]
     count = len(numbers.lhs_spec) - 2
     images = (0, count + 1, *range(1, count + 1))

@@ -71,7 +71,13 @@ def in_stages(
 
     selects = node.primitive in (p.cummax_p, p.cummin_p)
     totals = of_each_piece(
-        *(graph, total, node.ins, [axes], [axes], {axis: edges}), selects=selects
+        graph,
+        total,
+        node.ins,
+        ins=[axes],
+        outs=[axes],
+        edges={axis: edges},
+        selects=selects,
     )
     [rest] = graph.call(before, totals)
     window = WithinPiece(edges[-1], edges=edges, start=not reverse, stop=reverse)

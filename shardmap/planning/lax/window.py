@@ -186,7 +186,9 @@ def select_and_scatter_add(node: Node) -> Factors:
     """The gradient of a pooling: axes that are not pooled pass."""
     params = node.params
     windows = zip(
-        *(params["window_dimensions"], params["window_strides"], params["padding"]),
+        params["window_dimensions"],
+        params["window_strides"],
+        params["padding"],
         *node.in_shapes,
         strict=True,
     )

@@ -276,8 +276,10 @@ class InnerBody:
             for a, b in zip(self.needs(recipe), given, strict=True)
         )
         return BodyShard(
-            *(recipe.static, len(recipe.starts), inside),
-            tuple(box is not None for box in wanted),
+            recipe.static,
+            starts=len(recipe.starts),
+            inside=inside,
+            wanted=tuple(box is not None for box in wanted),
         )
 
     def run(

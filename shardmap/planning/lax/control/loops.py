@@ -135,7 +135,9 @@ class Scan(LoopRule):
         shapes, begins = crops(boxes, made)
         static = Looped(
             self.body.shard(recipe, [*carry, *inner], given),
-            *(shapes, tuple(limited), along[1] - along[0]),
+            crops=shapes,
+            limited=tuple(limited),
+            length=along[1] - along[0],
         )
         starts = (*recipe.starts, *begins, *(start for start, _ in limited.values()))
         return Need(tuple(needed), static, starts)
@@ -247,7 +249,8 @@ class While(LoopRule):
         shapes, begins = crops(boxes, carry)
         static = Looped(
             self.body.shard(recipe, carry, [*needs[: self.consts], *carry]),
-            *(shapes, tuple(limited)),
+            crops=shapes,
+            limited=tuple(limited),
             test=self.test.shard(test, [lead], [*looked[: self.tests], *carry]),
         )
         firsts = [start for start, _ in limited.values()]

@@ -61,11 +61,11 @@ def of_each_piece(
         jax.core.ShapedArray(
             tuple(
                 len(edges[f]) - 1 if f in edges else size
-                for f, size in zip(row, made.shape, strict=True)
+                for f, size in zip(row, aval.shape, strict=True)
             ),
-            made.dtype,
+            aval.dtype,
         )
-        for made, row in zip(
+        for aval, row in zip(
             jax.eval_shape(function, *pieces, places), outs, strict=True
         )
     ]
@@ -82,8 +82,10 @@ def of_each_piece(
     params = {"rule": rule, "selects": selects}
     stopped = {*edges, *wholes}
     return [
-        barrier(graph, made, passing=[k for k, f in enumerate(row) if f not in stopped])
-        for made, row in zip(
+        barrier(
+            graph, result, passing=[k for k, f in enumerate(row) if f not in stopped]
+        )
+        for result, row in zip(
             graph.add(PIECES, params, operands, avals), outs, strict=True
         )
     ]
@@ -91,11 +93,11 @@ def of_each_piece(
 
 def edges_of(points: Sequence[int], size: int, least: int) -> tuple[int, ...]:
     """The ends of pieces that have at least ``least`` elements each."""
-    found = [0]
+    edges = [0]
     for point in points:
-        if point - found[-1] >= least > 0 and size - point >= least:
-            found.append(point)
-    return (*found, size)
+        if point - edges[-1] >= least > 0 and size - point >= least:
+            edges.append(point)
+    return (*edges, size)
 
 
 RULES: dict[Any, RuleMaker] = {PIECES: lambda node: node.params["rule"](node)}

@@ -94,7 +94,7 @@ def _are_selected(graph: Graph, values: Sequence[Value]) -> bool:
 
 def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:
     """The costly operations that cheap ones compute a value from."""
-    found: list[Node] = []
+    costly: list[Node] = []
     nodes, stack = set[Node](), [value]
     while stack:
         node = stack.pop().producer
@@ -104,8 +104,8 @@ def _sources(value: Value, rule: Callable[[Node], Rule]) -> list[Node]:
         if rule(node).cheap:
             stack += [x for x in node.ins if isinstance(x, Value)]
         else:
-            found.append(node)
-    return found
+            costly.append(node)
+    return costly
 
 
 def _is_smaller(value: Value, source: Node) -> bool:

@@ -49,28 +49,28 @@ def in_stages(
     at = cut.at[step - 1 :: step]
     if not at:
         return None
-    made = [out.aval for out in node.outs]
+    avals = [out.aval for out in node.outs]
     edges = 0, *at, params["length"]
     carry: Sequence[Operand] = ins[consts:first]
     steps: list[Sequence[Operand]] = []
     pieces = list(itertools.pairwise(edges))
     for begin, end in reversed(pieces) if params["reverse"] else pieces:
-        own = {**params, "length": end - begin, "first_row": begin}
-        rows = [aval.update(shape=(end - begin, *aval.shape[1:])) for aval in made]
+        of_piece = {**params, "length": end - begin, "first_row": begin}
+        rows = [aval.update(shape=(end - begin, *aval.shape[1:])) for aval in avals]
         outs = graph.add(
             PIECE,
-            own,
+            of_piece,
             [*ins[:consts], *carry, *ins[first:]],
-            [*made[:carries], *rows[carries:]],
+            [*avals[:carries], *rows[carries:]],
         )
         carry = outs[:carries]
         steps.append(outs[carries:])
     if params["reverse"]:
         steps.reverse()
-    own = {"dimension": 0, "origins": sorted(cut.origins)}
+    along = {"dimension": 0, "origins": sorted(cut.origins)}
     joined = [
-        graph.add(JOINED, own, parts, [aval])[0]
-        for parts, aval in zip(zip(*steps, strict=True), made[carries:], strict=True)
+        graph.add(JOINED, along, parts, [aval])[0]
+        for parts, aval in zip(zip(*steps, strict=True), avals[carries:], strict=True)
     ]
     return [*carry, *joined]
 
@@ -98,9 +98,9 @@ class Piece(Scan):
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         first = self.consts + self.carries
         rows = [[UNCUT, *row[1:]] for row in cuts[first:]]
-        made = super().forward([*cuts[:first], *rows])
+        forward = super().forward([*cuts[:first], *rows])
         along = meet([row[0] for row in cuts[first:]])
-        return made._replace(lost=[*made.lost, Lost(along.origins, IN_STAGES)])
+        return forward._replace(lost=[*forward.lost, Lost(along.origins, IN_STAGES)])
 
 
 class Joined(Concatenate):

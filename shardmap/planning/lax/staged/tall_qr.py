@@ -83,10 +83,10 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]
 
     ins, outs = [["row", 0]], [["row", 1, 2], ["row", 3, 4]]
     wholes: dict[Factor, Reason] = dict.fromkeys(range(5), CORE)
-    found = of_each_piece(
+    of_pieces = of_each_piece(
         graph, of_piece, [operand], ins, outs, {"row": edges}, wholes=wholes
     )
-    turns, r = graph.call(of_all, found)
+    turns, r = graph.call(of_all, of_pieces)
     rule = functools.partial(
         in_pieces,
         value=["row", 0],

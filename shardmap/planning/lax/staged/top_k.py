@@ -38,13 +38,18 @@ def in_stages(
         return [best, jnp.take_along_axis(places, index, axis)]
 
     axes = range(axis + 1)
-    found = of_each_piece(
-        *(graph, of_piece, node.ins, [axes], [[*axes, "k"]] * 2, {axis: edges}),
+    of_pieces = of_each_piece(
+        graph,
+        of_piece,
+        node.ins,
+        ins=[axes],
+        outs=[[*axes, "k"]] * 2,
+        edges={axis: edges},
         starts=[axis],
         wholes={"k": CORE},
         selects=True,
     )
-    return graph.call(of_all, found)
+    return graph.call(of_all, of_pieces)
 
 
 STAGES: dict[Any, Stages] = {p.top_k_p: in_stages}
