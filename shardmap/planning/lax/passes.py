@@ -18,11 +18,7 @@ from shardmap.planning.engine.rules import UNCUT
 from shardmap.planning.lax.compared import must_store
 from shardmap.planning.lax.follow import Cuts, Rules, follow
 from shardmap.planning.lax.indexed.known import fold, known_again
-from shardmap.planning.lax.staged import (
-    barrier,
-    groups,
-    one_pass,
-)
+from shardmap.planning.lax.staged import barrier, groups, one_pass
 from shardmap.planning.lax.table import CALLS
 
 
@@ -46,7 +42,7 @@ def share_equal(graph: Graph) -> None:
 
 
 def cut_outputs(graph: Graph, cuts: Cuts) -> None:
-    """Begins the cuts of results. They only add nodes at the end."""
+    """Begins the cuts of results, as those of arguments: before any is followed."""
     if cuts.outputs is not None:
         barrier.ask(graph, cuts.outputs)
 
@@ -84,7 +80,9 @@ def read_once(analysis: Analysis, cuts: Cuts) -> bool:
 
 
 ONCE: Sequence[Callable[[Graph], None]] = (share_equal, fold)
-"""The passes that see no cuts, in order: they run once for a function."""
+"""The passes that see no cuts, in order: they run once for a function.
+
+`fold` evaluates what indices are made of, after equal equations have become one."""
 
 PASSES: Sequence[Callable[[Graph, Cuts], None]] = (
     cut_outputs,
