@@ -13,6 +13,8 @@ PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _STANDARD = sysconfig.get_path("stdlib")
 _OURS = str(Path(__file__).parent.parent)
 
+_OR_SPMAP = ", with `import shardmap.compat`; in new code shardmap.spmap"
+
 # `import a.b`, `from a import b`, or `a.b` in an expression.
 Form = Literal["import", "from", "name"]
 
@@ -43,6 +45,8 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
     'from jax import tree_multimap -> from jax.tree import map as tree_multimap'
     >>> edit("jax.linear_util", "import", "lu")
     'import jax.linear_util as lu -> import jax.extend.linear_util as lu'
+    >>> edit("jax.pmap", "name").partition(" -> ")[2]
+    'shardmap.compat.pmap, with `import shardmap.compat`; in new code shardmap.spmap'
     """
     if old in EDITS and form == "name":
         return EDITS[old]
@@ -64,7 +68,7 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
     if new is None:
         return f"{statement} -> leave it out, with the new names in their places"
     if form == "name":
-        return f"{statement} -> {new}"
+        return f"{statement} -> {new}{_OR_SPMAP * (new == 'shardmap.compat.pmap')}"
     if form == "import":
         return f"{statement} -> import {new}{renamed}"
     module, _, name = new.rpartition(".")
