@@ -256,7 +256,7 @@ def reopen_full(about, writable):
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch):
     """Registers what tests write and read for each of them."""
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+    monkeypatch.setattr(registry, "_openers", dict(registry._openers))
     register_shard_handler(Scripted, describe=describe, reopen=reopen)
     register_shard_handler(
         Full, describe=describe, reopen=reopen_full, grain=lambda value: (1, 1)

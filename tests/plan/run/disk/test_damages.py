@@ -137,7 +137,7 @@ class Store:
 
 @pytest.mark.parametrize("run", [one_run, two_tasks])
 def test_no_option_of_a_store_is_written(run, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+    monkeypatch.setattr(registry, "_openers", dict(registry._openers))
     register_shard_handler(
         Store,
         describe=lambda store: {"place": "s3", "options": {"token": "sesame"}},
