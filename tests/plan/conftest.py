@@ -20,7 +20,7 @@ def dask_client():
     pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
     with (
         distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, dashboard_address=":0"
+            n_workers=2, threads_per_worker=1, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
