@@ -1,12 +1,14 @@
 """Methods of xarray that ask for the values of an array, written with `jax.numpy`.
 
-xarray has no hook for them. Each is wrapped once, when the first labelled function is
-traced: on a traced array it does what is written here, on others what it did.
+xarray has no hook for them. Each is wrapped while a labelled function is traced: on a
+traced array it does what is written here, on others what it did.
 """
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Hashable, Mapping
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -163,17 +165,33 @@ METHODS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 }
 
 
-@functools.cache
-def install() -> None:
-    """Wraps the methods; again, it does nothing."""
-    xarray = importlib.import_module("xarray")
-    for kind, methods in METHODS.items():
-        for name, method in methods.items():
-            _wrap(getattr(xarray, kind), name, method)
+_lock = threading.Lock()
+_originals: list[tuple[type, str, Any]] = []
+_contexts = 0
+
+
+@contextlib.contextmanager
+def wrapped() -> Iterator[None]:
+    """A context in which the methods take traced arrays. xarray is itself after it."""
+    global _contexts
+    with _lock:
+        _contexts += 1
+        if _contexts == 1:
+            xarray = importlib.import_module("xarray")
+            for kind, methods in METHODS.items():
+                for name, method in methods.items():
+                    _wrap(getattr(xarray, kind), name, method)
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts -= 1
+            while not _contexts and _originals:
+                setattr(*_originals.pop())
 
 
 def _wrap(kind: type, name: str, ours: Callable[..., Any]) -> None:
-    original = getattr(kind, name)
+    original = vars(kind)[name]
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,6 +199,7 @@ def _wrap(kind: type, name: str, ours: Callable[..., Any]) -> None:
         return chosen(self, *args, **kwargs)
 
     setattr(kind, name, method)
+    _originals.append((kind, name, original))
 
 
 def _is_traced(value: Any) -> bool:

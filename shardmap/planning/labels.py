@@ -84,7 +84,6 @@ def without_labels(
     if not any(map(is_labelled, leaves)):
         return fun, None
     _hide_lines_of_xarray()
-    labelled_methods.install()
     stored = _variables(leaves)
     labels = Labels()
 
@@ -95,7 +94,7 @@ def without_labels(
             _labelled(leaf, array) if is_labelled(leaf) else array
             for leaf, array in zip(leaves, given, strict=True)
         ]
-        with _values_refused():
+        with labelled_methods.wrapped(), _values_refused():
             result = fun(*jax.tree.unflatten(tree, labelled))
         return labels.take_off(result, stored)
 

@@ -139,6 +139,20 @@ def test_what_is_interpolated_otherwise_is_refused(ds):
         plan(lambda a: a.idxmax("time"), ds.t)
 
 
+def test_methods_of_xarray_are_wrapped_only_while_a_function_is_traced(ds):
+    before = dict(vars(xr.DataArray))
+    inside = []
+
+    def fun(a):
+        inside.append(dict(vars(xr.DataArray)))
+        return a.interp(x=[12.0], method="nearest")
+
+    with pytest.raises(TypeError, match=r"method='nearest', kwargs=None is not traced"):
+        plan(fun, ds.t)
+    assert inside[0]["interp"] is not before["interp"]
+    assert dict(vars(xr.DataArray)) == before
+
+
 def test_functions_of_jax_on_the_data(ds):
     def clipped(x):
         return jax.nn.relu(jax.lax.cumsum(x))
