@@ -94,9 +94,9 @@ def catching():
 
         return mock.patch.object(jax, name, transformed)
 
-    def explained(fun, wires, args, kwargs):
+    def explained(fun, wires, there, args, kwargs):
         catch(fun, args, kwargs)
-        return explain(fun, wires, args, kwargs)
+        return explain(fun, wires, there, args, kwargs)
 
     with contextlib.ExitStack() as patched:
         for kind in (Mapped, ChunkedFunction):
