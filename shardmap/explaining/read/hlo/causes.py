@@ -253,7 +253,10 @@ def _sent_on(seen: _Seen) -> Cause | None:
 
 def _combined(seen: _Seen) -> Cause:
     if not seen.name:
-        return Cause("XLA does not say for which operation", None)
+        return Cause(
+            "XLA does not say for which operation",
+            "Explain parts of the function alone, to find the one that has it.",
+        )
     return Cause(
         f"{seen.operation} needs values of other devices",
         "Shard another dimension than the one along which it combines elements.",
