@@ -253,6 +253,7 @@ def _explain(
             *remarks.constants(traced.jaxpr.consts, num_devices),
             *remarks.outside(traced.jaxpr, module, sources, num_devices),
             *remarks.looped(axes, cuts),
+            *remarks.unrolled(traced.jaxpr),
             *remarks.rematerialised(collectives),
         ),
         notes=tuple(_notes(facts, module, bool(collectives), is_abstract)),

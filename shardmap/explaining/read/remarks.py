@@ -1,14 +1,16 @@
 """Remarks: what to change in a program, with numbers and the remedy."""
 
+import collections
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.core import Literal
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import ClosedJaxpr, Equation, aval_of
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, jaxprs
 from shardmap.explaining.read.hlo.causes import REMATERIALISED
 from shardmap.explaining.read.hlo.cost import flops_of_product
 from shardmap.explaining.read.hlo.sources import Sources
@@ -29,6 +31,9 @@ from shardmap.units import size
 
 LARGE = 1 << 20
 """The least bytes of a large array, and the least flops of a large product."""
+
+UNROLLED = 8
+"""The least number of equal products for a remark that they could be one."""
 
 _CUT_INPUT = (
     "If each device needs only a part, shard it: map it, or name a mesh axis for one "
@@ -284,6 +289,46 @@ def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remar
         if axis.kind == "loop" and axis.inside is None
         for cut in [c for c in cuts if c.dimension == 0 and c.path in axis.over][:1]
     ]
+
+
+def unrolled(closed: ClosedJaxpr) -> list[Remark]:
+    """Remarks on equal products of one line that do not need each other."""
+    products = (dot_general_p, conv_general_dilated_p)
+    found: list[Remark] = []
+    for jaxpr in jaxprs(closed.jaxpr):
+        keys = {
+            equation.outvars[0]: (
+                source_of(equation),
+                str(equation.params),
+                *(aval_of(x).str_short() for x in equation.invars),
+            )
+            for equation in jaxpr.eqns
+            if equation.primitive in products
+        }
+        frequent = {
+            k for k, n in collections.Counter(keys.values()).items() if n >= UNROLLED
+        }
+        counts: dict[Any, int] = collections.Counter()
+        # The frequent products that each value was computed from.
+        needs: dict[Any, frozenset[Any]] = {}
+        for equation in jaxpr.eqns if frequent else ():
+            atoms = [x for x in equation.invars if not isinstance(x, Literal)]
+            needed = frozenset().union(*(needs.get(x, ()) for x in atoms))
+            key = keys.get(equation.outvars[0]) if equation.outvars else None
+            if key in frequent:
+                counts[key] += key not in needed
+                needed |= {key}
+            needs.update(dict.fromkeys(equation.outvars, needed))
+        found += [
+            Remark(
+                f"{count:,} equal products, one after another",
+                "jax.vmap makes one operation of them.",
+                source,
+            )
+            for (source, *_), count in counts.items()
+            if count >= UNROLLED
+        ]
+    return list(dict.fromkeys(found))
 
 
 def rematerialised(collectives: Sequence[Collective]) -> list[Remark]:

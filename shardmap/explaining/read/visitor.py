@@ -54,6 +54,11 @@ _CHANGE_LOOP = (
     "No step needs the one before: vmap runs all at once, spmap runs them on devices, "
     "and jax.lax.map with batch_size= vectorises some at a time."
 )
+_CHANGE_BATCHES = (
+    "No step needs the one before: a larger batch_size= of jax.lax.map vectorises more "
+    "at a time, and spmap runs them on devices."
+)
+_CHANGE_BATCH = "batch_size= of jax.lax.map sets how many are vectorised at a time."
 _CHANGE_PIECES = (
     "in_slices= of chunked sets the cuts, and memory= the memory of a piece. Fewer, "
     "larger pieces need more memory."
@@ -75,6 +80,7 @@ class Scope(NamedTuple):
       mesh: the mesh of the outermost map.
       inner_axes: the mesh axes left for maps inside.
       program: the manual and partitioned axes of the program around it.
+      batch_size: how many elements each step of the loop around it vectorises.
     """
 
     axis: int | None = None
@@ -82,6 +88,7 @@ class Scope(NamedTuple):
     mesh: Any = None
     inner_axes: tuple[str, ...] = ()
     program: EnclosingProgram = EnclosingProgram()
+    batch_size: int | None = None
 
     def at(self, equation: Equation) -> "Scope":
         """The scope of an equation itself."""
@@ -236,17 +243,18 @@ class _Visitor:
         depth, marks = vmaps_around(equation), vmaps_of(equation)
         for level in range(opened.depth, depth):
             mark = marks[level] if marks else None
-            name, size = (None, None) if mark is None else mark[:2]
+            around = opened.scopes[level]
+            name, size = (None, around.batch_size) if mark is None else mark[:2]
             inside = self._add(
-                opened.scopes[level],
+                around,
                 equation,
                 "vmap",
                 (size, 1, size, 1),
-                running=f"{_VMAP}; {_UNKNOWN_VMAP}" if mark is None else _VMAP,
-                change=_CHANGE_VMAP,
+                running=f"{_VMAP}; {_UNKNOWN_VMAP}" if size is None else _VMAP,
+                change=_CHANGE_BATCH if around.batch_size else _CHANGE_VMAP,
                 name=name,
             )
-            opened.open(inside, mark)
+            opened.open(inside._replace(batch_size=None), mark)
         for level, mark in enumerate(marks, 1):
             number = opened.scopes[level].axis
             if (
@@ -262,22 +270,29 @@ class _Visitor:
     def _scan(self, equation: Equation, around: Scope) -> None:
         length = equation.params["length"]
         in_turn = _is_in_turn(equation)
+        batch_size = None if in_turn else _batch_size(equation)
         running = f"{length:,} steps, one after another"
+        change = _CHANGE_LOOP
         if in_turn:
             running += ": each takes what the one before gave"
+            change = _CHANGE_IN_TURN
+        elif batch_size is not None:
+            running = f"{length:,} steps of {batch_size:,}, one after another"
+            change = _CHANGE_BATCHES
         inside = self._add(
             around,
             equation,
             "loop",
             (length, 1, 1, length),
             running=running,
-            change=_CHANGE_IN_TURN if in_turn else _CHANGE_LOOP,
+            change=change,
             in_turn=in_turn,
         )
         assert inside.axis is not None
         first, count = scan_counts(equation.params)
         arguments = self._origins.of(*equation.invars[first + count :])
         self.over[inside.axis] = {(argument, 0) for argument in arguments}
+        inside = inside._replace(batch_size=batch_size)
         self.visit(equation.params["jaxpr"], inside)
 
     def _while(self, equation: Equation, around: Scope) -> None:
@@ -473,6 +488,20 @@ def _is_in_turn(scan: Equation) -> bool:
         for equation in body.eqns
         for atom in equation.invars
     )
+
+
+def _batch_size(scan: Equation) -> int | None:
+    """How many elements each step vectorises, as `jax.lax.map` with ``batch_size=``.
+
+    None: a step does something else.
+    """
+    body = scan.params["jaxpr"]
+    first, count = scan_counts(scan.params)
+    shapes = [aval_of(var).shape for var in body.invars[first + count :]]
+    sizes = {shape[0] if shape else None for shape in shapes}
+    if len(sizes) != 1 or not all(map(vmaps_around, body.eqns)):
+        return None
+    return sizes.pop() if body.eqns else None
 
 
 def _counts(var: Any, new: Atom, made: dict[Any, Equation]) -> bool:

@@ -150,9 +150,18 @@ def test_what_is_in_the_loop_of_a_batched_map():
 
     assert axes(fun, (6, 3)) == [
         "loop: an axis of 3 = 1 device x 1 vectorised x 3 steps",
-        "  vmap: an axis of unknown size = 1 device x unknown vectorised x 1 step",
+        "  vmap: an axis of 2 = 1 device x 2 vectorised x 1 step",
         "    loop: an axis of 3 = 1 device x 1 vectorised x 3 steps",
     ]
+
+
+def test_a_batched_map_is_steps_of_that_size():
+    report = sm.explain(lambda x: lax.map(jnp.sin, x, batch_size=4))(np.ones(16))
+    loop, vmap = report.axes
+    assert loop.running == "4 steps of 4, one after another"
+    assert "a larger batch_size= of jax.lax.map" in loop.change
+    assert (vmap.size, vmap.vectorised) == (4, 4)
+    assert vmap.change.startswith("batch_size= of jax.lax.map sets how many")
 
 
 # Compositions
