@@ -15,7 +15,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 # Lists of names, of programs and of numbers, each checked elsewhere.
 WITHOUT_CODE = {
-    *("api.md", "before_the_machine.md", "benchmarks.md", "examples.md", "limits.md"),
+    "api.md",
+    "before_the_machine.md",
+    "benchmarks.md",
+    "examples.md",
+    "limits.md",
 }
 PAGES = [
     *(page for page in sorted(DOCS.glob("*.md")) if page.name not in WITHOUT_CODE),
