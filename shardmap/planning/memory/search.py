@@ -350,7 +350,7 @@ class _Tries:
           room: the bytes.
         """
         fits: _Tried | None = None
-        before: Peak | None = None
+        before: _Tried | None = None
         begin = below
         for _ in range(ESTIMATES):
             tried = self.at(count)
@@ -362,9 +362,11 @@ class _Tries:
                 below = count
                 if count >= self.most:
                     break
-                if _is_hopeless(tried.held, before, room):
+                if _is_as_large(tried, before, room):
                     return min(tried, self.at(self.most), key=_bytes)
-            before = tried.held
+                if _hardly_shrinks(tried, before, room):
+                    return tried
+            before = tried
             # The bytes are about proportional to the length of a piece.
             count = math.ceil(count * tried.held.bytes / max(room, 1))
             if fits is None:
@@ -379,7 +381,7 @@ class _Tries:
             for count in SCANNED:
                 if begin < count < self.most:
                     other = self.at(count)
-                    if _is_hopeless(other.held, tried.held, room):
+                    if _is_as_large(other, tried, room):
                         return min(tried, other, key=_bytes)
                     tried = min(tried, other, key=_bytes)
                     if other.held.bytes <= room:
@@ -391,9 +393,25 @@ def _bytes(tried: _Tried) -> int:
     return tried.held.bytes
 
 
-def _is_hopeless(held: Peak, before: Peak | None, room: float) -> bool:
+def _is_as_large(tried: _Tried, before: _Tried | None, room: float) -> bool:
     """Whether a value that is too large is as large as it was in fewer pieces."""
-    return held.largest > room and before is not None and before[1:] == held[1:]
+    is_too_large = tried.held.largest > room
+    return is_too_large and before is not None and before.held[1:] == tried.held[1:]
+
+
+def _hardly_shrinks(tried: _Tried, before: _Tried | None, room: float) -> bool:
+    """Whether two numbers of pieces show that no other fits.
+
+    Shards hold about a constant, and besides what is divided among the pieces. If they
+    hold more in more pieces, these combine what many shards return.
+    """
+    if before is None:
+        return False
+    fewer, more = sorted((before, tried), key=lambda each: each.pieces)
+    if more.held.bytes > 1.05 * fewer.held.bytes:
+        return False
+    in_all = more.pieces * more.held.bytes - fewer.pieces * fewer.held.bytes
+    return in_all > HOPELESS * room * (more.pieces - fewer.pieces)
 
 
 def _refusal(problem: Problem, refused: TooLittle) -> str:
