@@ -285,6 +285,8 @@ def check_donated(
             f"{', '.join(names[k] for k in gone)}. Its memory was donated to an "
             "earlier call, or freed; use what that call returned."
         )
+    if len(set(map(id, leaves))) == len(leaves):
+        return
     counts = collections.Counter(map(id, leaves))
     for k, leaf in enumerate(leaves):
         if program.donated[k] and counts[id(leaf)] > 1 and isinstance(leaf, jax.Array):
