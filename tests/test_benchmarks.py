@@ -118,6 +118,7 @@ def test_the_table_of_the_docs():
 
 
 def test_docs_are_written_from_what_is_stored(tmp_path):
+    pytest.importorskip("matplotlib", reason="what draws the picture")
     results, page = tmp_path / "results.json", tmp_path / "benchmarks.md"
     results.write_text(json.dumps(stored({})))
     page.write_text("before\n<!-- table -->\n\nold\n\n<!-- end of table -->\nafter\n")
@@ -203,6 +204,7 @@ def test_planning_is_timed_beside_lowering():
 @pytest.mark.deep
 @jax.numpy_dtype_promotion("standard")  # What optax needs.
 def test_a_function_in_pieces_beside_the_whole_and_other_forms():
+    pytest.importorskip("optax", reason="one of the other forms")
     programs = chunked_rows.PROGRAMS
     small = programs["ODE step"]._replace(shapes=((256, 16), (16, 16)))
     found = chunked_rows.measured(small, repeats=1)
