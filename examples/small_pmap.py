@@ -388,6 +388,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     def gradient(f):
         return jax.grad(lambda w, x: (f(w, x) ** 2).sum(), (0, 1))
 
+    same_numbers = functools.partial(np.allclose, rtol=1e-5)
     changes = {
         "called": lambda f: f(weight, rows),
         "jit": lambda f: jax.jit(f)(weight, rows),
@@ -400,9 +401,8 @@ def main(arguments: Sequence[str] = ()) -> int:
     for lowering in LOWERINGS:
         ours = small_pmap(fun, "i", (None, 0), lowering)
         for name, change in changes.items():
-            results = zip(*(jax.tree.leaves(change(f)) for f in (ours, theirs)))  # noqa: B905
-            close = [np.allclose(one, other, rtol=1e-5) for one, other in results]
-            are_same[f"{lowering} {name}"] = all(close)
+            close = jax.tree.map(same_numbers, change(ours), change(theirs))
+            are_same[f"{lowering} {name}"] = all(jax.tree.leaves(close))
     for name, is_same in are_same.items():
         print(f"{name}: {'the same as spmap' if is_same else 'DIFFERS'}")
     return int(not all(are_same.values()))
