@@ -7,6 +7,7 @@ is bound. Else it is compiled ahead of time and run.
 import collections
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -255,15 +256,20 @@ def may_donate(function: UserFunction, program: CompiledCall, args: Args) -> boo
 
     It may if the donated arrays are committed: `run` moves others, and frees them.
     """
-    arguments = Arguments.of(args, {})
-    if len(arguments.leaves) != len(program.donated):
-        return False
-    check_donated(function, program, arguments)
-    return all(
-        leaf.committed
-        for leaf, donated in zip(arguments.leaves, program.donated, strict=True)
-        if donated and isinstance(leaf, jax.Array)
+    leaves = jax.tree.leaves(args)
+    if len(set(map(id, leaves))) < len(leaves):
+        check_donated(function, program, Arguments.of(args, {}))
+    return len(leaves) == len(program.donated) and all(
+        map(_is_ready, itertools.compress(leaves, program.donated))
     )
+
+
+def _is_ready(leaf: Any) -> bool:
+    """Whether a donated leaf needs no move; `run` names one that is deleted."""
+    try:  # For each leaf of each call: isinstance takes as long as the rest.
+        return leaf.committed and not leaf.is_deleted()
+    except AttributeError:
+        return True
 
 
 def check_donated(
