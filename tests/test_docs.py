@@ -19,10 +19,12 @@ WITHOUT_CODE = {
     "before_the_machine.md",
     "benchmarks.md",
     "examples.md",
+    "index.md",
     "limits.md",
 }
 PAGES = [
     *(page for page in sorted(DOCS.glob("*.md")) if page.name not in WITHOUT_CODE),
+    ROOT / "ARCHITECTURE.md",
 ]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.FAIL_FAST
 PACKAGE = pathlib.Path(shardmap.__file__).parent

@@ -12,7 +12,10 @@ from tests.test_layers import ROOMS
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "shardmap"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+]
 TEXTS = [
     *PAGES,
     *(ROOT / name for name in ("Makefile", "setup.py", "pyproject.toml")),
@@ -82,7 +85,7 @@ def test_what_the_texts_name_is_there():
 
 
 def test_a_ghost_is_found():
-    text = "see `shardmap/map/rules.py`, docs/how.md and map/primitive.py, in shardmap/"
+    text = "see `shardmap/map/rules.py`, docs/old.md and map/primitive.py in shardmap/"
     assert ghosts(text) == {"shardmap/map/rules.py", "map/primitive.py"}
     text = "`shardmap.map.api`, `shardmap.spmap`, `shardmap.ShardingSpec.indices`"
     assert ghostly_names(text) == {"shardmap.map.api"}
@@ -114,14 +117,6 @@ def test_the_house_in_contributing_is_the_house():
     names = {".".join(path.relative_to(PACKAGE).parts) for path in folders}
     assert set(shown) == {name for name in names if name.count(".") < 2}
     assert upstairs(shown) == upstairs(ROOMS)
-
-
-def test_the_house_in_how_it_works_is_the_house():
-    (block,) = re.findall(
-        r"(?s)```text\n(.*?)```", (ROOT / "docs" / "how.md").read_text()
-    )
-    rooms = [room for room in upstairs(ROOMS) if room != "commands"]
-    assert tree(block) == rooms
 
 
 def upstairs(names):

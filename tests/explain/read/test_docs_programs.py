@@ -31,7 +31,7 @@ def test_of_the_maps_of_a_page(page):
     with catching() as caught, jax.numpy_rank_promotion("allow"):  # As users run them.
         # Its names stay: the maps are traced once more.
         runner.run(test, out=lambda text: None, clear_globs=False)
-    if page.name == "nesting.md":
+    if page.name == "tutorial_mesh.md":
         assert len(caught) >= 5
     if caught:
         with jax.numpy_rank_promotion("allow"):

@@ -21,7 +21,7 @@ RULES = {
         },
     }.items()
 }
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan_reference.md"
 
 
 def listed():
