@@ -220,7 +220,7 @@ def _emitted(
         # One shard updates the operand, the others the identity of the combiner.
         nothing = identity(combiner, values[0].dtype)
         values[0] = jnp.where(first, values[0], nothing)
-    if not values[2].size:
+    if not np.size(values[2]):  # A literal may be a Python scalar.
         return values[:1]
     numbers, last = node.params["dimension_numbers"], None
     axes = numbers.scatter_dims_to_operand_dims

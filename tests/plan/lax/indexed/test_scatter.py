@@ -54,3 +54,12 @@ def test_each_update_is_taken_once():
     made = plan(fun, x, places, updates, in_slices=({1: 4}, None, None))
     assert [stage.num_shards for stage in made.stages] == [1, 4]
     assert not any(cost.repeated for cost in made.stage_costs)
+
+
+@pytest.mark.few(1)
+def test_a_literal_marks_one_place():
+    def fun(x, i):
+        return jnp.where(jnp.zeros(x.shape[0], bool).at[i].set(True), x[:, 0], 0), x
+
+    made = check_cut(fun, X, np.int32(3), in_slices=({0: 4}, None))
+    assert made.num_shards == 4
