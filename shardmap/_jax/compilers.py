@@ -10,6 +10,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from shardmap._jax.errors import is_unknown
+
 LIBTPU = "0.0.42.1" if jax.__version_info__ < (0, 11) else "0.0.52"
 """The release of libtpu that is tested with this JAX."""
 
@@ -41,7 +43,7 @@ def tpu_devices(topology: str, sizes: Sequence[int]) -> list[jax.Device]:
     try:
         return _devices(topology, platform="tpu", **chips)
     except jax.errors.JaxRuntimeError as error:
-        if "INVALID_ARGUMENT" not in str(error):
+        if not is_unknown(error):
             raise
         raise ValueError(str(error).splitlines()[0]) from None
     except RuntimeError as error:

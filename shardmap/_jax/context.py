@@ -86,26 +86,6 @@ def in_while_condition() -> bool:
     return False
 
 
-@contextlib.contextmanager
-def casts_refused() -> Iterator[None]:
-    """Context in which JAX's error for a `jax.lax.pcast` names the remedy.
-
-    The result of a cast has a type that only a mesh allows. JAX's error names the class
-    of that type.
-    """
-    a_type = jax.core.ShapedArray((), np.dtype(bool)).manual_axis_type
-    try:
-        yield
-    except (AssertionError, ValueError) as error:
-        if type(a_type).__name__ not in str(error):
-            raise
-        raise ValueError(
-            "jax.lax.pcast and jax.lax.pvary are for jax.shard_map: in a map no value "
-            "is typed by the axes that it differs along. Leave the cast out; what it "
-            "gives is its argument."
-        ) from error
-
-
 # Axes and meshes
 
 

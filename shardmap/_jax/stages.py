@@ -57,13 +57,12 @@ def dispatcher(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     return lambda *args, **kwargs: compiled.call(params, *args, **kwargs)[0]
 
 
-def is_lost_connection(error: Exception) -> bool:
-    """Whether an error of a run means that another process cannot be reached.
+def is_compile_only(device: jax.Device) -> bool:
+    """Whether programs can be compiled for a device, but not run on it.
 
-    XLA's errors have one class. On CPU, those of a collective name the library that
-    connects the processes.
+    Such devices are those of `jax.experimental.topologies`.
     """
-    return "gloo" in str(error).lower()
+    return bool(device.client.runtime_type == "compile_only_runtime")
 
 
 def _debug_info(

@@ -3,6 +3,7 @@
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
+from shardmap._jax.errors import names_set_mesh, names_spec
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
 from shardmap.map import axis_env, contexts
@@ -81,13 +82,13 @@ def same_mesh(options: SpmapOptions, around: AbstractMesh) -> AbstractMesh | Non
 
 def explain_meshes(name: str, around: AbstractMesh, error: Exception) -> None:
     """Adds a note to errors about the mesh of `jax.set_mesh` inside a map."""
-    if "ontext mesh" in str(error) and AxisType.Explicit in around.axis_types:
+    if names_set_mesh(error) and AxisType.Explicit in around.axis_types:
         error.add_note(
             f"spmap of {name} finds an array of the mesh of jax.set_mesh outside of "
             "its function. As the axes of that mesh are Explicit, pass it as an "
             "argument: with None in in_axes, or {} for mesh_map."
         )
-    elif "PartitionSpec" in str(error) and not around.empty:
+    elif names_spec(error) and not around.empty:
         error.add_note(
             f"spmap of {name} does not run on the mesh of jax.set_mesh, "
             f"{dict(around.shape)}, whose axes a PartitionSpec would name: give it "

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shardmap._jax.context import NO_MESH, bound_axes, varying_axes
 from shardmap._jax.effects import axes_used
+from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import (
     AnyMesh,
@@ -275,7 +276,7 @@ class BlockMap:
     ) -> Call:
         """The call as `jax.shard_map` with ``check_vma=True`` has it."""
         mapped = self._shard_mapped(function, in_axes, names)
-        with axis_env.explained_axis_names(*names):
+        with explained_axis_names(*names):
             traced: Any = jax.make_jaxpr(mapped, return_shape=True)(
                 *map(without_sharding, avals)
             )
@@ -416,7 +417,7 @@ class BlockMap:
         with (
             jax.sharding.use_abstract_mesh(mesh),
             bound_axes(bound),
-            axis_env.explained_axis_names(*names),
+            explained_axis_names(*names),
         ):
             traced: Any = jax.make_jaxpr(function, return_shape=True)(*typed)
         closed, out = traced

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.errors import is_too_large
 from shardmap.sharding.default_devices import set_here
-
-_TOO_LARGE = "RESOURCE_EXHAUSTED"
 
 
 def temporary_bytes(
@@ -34,7 +33,7 @@ def temporary_bytes(
         try:
             analysis = lowered.compile().memory_analysis()
         except jax.errors.JaxRuntimeError as error:
-            if _TOO_LARGE not in str(error):
+            if not is_too_large(error):
                 raise
             return None
     return None if analysis is None else int(analysis.temp_size_in_bytes)

@@ -22,14 +22,11 @@ from typing import Any
 import jax
 import jax.extend.core
 
-from shardmap._jax.devices import is_compile_only
 from shardmap._jax.effects import is_callback
-from shardmap._jax.stages import dispatcher, is_lost_connection
+from shardmap._jax.errors import is_lost_connection
+from shardmap._jax.stages import dispatcher, is_compile_only
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import processes
-
-# What a thread is that Python has not started, as those of callbacks.
-_ForeignThread = threading._DummyThread
 
 
 class _RunLock:
@@ -63,7 +60,8 @@ class _RunLock:
           RuntimeError: this is a callback; or the connection to another process is
             lost.
         """
-        if isinstance(threading.current_thread(), _ForeignThread) and is_callback():
+        # Python takes threads that it has not started for daemons.
+        if threading.current_thread().daemon and is_callback():
             # A callback keeps a thread of the pool. Those of a few devices keep all.
             during = "a program" if self._name is None else self._name
             raise RuntimeError(

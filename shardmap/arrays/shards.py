@@ -3,8 +3,9 @@
 ``y[i]`` on an array that is on several devices is a program over all of them, and so
 is its result. The functions here read the one device that holds element ``i``.
 
-A compiled program does it: indexing `jax.Array.addressable_data` takes 3 to 13 times
-its CPU time, and commits the result to the device.
+A compiled program does it: indexing `jax.Array.addressable_data` takes 2.7 to 5.4 times
+its CPU time for `shard_of` and 3.7 to 16 times for `unstack`, and commits the result to
+the device.
 """
 
 import dataclasses

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.errors import misfit
 from shardmap._jax.types import PyTree, TreeDef
 
 
@@ -66,22 +67,13 @@ def broadcast_axes(
                 f"{caller} {name} must be a pytree prefix of {described}: {name} is "
                 f"{axes}. For the one argument, write {name}=({axes},)."
             )
+        whole = with_leaves(structure, [object() for _ in range(structure.num_leaves)])
+        numbered = jax.tree.unflatten(prefix, range(len(leaves)))
         raise ValueError(
             f"{caller} {name} must be a pytree prefix of {described}: {name} is "
-            f"{axes}, which does not fit {structure}. "
-            + _misfit(jax.tree.unflatten(prefix, range(len(leaves))), structure, name)
+            f"{axes}, which does not fit {structure}. {misfit(numbered, whole, name)}"
         )
     return tuple(itertools.chain.from_iterable(map(itertools.repeat, leaves, counts)))
-
-
-def _misfit(numbered: PyTree, structure: TreeDef, name: str) -> str:
-    """The error message of JAX for a prefix that does not fit."""
-    whole = with_leaves(structure, [object() for _ in range(structure.num_leaves)])
-    try:
-        jax.tree.broadcast(numbered, whole)
-    except ValueError as error:
-        return str(error).replace("broadcast_prefix prefix_tree", name)
-    return ""
 
 
 def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:

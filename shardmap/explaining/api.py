@@ -10,8 +10,8 @@ from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import api_boundary
-from shardmap._jax.devices import is_compile_only
-from shardmap._jax.named_axes import explained_axis_names
+from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explaining import elsewhere, too_large

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from shardmap._jax.devices import is_compile_only
+from shardmap._jax.stages import is_compile_only
 from shardmap.explaining.interconnect import CHIPS
 
 

@@ -4,14 +4,10 @@ A map binds its axis there, and markers for the maps inside it. All of them are 
 keys of JAX's caches.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 
 import jax
-
-from shardmap._jax import named_axes
-from shardmap.map.primitives.axis import UNNAMED
 
 INSIDE = "_inside_spmap"
 """What `inside_map` looks up."""
@@ -43,11 +39,3 @@ def is_bound(axis_name: Hashable) -> bool:
 def inside_map() -> bool:
     """Whether the function of one element of a map is being traced."""
     return is_bound(INSIDE)
-
-
-def explained_axis_names(
-    *bound: Hashable, mesh_axes: Collection[str] = ()
-) -> contextlib.AbstractContextManager[None]:
-    """`named_axes.explained_axis_names` of the axes that have names."""
-    names = [name for name in bound if name != UNNAMED]
-    return named_axes.explained_axis_names(*names, mesh_axes=mesh_axes)

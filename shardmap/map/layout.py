@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.devices import is_compile_only
+from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Primitive, aval_of
 from shardmap._jax.walk import equations, equations_with, primitives_in
 from shardmap.arrays import placement, processes

@@ -12,6 +12,7 @@ from shardmap._jax.context import (
     bound_axes,
     refuse_check_vma,
 )
+from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.types import without_sharding
 from shardmap._jax.walk import per_jaxpr, without_constants
 from shardmap.arrays.trees import Flattened
@@ -19,9 +20,9 @@ from shardmap.map.axis_env import (
     INSIDE,
     DevicesMarker,
     MeshAxisMarker,
-    explained_axis_names,
 )
 from shardmap.map.collectives.checks import checked_collectives
+from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 
 
@@ -78,8 +79,9 @@ def trace_body(
     """
     refuse_check_vma()
     with element_trace(axis_name, axis_size, markers, mesh):
+        named = () if axis_name == UNNAMED else (axis_name,)
         over = {each.mesh_axis for each in markers if isinstance(each, MeshAxisMarker)}
-        with explained_axis_names(axis_name, mesh_axes=over):
+        with explained_axis_names(*named, mesh_axes=over):
             closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
                 *map(without_sharding, avals)
             )

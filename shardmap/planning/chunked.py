@@ -9,7 +9,7 @@ import jax
 import jax.extend.core
 
 from shardmap._jax import api_boundary
-from shardmap._jax.named_axes import explained_axis_names
+from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.stages import argument_names, trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.array_likes import is_array_like, refusal

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardmap._jax.named_axes import explained_axis_names
+from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import (
     abstract_value,

@@ -1,15 +1,13 @@
 """Calls of compiled programs, and names in errors."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
-from shardmap._jax.stages import (
-    Mismatch,
-    dispatcher,
-    is_lost_connection,
-    trace_as,
-)
+from shardmap._jax.errors import is_lost_connection
+from shardmap._jax.stages import Mismatch, dispatcher, is_compile_only, trace_as
 
 X = np.ones(3, np.float32)
 
@@ -78,3 +76,16 @@ def test_jax_speaks_of_the_users_function_and_arguments():
     said = repr(jax.make_jaxpr(traced)(0).jaxpr.debug_info).replace("\\", "")
     assert "named" in said
     assert "x['w']" in said
+
+
+# Devices
+
+
+def test_devices_of_this_process_run():
+    assert [is_compile_only(device) for device in jax.devices()] == [False] * 8
+
+
+def test_devices_of_a_topology_only_compile():
+    """As libtpu's and the CUDA compiler's are; there are none without their wheels."""
+    client = SimpleNamespace(runtime_type="compile_only_runtime")
+    assert is_compile_only(SimpleNamespace(client=client))

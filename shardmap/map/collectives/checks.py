@@ -16,7 +16,7 @@ from jax.extend.core.primitives import ppermute_p
 from shardmap._jax.collectives import PBROADCAST, axis_names, named_axes
 from shardmap._jax.effects import axes_used
 from shardmap._jax.types import DType, Equation, Jaxpr, aval_of
-from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
+from shardmap._jax.walk import jaxprs_in, rewrite_in_context
 from shardmap.map.collectives.rewrites import tiled
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import axis_text
@@ -39,9 +39,14 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
       ValueError: a collective has wrong axes, groups or indices.
       TypeError: a collective adds values that cannot be added.
     """
-    _check_known(jaxpr, axis_name, axis_size)
 
-    def change(equation: Equation) -> Any:
+    def change(equation: Equation, place: tuple[bool, bool]) -> Any:
+        in_scope, in_map = place
+        if in_scope:
+            _check_known(equation, axis_name, axis_size)
+        # Maps inside were checked when they were traced.
+        if in_map:
+            return equation
         collective = COLLECTIVES.get(equation.primitive)
         if collective is None:
             return equation
@@ -76,32 +81,35 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
             return equation
         return equation.replace(params=params | {"perm": pairs})
 
-    # Maps inside were checked when they were traced.
-    return rewrite_jaxpr(jaxpr, change, is_no_map)
+    def inside(equation: Equation, place: tuple[bool, bool]) -> tuple[bool, bool]:
+        in_scope, in_map = place
+        is_in_map = in_map or not is_no_map(equation)
+        return in_scope and not binds(equation, axis_name), is_in_map
+
+    return rewrite_in_context(jaxpr, (True, False), change, inside)
 
 
-def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
-    """Refuses collectives that are not in the table.
+def _check_known(equation: Equation, axis_name: Hashable, axis_size: int) -> None:
+    """Refuses a collective that is not in the table.
 
-    They would combine devices, but not the elements that share a device.
+    It would combine devices, but not the elements that share a device.
     """
-    for equation in equations(jaxpr, lambda e: not binds(e, axis_name)):
-        if equation.primitive in COLLECTIVES or binds(equation, axis_name):
-            continue
-        # Not every collective has the effect, and what holds one has it too.
-        if axis_name in named_axes(equation) or (
-            axis_name in axes_used(equation.effects)
-            and not any(
-                axis_name in axes_used(inner.effects)
-                for inner in jaxprs_in(equation.params)
-            )
-        ):
-            raise NotImplementedError(
-                f"{equation.primitive} over {axis_text(axis_name)} of size "
-                f"{axis_size}: maps do not know this collective. If it is yours, "
-                "register_collective tells them; else use one of jax.lax, such as "
-                "all_gather."
-            )
+    if equation.primitive in COLLECTIVES or binds(equation, axis_name):
+        return
+    # Not every collective has the effect, and what holds one has it too.
+    if axis_name in named_axes(equation) or (
+        axis_name in axes_used(equation.effects)
+        and not any(
+            axis_name in axes_used(inner.effects)
+            for inner in jaxprs_in(equation.params)
+        )
+    ):
+        raise NotImplementedError(
+            f"{equation.primitive} over {axis_text(axis_name)} of size "
+            f"{axis_size}: maps do not know this collective. If it is yours, "
+            "register_collective tells them; else use one of jax.lax, such as "
+            "all_gather."
+        )
 
 
 def _axes_text(names: Sequence[Hashable]) -> str:

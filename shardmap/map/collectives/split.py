@@ -13,6 +13,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 import jax.numpy as jnp
+from jax.interpreters import mlir
 
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.context import bound_axis
@@ -141,7 +142,7 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
         if name is not None and in_scope:
             equation = block_collective(equation, axis)
         # Maps inside are made ready when they are vectorised.
-        return equation if in_map else with_batching_rule(group_all_to_all(equation))
+        return equation if in_map else with_batching_rule(equation)
 
     def inside(equation: Equation, where: tuple[bool, bool]) -> tuple[bool, bool]:
         in_scope, in_map = where
@@ -169,31 +170,24 @@ def _grouped_batching_rule(
 
 
 grouped_p = jex_core.Primitive("grouped_all_to_all")
-"""See `group_all_to_all`."""
+"""An all_to_all with groups, over other axes than the vectorised one."""
 
 grouped_p.def_effectful_abstract_eval(p.all_to_all_p.abstract_eval)
 def_batching(grouped_p, _grouped_batching_rule)
-
-
-def group_all_to_all(equation: Equation) -> Any:
-    """An all_to_all with groups, over other axes than the vectorised one.
-
-    JAX's own has no batching rule.
-    """
-    is_grouped = equation.params.get("axis_index_groups") is not None
-    if equation.primitive is p.all_to_all_p and is_grouped:
-        return equation.replace(primitive=grouped_p)
-    return equation
+# A loop over single elements does not vectorise it.
+mlir.register_lowering(grouped_p, mlir.lower_fun(p.all_to_all_p.bind, False))
 
 
 def with_batching_rule(equation: Equation) -> Any:
     """An equation that `jax.vmap` knows.
 
     JAX has no rule for `custom_partitioning`, which is for the function as it was
-    written, nor for a callback that does not say how it is vectorised; and one that
-    draws other numbers, see `_draws_alone`.
+    written, for an all_to_all with groups, nor for a callback that does not say how it
+    is vectorised; and one that draws other numbers, see `_draws_alone`.
     """
     primitive, params = equation.primitive, equation.params
+    if primitive is p.all_to_all_p and params["axis_index_groups"] is not None:
+        return equation.replace(primitive=grouped_p)
     if primitive is p.closed_call_p:
         # JAX's type checker refuses those that JAX has vectorised.
         jaxpr = params["call_jaxpr"]

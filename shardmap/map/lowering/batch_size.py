@@ -8,7 +8,7 @@ import jax
 import jax.extend.core
 from jax.sharding import Mesh
 
-from shardmap._jax.devices import is_compile_only
+from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import AnyMesh, aval_of
 from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.lowering.lower_map import block_function

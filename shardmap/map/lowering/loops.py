@@ -20,7 +20,7 @@ from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
 from shardmap._jax.types import Atom, Equation, Jaxpr, Value, aval_of
 from shardmap._jax.walk import equations_for, inline_calls
 from shardmap.map.collectives.masked_sums import without_masked_sums
-from shardmap.map.collectives.split import collectives_of, is_collective, vectorizable
+from shardmap.map.collectives.split import collectives_of, is_collective
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.effects import has_effect, if_present
 from shardmap.map.primitives.axis import AxisLayout
@@ -211,9 +211,6 @@ def loop(
     rules: list[Any] = [COLLECTIVES[e.primitive].rule for e in stages.reductions]
     calls_host = any(map(has_effect, stages.element.eqns))
     is_vectorised = axis.vectorised > 1 and not calls_host
-    jaxpr = stages.element
-    if is_vectorised:
-        jaxpr = vectorizable(jaxpr, None, axis.vectorised)
 
     def run(*blocks: Value) -> list[Any]:
         mapped = [
@@ -227,7 +224,7 @@ def loop(
             own, same = iter(mapped), iter(unmapped)
             args = [next(same if in_axis is None else own) for in_axis in in_axes]
             indices = [index] * stages.indices
-            return jax.core.eval_jaxpr(jaxpr, (), *indices, *args)
+            return jax.core.eval_jaxpr(stages.element, (), *indices, *args)
 
         def step(
             accumulated: Sequence[Value], given: Sequence[Any]

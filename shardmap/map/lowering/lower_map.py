@@ -117,7 +117,9 @@ def on_mesh(
 
     def padded(*operands: Value) -> list[Any]:
         with jax.named_scope(params.scope):
-            results = run(*pad(operands, axes[0], decided.axis.padding))
+            if not (count := decided.axis.padding):
+                return run(*operands)
+            results = run(*pad(operands, axes[0], count))
             return unpad(results, axes[1], decided.axis)
 
     return mesh.abstract_mesh, padded

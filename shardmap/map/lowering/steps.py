@@ -190,8 +190,8 @@ def make_vectorizable(equation: Equation, context: Context) -> Any:
     """Equations without a batching rule of JAX's get one, or are replaced."""
     if context.runs_as == "element" or context.within == "inner map":
         return equation
-    if context.runs_as == "block":
-        equation = split.group_all_to_all(equation)
+    if context.in_scope and split.is_collective(equation, context.axis.name):
+        return equation  # A loop has its reductions as they are.
     return split.with_batching_rule(equation)
 
 

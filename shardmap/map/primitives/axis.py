@@ -180,8 +180,6 @@ def unpad(
     results: Sequence[Any], axes: Sequence[int | None], axis: AxisLayout
 ) -> list[Any]:
     """Removes the elements that `pad` has added."""
-    if not axis.padding:
-        return list(results)
     return [
         result
         if out_axis is None

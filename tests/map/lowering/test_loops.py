@@ -168,6 +168,15 @@ def test_a_weight_that_nested_maps_share_has_a_gradient(place):
     [
         (lambda x: x / lax.psum(x, "i"), "psum .* in the middle of"),
         (lambda x: lax.all_gather(x, "i"), "all_gather .* in the middle of"),
+        (
+            lambda x: lax.all_to_all(
+                jnp.stack([x, x]),
+                "i",
+                *(0, 0),
+                axis_index_groups=[[k, k + 1] for k in range(0, 40, 2)],
+            ),
+            "all_to_all .* in the middle of",
+        ),
         (lambda x: lax.psum(lax.psum(x, "i"), "i"), "psum .* in the middle of"),
         (
             lambda x: lax.psum(x, "i", axis_index_groups=[[*range(40)]]),

@@ -1,0 +1,96 @@
+"""JAX's and XLA's errors whose texts are read; their classes alone do not tell them."""
+
+import contextlib
+import re
+from collections.abc import Collection, Hashable, Iterator
+
+import jax
+import numpy as np
+
+from shardmap._jax.types import PyTree
+
+_UNBOUND = re.compile(r"(?:Found an )?(unbound axis name: (.*?))(?:\. To fix this.*)?")
+_REMEDY = ". Give the map that is meant this axis_name"
+_BOUND = ", or use one that is bound here: "
+
+
+@contextlib.contextmanager
+def explained_axis_names(
+    *bound: Hashable, mesh_axes: Collection[str] = ()
+) -> Iterator[None]:
+    """Context in which JAX's error for an unbound axis name lists the bound ones.
+
+    JAX's own text advises `jax.shard_map`. Its error for a `jax.lax.pcast`, whose
+    result has a type that only a mesh allows, names the class of that type.
+
+    Args:
+      *bound: the names that are bound here.
+      mesh_axes: those that the map is laid over, which collectives do not know.
+    """
+    try:
+        yield
+    except NameError as error:
+        text = str(error)
+        if (unbound := _UNBOUND.fullmatch(text)) is None:
+            raise
+        if unbound[2] in mesh_axes:
+            instead = [repr(name) for name in bound]
+            write = f"Write {instead[0]}, or pass" if instead else "Pass"
+            error.args = (
+                f"{unbound[2]!r} is a mesh axis: collectives in spmap use axis_name. "
+                f"{write} axis_name={unbound[2]!r}",
+            )
+            raise
+        if _REMEDY not in text:
+            text = unbound[1] + _REMEDY
+        for name in bound:
+            text += f"{', ' if _BOUND in text else _BOUND}{name!r}"
+        error.args = (text,)
+        raise
+    except (AssertionError, ValueError) as error:
+        a_type = jax.core.ShapedArray((), np.dtype(bool)).manual_axis_type
+        if type(a_type).__name__ not in str(error):
+            raise
+        raise ValueError(
+            "jax.lax.pcast and jax.lax.pvary are for jax.shard_map: in a map no value "
+            "is typed by the axes that it differs along. Leave the cast out; what it "
+            "gives is its argument."
+        ) from error
+
+
+def names_set_mesh(error: Exception) -> bool:
+    """Whether an array of the mesh of `jax.set_mesh` met a value without that mesh."""
+    return "ontext mesh" in str(error)
+
+
+def names_spec(error: Exception) -> bool:
+    """Whether JAX does not know what the names of a PartitionSpec mean."""
+    return "PartitionSpec" in str(error)
+
+
+def misfit(prefix: PyTree, tree: PyTree, name: str) -> str:
+    """How JAX says that ``prefix``, called ``name``, is no prefix of ``tree``."""
+    try:
+        jax.tree.broadcast(prefix, tree)
+    except ValueError as error:
+        return str(error).replace("broadcast_prefix prefix_tree", name)
+    return ""
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether an error of a run means that another process cannot be reached.
+
+    XLA's errors have one class. On CPU, those of a collective name the library that
+    connects the processes.
+    """
+    return "gloo" in str(error).lower()
+
+
+def is_too_large(error: jax.errors.JaxRuntimeError) -> bool:
+    """Whether a compiler refuses a program for which a device has too little memory."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+def is_unknown(error: jax.errors.JaxRuntimeError) -> bool:
+    """Whether a compiler knows no such target."""
+    return "INVALID_ARGUMENT" in str(error)
