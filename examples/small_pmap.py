@@ -7,10 +7,10 @@ with one element on each device, or to one vectorised program for XLA's partitio
 `python examples/small_pmap.py` compares it with `shardmap.spmap`.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -27,36 +27,24 @@ import shardmap as sm
 # Where each shard is: shardmap/sharding
 
 
-class Chunked(NamedTuple):
-    """A dimension is cut into chunks of equal size."""
-
+class Chunked(NamedTuple):  # A dimension is cut into chunks of equal size.
     count: int
 
 
-class Unstacked(NamedTuple):
-    """Each device has one entry of a dimension, and its shard lacks the dimension."""
-
+class Unstacked(NamedTuple):  # Each device has one entry, without the dimension.
     count: int
 
 
-class ShardedAxis(NamedTuple):
-    """A dimension of the device grid along which the axis-th cut dimension is cut."""
-
+class ShardedAxis(NamedTuple):  # Along it the axis-th cut dimension is cut.
     axis: int
 
 
-class Replicated(NamedTuple):
-    """A dimension of the device grid along which all devices have the same shard."""
-
+class Replicated(NamedTuple):  # Along it all devices have the same shard.
     count: int
 
 
 class Spec(NamedTuple):
-    """How an array is laid over a grid of devices.
-
-    ``sharding`` says how each dimension of the array is cut, None for a whole one;
-    ``mesh_mapping`` says what each dimension of the grid of devices is for.
-    """
+    """How each dimension of an array is cut, and what those of the grid are for."""
 
     sharding: tuple[Chunked | Unstacked | None, ...]
     mesh_mapping: tuple[ShardedAxis | Replicated, ...]
@@ -69,9 +57,9 @@ class Spec(NamedTuple):
     @property
     def grid(self) -> tuple[int, ...]:
         """The shape of the grid of devices."""
-        cuts = [self.sharding[dim] for dim in self.cut]
+        of_axes = [self.sharding[dim].count for dim in self.cut]
         return tuple(
-            m.count if isinstance(m, Replicated) else cuts[m.axis].count
+            of_axes[m.axis] if isinstance(m, ShardedAxis) else m.count
             for m in self.mesh_mapping
         )
 
@@ -82,10 +70,10 @@ class Spec(NamedTuple):
             index: list[int | slice] = [slice(None)] * len(shape)
             for m, k in zip(self.mesh_mapping, position, strict=True):
                 if isinstance(m, ShardedAxis):
-                    dim = self.cut[m.axis]
-                    rows = shape[dim] // self.sharding[dim].count
-                    is_unstacked = isinstance(self.sharding[dim], Unstacked)
-                    index[dim] = k if is_unstacked else slice(k * rows, (k + 1) * rows)
+                    dim, how = self.cut[m.axis], self.sharding[self.cut[m.axis]]
+                    rows = shape[dim] // how.count
+                    chunk = slice(k * rows, (k + 1) * rows)
+                    index[dim] = chunk if isinstance(how, Chunked) else k
             indices.append(tuple(index))
         return indices
 
@@ -97,10 +85,8 @@ class Spec(NamedTuple):
     def proto(self) -> dict[str, Any]:
         """The fields of XLA's `OpSharding`: tiles, and the device of each tile."""
         # Tiles are numbered by the dimensions of the array, and replicas come last.
-        order = sorted(
-            range(len(self.grid)),
-            key=lambda k: getattr(self.mesh_mapping[k], "axis", len(self.cut)),
-        )
+        places = [getattr(m, "axis", len(self.cut)) for m in self.mesh_mapping]
+        order = np.argsort(places, stable=True)
         number = np.arange(math.prod(self.grid)).reshape(self.grid)
         tiles = [how.count if how else 1 for how in self.sharding]
         copies = number.size // math.prod(tiles)
@@ -147,19 +133,15 @@ map_p.multiple_results = True
 
 
 class Axis(NamedTuple):
-    """The parameters of a map besides its function: how it is mapped and lowered."""
+    """The mapped axis, and how the map of it is lowered."""
 
     name: str
     size: int
     lowering: str = "manual"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Element:
-    """The traced function of one element, hidden from the type checker of JAX.
-
-    The checker does not know the axis in a jaxpr that is a parameter of an equation.
-    """
+class Element(NamedTuple):
+    """The function of one element; JAX's type checker does not know its axis."""
 
     jaxpr: Any
 
@@ -173,10 +155,8 @@ def bind(fun, axis, in_axes, out_axes, args):
     ``in_axes`` and ``out_axes`` have 0 or None for each argument and for the first
     leaves of the result; others are mapped. Returns a pytree as ``fun`` does.
     """
-    one = [
-        jax.ShapeDtypeStruct(jnp.shape(x)[in_axis == 0 :], jnp.result_type(x))
-        for x, in_axis in zip(args, in_axes, strict=True)
-    ]
+    shapes = [jnp.shape(x)[a == 0 :] for x, a in zip(args, in_axes, strict=True)]
+    one = list(map(jax.ShapeDtypeStruct, shapes, map(jnp.result_type, args)))
     bound = [(axis.name, axis.size)]
     jaxpr, result = jax.make_jaxpr(fun, axis_env=bound, return_shape=True)(*one)
     out_axes = (*out_axes, *[0] * (len(jaxpr.out_avals) - len(out_axes)))
@@ -196,9 +176,14 @@ def _abstract_eval(*avals, element, axis, in_axes, out_axes):
 # A program of its devices: shardmap/map/lowering
 
 
-def mesh_of(axis: Axis) -> Mesh:
-    """The first devices, one for each element."""
-    return Mesh(np.array(jax.devices()[: axis.size]), axis.name)
+def lay_out(x: Any, in_axis: int | None, axis: Axis) -> jax.Array:
+    """The array with one element on each device, or the same on all.
+
+    `jax.jit` finds its devices in such constraints, not in a primitive of ours.
+    """
+    spec = spec_of_map(in_axis, jnp.ndim(x), axis.size)
+    sharding = spec.named_sharding(jax.devices()[: axis.size])
+    return lax.with_sharding_constraint(jnp.asarray(x), sharding)
 
 
 def manual(*args, element, axis, in_axes, out_axes):
@@ -210,29 +195,22 @@ def manual(*args, element, axis, in_axes, out_axes):
         along = zip(results, out_axes, strict=True)
         return [y[None] if out_axis == 0 else y for y, out_axis in along]
 
-    spec_of = {0: P(axis.name), None: P()}
-    return jax.shard_map(
-        block,
-        mesh=mesh_of(axis),
-        in_specs=tuple(spec_of[in_axis] for in_axis in in_axes),
-        out_specs=[spec_of[out_axis] for out_axis in out_axes],
-        check_vma=False,
-    )(*args)
+    specs = {0: P(axis.name), None: P()}
+    mesh = Mesh(np.array(jax.devices()[: axis.size]), axis.name)
+    in_specs, out_specs = ([specs[a] for a in axes] for axes in (in_axes, out_axes))
+    mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    return mapped(block, in_specs=tuple(in_specs), out_specs=out_specs)(*args)
 
 
 def partitioned(*args, element, axis, in_axes, out_axes):
     """The map, written for all elements at once; XLA cuts it as its results are."""
-
-    def lay_out(x, in_axis):
-        spec = P(axis.name) if in_axis == 0 else P()
-        return lax.with_sharding_constraint(x, NamedSharding(mesh_of(axis), spec))
-
+    place = functools.partial(lay_out, axis=axis)
     # `jax.vmap` knows the collectives over its axis, and needs a mapped argument.
     mapped = jax.vmap(
         lambda _, *xs: element(*xs), (0, *in_axes), list(out_axes), axis_name=axis.name
     )
-    results = mapped(jnp.arange(axis.size), *map(lay_out, args, in_axes))
-    return list(map(lay_out, results, out_axes))
+    results = mapped(jnp.arange(axis.size), *map(place, args, in_axes))
+    return list(map(place, results, out_axes))
 
 
 LOWERINGS = {"manual": manual, "spmd": partitioned}
@@ -251,13 +229,8 @@ mlir.register_lowering(map_p, mlir.lower_fun(program, multiple_results=True))
 # The rules of transformations: shardmap/map/rules
 
 
-def select(values, which):
-    """The values for which ``which`` is true."""
-    return [value for value, chosen in zip(values, which, strict=True) if chosen]
-
-
 def merge(which, chosen, others):
-    """The list of which `select` made ``chosen`` and left ``others``."""
+    """The list of which `compress` took ``chosen`` and left ``others``."""
     chosen, others = iter(chosen), iter(others)
     return [next(chosen if is_chosen else others) for is_chosen in which]
 
@@ -280,9 +253,9 @@ def _jvp(primals, tangents, *, element, axis, in_axes, out_axes):
 
     def forward(*xs):
         def of_moving(*moving):
-            return element(*merge(moves, moving, select(xs, still)))
+            return element(*merge(moves, moving, compress(xs, still)))
 
-        return jax.linearize(of_moving, *select(xs, moves))
+        return jax.linearize(of_moving, *compress(xs, moves))
 
     # What it returns beside the results is a pytree of the residuals, which are mapped.
     results, pushforward = bind(forward, axis, in_axes, out_axes, primals)
@@ -292,8 +265,8 @@ def _jvp(primals, tangents, *, element, axis, in_axes, out_axes):
         pushforward = jax.tree.unflatten(tree, xs[: len(residuals)])
         return pushforward(*xs[len(residuals) :])
 
-    linear_axes = [*[0] * len(residuals), *select(in_axes, moves)]
-    operands = [*residuals, *select(tangents, moves)]
+    linear_axes = [*[0] * len(residuals), *compress(in_axes, moves)]
+    operands = [*residuals, *compress(tangents, moves)]
     return results, bind(linear, axis, linear_axes, out_axes, operands)
 
 
@@ -301,8 +274,9 @@ def _transpose(cotangents, *args, element, axis, in_axes, out_axes):
     """The map of the transposed element; shared arguments get the sum over elements."""
     unknown = [ad.is_undefined_primal(x) for x in args]
     known = [not is_unknown for is_unknown in unknown]
-    known_axes, linear_axes = select(in_axes, known), select(in_axes, unknown)
-    structs = select(element.jaxpr.in_avals, unknown)
+    known_axes = list(compress(in_axes, known))
+    linear_axes = list(compress(in_axes, unknown))
+    structs = compress(element.jaxpr.in_avals, unknown)
 
     def backward(*xs):
         given, cts = xs[: len(known_axes)], xs[len(known_axes) :]
@@ -316,7 +290,7 @@ def _transpose(cotangents, *args, element, axis, in_axes, out_axes):
             for ct, in_axis in zip(found, linear_axes, strict=True)
         ]
 
-    operands = [*select(args, known), *map(ad.instantiate_zeros, cotangents)]
+    operands = [*compress(args, known), *map(ad.instantiate_zeros, cotangents)]
     found = bind(backward, axis, [*known_axes, *out_axes], linear_axes, operands)
     return merge(unknown, found, [None] * len(known_axes))
 
@@ -332,46 +306,40 @@ ad.primitive_transposes[map_p] = _transpose
 def small_pmap(
     fun: Callable[..., Any],
     axis_name: str,
-    in_axes: int | Sequence[int | None] = 0,
+    in_axes: Sequence[int | None],
     lowering: str = "manual",
 ) -> Callable[..., Any]:
     """Maps ``fun`` over leading axes, one element on each device."""
 
     def mapped(*args: Any) -> Any:
-        axes = (in_axes,) * len(args) if isinstance(in_axes, int) else tuple(in_axes)
         leaves, tree = jax.tree.flatten(args)
         leaf_axes = [
-            a for a, arg in zip(axes, args, strict=True) for _ in jax.tree.leaves(arg)
+            a for a, x in zip(in_axes, args, strict=True) for _ in jax.tree.leaves(x)
         ]
-        (size,) = {len(x) for x in select(leaves, [a == 0 for a in leaf_axes])}
-
-        def place(x: Any, in_axis: int | None) -> jax.Array:
-            # `jax.jit` finds its devices in constraints, not in a primitive of ours.
-            spec = spec_of_map(in_axis, jnp.ndim(x), size)
-            sharding = spec.named_sharding(jax.devices()[:size])
-            return lax.with_sharding_constraint(jnp.asarray(x), sharding)
+        (size,) = {len(x) for x, a in zip(leaves, leaf_axes, strict=True) if a == 0}
+        axis = Axis(axis_name, size, lowering)
+        placed = [lay_out(x, a, axis) for x, a in zip(leaves, leaf_axes, strict=True)]
 
         def of_leaves(*xs: Any) -> Any:
             return fun(*jax.tree.unflatten(tree, xs))
 
-        axis, placed = Axis(axis_name, size, lowering), map(place, leaves, leaf_axes)
-        return bind(of_leaves, axis, leaf_axes, (), list(placed))
+        return bind(of_leaves, axis, leaf_axes, (), placed)
 
     return mapped
 
 
 def same_layouts() -> bool:
     """Whether a spec means what shardmap's does: 2 x 2 shards, each of them twice."""
-    chunks, mapping = (2, 2), (ShardedAxis(1), Replicated(2), ShardedAxis(0))
-    ours = Spec(tuple(map(Chunked, chunks)), mapping)
+    mapping = ShardedAxis(1), Replicated(2), ShardedAxis(0)
+    ours = Spec((Chunked(2), Chunked(2)), mapping)
     mapping = sm.ShardedAxis(1), sm.Replicated(2), sm.ShardedAxis(0)
-    theirs = sm.ShardingSpec(tuple(map(sm.Chunked, chunks)), mapping)
-    shape, proto = (4, 6), theirs.sharding_proto()
-    print(ours.proto())
+    theirs = sm.ShardingSpec((sm.Chunked(2), sm.Chunked(2)), mapping)
+    shape, proto, expected = (4, 6), ours.proto(), theirs.sharding_proto()
+    print(proto)
     return (
         ours.indices(shape) == list(sm.spec_to_indices(shape, theirs))
-        and ours.proto()["tiles"] == list(proto.tile_assignment_dimensions)
-        and ours.proto()["devices"] == list(proto.tile_assignment_devices)
+        and proto["tiles"] == list(expected.tile_assignment_dimensions)
+        and proto["devices"] == list(expected.tile_assignment_devices)
         and sm.spec_of(put(np.zeros(shape), ours, jax.devices())) == theirs
     )
 
@@ -379,8 +347,7 @@ def same_layouts() -> bool:
 def main(arguments: Sequence[str] = ()) -> int:
     """Compares it with `shardmap.spmap`."""
     jax.config.update("jax_num_cpu_devices", 8)
-    weight, spec = jnp.float32(0.5), spec_of_map(0, 1, 8)
-    rows = put(np.arange(8, dtype=np.float32), spec, jax.devices())
+    rows = put(np.arange(8, dtype=np.float32), spec_of_map(0, 1, 8), jax.devices())
 
     def fun(w, x):
         return jnp.sin(w * x) / lax.psum(jnp.cos(x), "i")
@@ -388,20 +355,19 @@ def main(arguments: Sequence[str] = ()) -> int:
     def gradient(f):
         return jax.grad(lambda w, x: (f(w, x) ** 2).sum(), (0, 1))
 
-    same_numbers = functools.partial(np.allclose, rtol=1e-5)
     changes = {
-        "called": lambda f: f(weight, rows),
-        "jit": lambda f: jax.jit(f)(weight, rows),
-        "grad": lambda f: gradient(f)(weight, rows),
-        "grad of jit": lambda f: jax.jit(gradient(f))(weight, rows),
-        "vmap": lambda f: jax.vmap(f, (None, 0))(weight, jnp.stack([rows, 2 * rows])),
+        "called": lambda f: f(0.5, rows),
+        "jit": lambda f: jax.jit(f)(0.5, rows),
+        "grad": lambda f: gradient(f)(0.5, rows),
+        "grad of jit": lambda f: jax.jit(gradient(f))(0.5, rows),
+        "vmap": lambda f: jax.vmap(f, (None, 0))(0.5, jnp.stack([rows, 2 * rows])),
     }
     theirs = sm.spmap(fun, "i", in_axes=(None, 0))
     are_same = {"layouts": same_layouts()}
     for lowering in LOWERINGS:
         ours = small_pmap(fun, "i", (None, 0), lowering)
         for name, change in changes.items():
-            close = jax.tree.map(same_numbers, change(ours), change(theirs))
+            close = jax.tree.map(np.allclose, change(ours), change(theirs))
             are_same[f"{lowering} {name}"] = all(jax.tree.leaves(close))
     for name, is_same in are_same.items():
         print(f"{name}: {'the same as spmap' if is_same else 'DIFFERS'}")
