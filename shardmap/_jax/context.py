@@ -89,11 +89,6 @@ def in_while_condition() -> bool:
 # Axes and meshes
 
 
-def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:
-    """`bound_axes` for one axis."""
-    return bound_axes({name: size})
-
-
 @contextlib.contextmanager
 def bound_axes(sizes: Mapping[Any, int]) -> Iterator[None]:
     """A context as in the function of a map: with these axes bound, innermost last."""

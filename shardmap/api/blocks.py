@@ -141,12 +141,15 @@ class _Blocks(NamedTuple):
         from shardmap.api.spmap import spmap  # Slow to import, and rarely needed.
 
         mesh: Any = self.mesh
-        for name in reversed(self.names):
+        for k in reversed(range(len(self.names))):
+            name, around = self.names[k], self.names[:k]
             run = spmap(
                 run,
                 name,
-                in_axes=tuple(0 if name in axes else None for axes in self.in_axes),
-                out_axes=[0 if name in axes else None for axes in self.out_axes],
+                in_axes=tuple(
+                    _axis_of_tiles(axes, name, around) for axes in self.in_axes
+                ),
+                out_axes=[_axis_of_tiles(axes, name, around) for axes in self.out_axes],
                 axis_size=mesh.shape[name],
                 mesh=mesh,
                 mesh_axes=name,
@@ -156,32 +159,33 @@ class _Blocks(NamedTuple):
         return list(map(self._joined, results, self.out_axes))
 
     def _tiled(self, array: Value, axes: Axes) -> Value:
-        """Splits the dimensions that are cut: mesh axes first, and then the block's."""
-        in_place, first = self._dimensions(jnp.ndim(array), axes)
+        """Splits each dimension that is cut: its mesh axes, and then the block's."""
         block = _scaled(self.mesh, operator.floordiv, jnp.shape(array), axes)
-        sizes = [
-            self.mesh.shape[each] if isinstance(each, str) else block[each]
-            for each in in_place
-        ]
-        return jnp.reshape(array, sizes).transpose(list(map(in_place.index, first)))
+        sizes: dict[Any, int] = dict(self.mesh.shape) | dict(enumerate(block))
+        dims = _dims_of_tiles(axes, len(block))
+        return jnp.reshape(array, [sizes[each] for each in dims])
 
     def _joined(self, tiles: Value, axes: Axes) -> Value:
         """The reverse of `_tiled`."""
-        in_place, first = self._dimensions(tiles.ndim - len(axes), axes)
-        whole = _scaled(self.mesh, operator.mul, tiles.shape[len(axes) :], axes)
-        return jnp.reshape(tiles.transpose(list(map(first.index, in_place))), whole)
+        dims = _dims_of_tiles(axes, tiles.ndim - len(axes))
+        block = [
+            n for n, each in zip(tiles.shape, dims, strict=True) if each not in axes
+        ]
+        return jnp.reshape(tiles, _scaled(self.mesh, operator.mul, block, axes))
 
-    def _dimensions(self, ndim: int, axes: Axes) -> tuple[list[Any], list[Any]]:
-        """The mesh axes and dimensions of an array whose dimensions are split.
 
-        Returns:
-          them with each mesh axis before the dimension that it cuts; and with all mesh
-          axes first.
-        """
-        in_place: list[Any] = []
-        for dimension in range(ndim):
-            in_place += [*_dim_to_mesh_axes(axes).get(dimension, ()), dimension]
-        return in_place, [*(n for n in self.names if n in axes), *range(ndim)]
+def _dims_of_tiles(axes: Axes, ndim: int) -> list[Any]:
+    """The dimensions of an array that is split, with the mesh axes before them."""
+    mesh_axes = _dim_to_mesh_axes(axes)
+    return [each for dim in range(ndim) for each in (*mesh_axes.get(dim, ()), dim)]
+
+
+def _axis_of_tiles(axes: Axes, name: str, around: Sequence[str]) -> int | None:
+    """Where an array that is split has a mesh axis, inside of the maps around."""
+    if name not in axes:
+        return None
+    dims = _dims_of_tiles(axes, axes[name] + 1)
+    return [each for each in dims if each not in around].index(name)
 
 
 # Calls

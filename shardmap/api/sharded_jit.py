@@ -26,7 +26,8 @@ from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
     constraints_in,
-    on_its_own_devices,
+    on_devices,
+    partition_devices,
     partition_mesh,
     partition_sharding,
     total_partitions,
@@ -188,11 +189,13 @@ def _over(devices: Sequence[jax.Device], function: Callable[Q, T]) -> Callable[Q
     return run
 
 
-def _sharding(aval: Aval, parts: Counts, total: int) -> NamedSharding:
-    """The sharding of a value over the first devices, one for each partition."""
+def _sharding(
+    aval: Aval, parts: Counts, devices: Sequence[jax.Device]
+) -> NamedSharding:
+    """The sharding of a value over devices, one for each partition."""
     if parts is None or placement.has_no_bytes(aval):
         parts = (1,) * aval.ndim
-    sharding = partition_sharding(parts, partition_mesh(parts, total, "sharded_jit"))
+    sharding = partition_sharding(parts, partition_mesh(parts, devices))
     return sharding.update(memory_kind=placement.memory_kind(aval))
 
 
@@ -212,11 +215,7 @@ class PartitionedFunction:
         if not devices:
             return self._trace(arguments, is_top_level)
         call = _over(devices, self._trace)(arguments, is_top_level)
-        return dataclasses.replace(
-            call,
-            bind=_over(devices, call.bind),
-            find_shardings=_over(devices, call.find_shardings),
-        )
+        return dataclasses.replace(call, bind=_over(devices, call.bind))
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Explicit types of the operands end at a `jax.jit`.
@@ -281,8 +280,10 @@ class PartitionedFunction:
             *(equation.params["total"] for equation in constraints),
         ]
         total = _agreed_total(function.full_name, totals, sources)
-        if is_top_level and constraints:
-            jaxpr = on_its_own_devices(jaxpr)
+        devices: Sequence[jax.Device] = ()
+        if is_top_level:
+            devices = partition_devices(total or 1, "sharded_jit")[: total or 1]
+            jaxpr = on_devices(jaxpr, devices) if constraints else jaxpr
 
         def run(leaves: Sequence[Value]) -> list[Value]:
             # Its `jax.jit` has the shardings of arguments and results.
@@ -298,7 +299,7 @@ class PartitionedFunction:
             return cut(flat(*cut(leaves, in_parts)).leaves, out_parts)
 
         def shardings() -> MapShardings:
-            sharding = functools.partial(_sharding, total=total or 1)
+            sharding = functools.partial(_sharding, devices=devices)
             return MapShardings(
                 tuple(map(sharding, avals, in_parts)),
                 tuple(map(sharding, closed.out_avals, out_parts)),
@@ -309,7 +310,7 @@ class PartitionedFunction:
             avals,
             out_tree,
             closed.out_avals,
-            partition_mesh((), total or 1, "sharded_jit") if is_top_level else None,
+            partition_mesh((), devices) if is_top_level else None,
             jaxpr,
             run if is_top_level else run_as_part,
             shardings,

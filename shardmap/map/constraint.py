@@ -167,14 +167,8 @@ def constraints_in(jaxpr: Jaxpr) -> list[Any]:
 # Meshes
 
 
-def partition_mesh(
-    parts: Parts, total: int, what: str = CONSTRAINT, is_top_level: bool = True
-) -> Mesh:
-    """The mesh of a value outside maps.
-
-    At the top level, partition k is on device k, of this process if it has enough. Else
-    the mesh has all devices, with equally many for each partition, if ``total`` divides
-    their number.
+def partition_devices(total: int, what: str = CONSTRAINT) -> list[jax.Device]:
+    """The devices of values outside maps: this process's if it has enough, or all.
 
     Raises:
       ValueError: names ``what``, the devices that it needs and those that there are.
@@ -188,24 +182,24 @@ def partition_mesh(
             f"{what} computation requires {total} devices, but only {len(devices)} "
             f"{are} available. Ask for fewer parts.{too_few_devices(total)}"
         )
-    axes = partition_axes([parts], total)
-    if not is_top_level and len(devices) % total == 0:
-        # One mesh for all parts: JAX describes all results on the first one.
-        total = len(devices)
-        axes = partition_axes([_prime_factors(total)], total)
-    axes = axes or {f"{_AXIS_PREFIX}0": 1}
-    grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
+    return devices
+
+
+def partition_mesh(parts: Parts, devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh of a value outside maps, with partition k on device k."""
+    axes = partition_axes([parts], len(devices)) or {f"{_AXIS_PREFIX}0": 1}
+    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
 
 
-def on_its_own_devices(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` with constraints on as many devices as there are partitions."""
+def on_devices(jaxpr: Jaxpr, devices: Sequence[jax.Device]) -> Any:
+    """``jaxpr`` with constraints on these devices, one for each partition."""
 
     def change(equation: Equation) -> Any:
         params = equation.params
         if equation.primitive is not constrain_p or params["mesh"] is None:
             return equation
-        mesh = partition_mesh(params["parts"], params["total"])
+        mesh = partition_mesh(params["parts"], devices)
         changed = {"mesh": mesh, "mesh_jaxpr": mesh_jaxpr(mesh)}
         return equation.replace(params=params | changed)
 
@@ -227,7 +221,7 @@ def constrain(
       x: an array.
       parts: the counts; None: every device has the whole value.
       total: the number of devices, if ``parts`` does not tell.
-      what: see `partition_mesh`.
+      what: see `partition_devices`.
     """
     if parts is None:
         parts = (1,) * jax.typeof(x).ndim
@@ -236,7 +230,12 @@ def constrain(
     mesh = None
     inside = axis_env.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
     if total is not None and not inside:
-        mesh = partition_mesh(parts, total, what, nothing_is_traced())
+        devices = partition_devices(total, what)
+        if not nothing_is_traced() and len(devices) % total == 0:
+            # One mesh for all parts: JAX describes all results on the first one.
+            mesh = partition_mesh(_prime_factors(len(devices)), devices)
+        else:
+            mesh = partition_mesh(parts, devices[:total])
         if isinstance(x, jax.core.Tracer):
             contexts.check_devices(what, list(mesh.devices.flat))
     x = explicit_sharding.drop_sharding(x)
@@ -256,9 +255,9 @@ def _implementation(
     wanted = tuple(count or 1 for count in parts)
     if isinstance(x, jax.Array) and x.committed:
         # It was made outside of a program, as the arrays that it will meet.
-        needed = partition_mesh(wanted, total)
-        if x.sharding.device_set == set(needed.devices.flat):
-            mesh = needed
+        needed = partition_devices(total)[:total]
+        if x.sharding.device_set == set(needed):
+            mesh = partition_mesh(wanted, needed)
     with without_mesh():
         results = placement.place([x], [partition_sharding(wanted, mesh)], True)
     if contexts.has_mesh() and contexts.is_on_mesh(list(mesh.devices.flat)):

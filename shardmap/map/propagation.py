@@ -12,7 +12,7 @@ import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
-from shardmap._jax.walk import as_open_jaxpr
+from shardmap._jax.walk import inline_calls
 from shardmap.map.collectives.table import COLLECTIVES
 
 DimToMeshAxes = dict[int, tuple[str, ...]]
@@ -45,8 +45,8 @@ def propagate(
       dims_of: tells those of the operands and results of an equation; None: it cuts
         nothing.
     """
-    names: dict[Var, Any] = {}
-    cuts = [(each, dims_of(each)) for each in _inlined(jaxpr, names)]
+    jaxpr = inline_calls(jaxpr, lambda equation: equation.primitive is p.jit_p)
+    cuts = [(equation, dims_of(equation)) for equation in jaxpr.eqns]
 
     def forward(known: dict[Var, DimToMeshAxes]) -> dict[Var, DimToMeshAxes]:
         """Those of results, from the values that an equation takes."""
@@ -77,37 +77,10 @@ def propagate(
                 asked.setdefault(atom, []).append(dims)
     inputs = {var: _agreed(asked.get(var, ())) for var in jaxpr.invars}
     known = forward(dict(inputs))
-    outputs = [_renamed(atom, names) for atom in jaxpr.outvars]
     return list(inputs.values()), [
         {} if isinstance(atom, jex_core.Literal) else known.get(atom, {})
-        for atom in outputs
+        for atom in jaxpr.outvars
     ]
-
-
-def _inlined(jaxpr: Jaxpr, names: dict[Var, Any]) -> Iterator[Equation]:
-    """The equations, with those that `jax.jit` holds in the place of its own.
-
-    Args:
-      jaxpr: the equations'.
-      names: the variables, or literals, that stand for those of ``jaxpr``. Results are
-        added, as a function that is called twice has one jaxpr.
-    """
-    for equation in jaxpr.eqns:
-        invars = [_renamed(atom, names) for atom in equation.invars]
-        if equation.primitive is p.jit_p:
-            inner = as_open_jaxpr(equation.params["jaxpr"])
-            inner_names = dict(zip(inner.invars, invars, strict=True))
-            yield from _inlined(inner, inner_names)
-            outvars = [_renamed(atom, inner_names) for atom in inner.outvars]
-        else:
-            outvars = [jex_core.Var(var.aval) for var in equation.outvars]
-            yield equation.replace(invars=invars, outvars=outvars)
-        names.update(zip(equation.outvars, outvars, strict=True))
-
-
-def _renamed(atom: Any, names: dict[Var, Any]) -> Any:
-    # Literals have no hash.
-    return atom if isinstance(atom, jex_core.Literal) else names.get(atom, atom)
 
 
 def _agreed(each: Iterable[DimToMeshAxes]) -> DimToMeshAxes:

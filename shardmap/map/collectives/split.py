@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from shardmap._jax.collectives import axis_names
-from shardmap._jax.context import bound_axis
+from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK, SHARD_MAP
 from shardmap._jax.rules import Vmap, def_batching
@@ -116,7 +116,7 @@ def _batching_rule(
 def _abstract_eval(
     *avals: Aval, axis: AxisLayout, collective: Primitive, params: tuple[Any, ...]
 ) -> tuple[list[Any], Any]:
-    with bound_axis(axis.name, axis.size):
+    with bound_axes({axis.name: axis.size}):
         results, effects = collective.abstract_eval(*avals, **dict(params))
     results = results if collective.multiple_results else [results]
     return list(results), without_axis(effects, axis.name)

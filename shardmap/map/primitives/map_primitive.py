@@ -29,7 +29,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.context import (
     NO_MESH,
-    bound_axis,
+    bound_axes,
     refuse_check_vma,
     replicated_without_mesh,
 )
@@ -124,7 +124,7 @@ class MapPrimitive(jex_core.Primitive):
         others = params | {"call_jaxpr": None}
         for jaxpr in jaxprs_in(others):
             check_jaxpr(jaxpr)
-        with bound_axis(params["axis_name"], params["axis_size"]):
+        with bound_axes({params["axis_name"]: params["axis_size"]}):
             check_jaxpr(as_open_jaxpr(call_jaxpr))
         return self.abstract_eval(*(o.aval for o in operands), **params)
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import Any
 
-from shardmap._jax.context import bound_axis
+from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dce, without_dead_code
 from shardmap._jax.types import Equation, Jaxpr
@@ -20,7 +20,7 @@ def _without_dead_code(
     axis_size: int,
 ) -> tuple[Any, list[bool]]:
     # JAX may type-check the new jaxpr.
-    with bound_axis(axis_name, axis_size):
+    with bound_axes({axis_name: axis_size}):
         return without_dead_code(jaxpr, used_outputs)
 
 

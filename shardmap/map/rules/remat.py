@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 
-from shardmap._jax.context import NO_MESH, bound_axis
+from shardmap._jax.context import NO_MESH, bound_axes
 from shardmap._jax.primitives import remat_params
 from shardmap._jax.rules import Policy, Split, def_partial_eval_custom, split_checkpoint
 from shardmap._jax.types import Equation, Jaxpr
@@ -37,7 +37,7 @@ def _split_rule(
     )
     # JAX checks and traces parts of the element.
     with (
-        bound_axis(params["axis_name"], params["axis_size"]),
+        bound_axes({params["axis_name"]: params["axis_size"]}),
         jax.sharding.use_abstract_mesh(NO_MESH),
     ):
         split: Any = split_checkpoint(policy, unknown_in, available_in, element)
