@@ -7,6 +7,7 @@ with one element on each device, or to one vectorised program for XLA's partitio
 `python examples/small_pmap.py` compares it with `shardmap.spmap`.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -140,7 +141,8 @@ class Axis(NamedTuple):
     lowering: str = "manual"
 
 
-class Element(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Element:
     """The function of one element; JAX's type checker does not know its axis."""
 
     jaxpr: Any
