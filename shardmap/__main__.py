@@ -27,8 +27,8 @@ COMMANDS = {
         summary="train a digit classifier over 8 virtual devices",
         needs={"sklearn": "demo"},
     ),
-    "show": Command(
-        module="shardmap.commands.show",
+    "picture": Command(
+        module="shardmap.commands.picture",
         summary="draw a sharding: indices, picture, proto, HLO and Shardy text",
         needs={},
     ),

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import operator
-import pathlib
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -92,8 +92,7 @@ def printable(text: str) -> str:
 
 def short_path(file: str) -> str:
     """The path of a file, relative to the working directory if it is below that."""
-    path, here = pathlib.Path(file), pathlib.Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+    return file.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def integer_of(what: str, value: Any, least: int | None = None, why: str = "") -> int:

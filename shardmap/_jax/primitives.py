@@ -103,11 +103,17 @@ def is_transposed(equation: Equation) -> bool:
     return "transpose(" in str(equation.source_info.name_stack)
 
 
-def frames_of(equation: Equation) -> Iterator[tuple[str, int, str]]:
+def frames_of(
+    equation: Equation, is_left_out: Callable[[str], bool] = lambda file: False
+) -> Iterator[tuple[str, int, str]]:
     """File, line and function of each frame of an equation, innermost first."""
     traceback: Any = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        yield frame.file_name, frame.line_num, frame.function_name
+    # Its `frames` look up the lines of all, and a plan asks for each equation.
+    codes, offsets = ((), ()) if traceback is None else traceback.raw_frames()
+    for code, offset in zip(codes, offsets, strict=True):
+        if not is_left_out(code.co_filename):
+            line = traceback.code_addr2line(code, offset)
+            yield code.co_filename, line, code.co_qualname
 
 
 # Parameters

@@ -10,7 +10,7 @@ class Parser(argparse.ArgumentParser):
     """Parses the arguments of one command.
 
     A wrong argument ends the program with code 2 and one line on stderr, such as
-    ``python -m shardmap show: --shape needs whole numbers, got 'x'``.
+    ``python -m shardmap picture: --shape needs whole numbers, got 'x'``.
 
     Args:
       name: the name of the command.

@@ -34,11 +34,11 @@ from shardmap.explaining.read.hlo.cost import (
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.hlo.text import Module, module_of
 from shardmap.explaining.read.remarks import LARGE
-from shardmap.explaining.read.source import definition_of
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import marked
 from shardmap.explaining.report import Collective, Cost, Held
 from shardmap.map.primitives.axis import REPLICAS
+from shardmap.source import definition_of
 from shardmap.units import shown, size
 
 
@@ -229,13 +229,14 @@ def _explain(
         inputs = [array for array in found if array.role == "input"]
         largest = too_large.largest(traced.jaxpr.jaxpr, inputs)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
-    pieces, stages = (), ()
+    pieces, stages, pictured = (), (), ()
     if hasattr(fun, "stage_costs"):  # A function in pieces.
         cut = fun.explain(*args, **kwargs)
-        pieces, stages = cut.pieces, cut.stages
+        pieces, stages, pictured = cut.pieces, cut.stages, cut.cuts
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=mesh_axes,
+        mesh_devices=arrays.ids_of(mesh),
         num_devices=num_devices,
         device_kind=device and device.device_kind,
         axes=axes,
@@ -259,6 +260,7 @@ def _explain(
         notes=tuple(_notes(facts, module, bool(collectives), is_abstract)),
         pieces=pieces,
         stages=stages,
+        cuts=pictured,
         largest=largest,
         available=available,
         machine=machine,

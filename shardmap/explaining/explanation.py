@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from shardmap.explaining.draw import sections
 from shardmap.explaining.draw.document import Document
 from shardmap.explaining.draw.text import as_text
-from shardmap.explaining.report import Report
+from shardmap.explaining.report import CutArray, Report
 from shardmap.units import duration, printable, size
 
 
@@ -85,6 +85,9 @@ class Explanation(Report):
       least_times: the least seconds of a call for "arithmetic", "memory" and
         "interconnect", each by itself, at the vendor's figures. In loops, memory counts
         one step.
+      mesh_devices: the ids of the devices in the order of the mesh; () if they are 0,
+        1, 2 and so on, or unknown.
+      cuts: for a plan, the arguments and results that are cut, with their pieces.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -127,7 +130,7 @@ class Explanation(Report):
     def _document(self) -> Document:
         if self.title is None:
             return sections.of_report(self)
-        return sections.of_plan(self.title, self.pieces)
+        return sections.of_plan(self.title, self.pieces, self.cuts)
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Measurement:
         """Runs the function a few times, and measures its time and memory.
@@ -218,17 +221,21 @@ def _count(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Explanation:
+def explanation_of(
+    title: str, text: str, stages: tuple[Any, ...], cuts: Iterable[tuple[Any, ...]]
+) -> Explanation:
     """The explanation of a plan, or of the pieces of a function.
 
     Args:
       title: one line on the whole.
       text: lines on each axis of each argument, then on each stage.
       stages: what each stage makes, reads and keeps.
+      cuts: the fields of a `CutArray` for each array that is cut.
     """
     return Explanation(
         name=title.partition(": ")[0],
         pieces=tuple(text.splitlines()),
         stages=stages,
         title=title,
+        cuts=tuple(CutArray(*each) for each in cuts),
     )

@@ -10,10 +10,10 @@ from jax.extend.core.primitives import jit_p
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Aval, Jaxpr, aval_of
 from shardmap._jax.walk import jaxprs_in
-from shardmap.explaining.read.source import source_of
 from shardmap.explaining.report import ArrayLayout, Cost, Held, Remark
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
+from shardmap.source import source_of
 from shardmap.units import size_of
 
 # As "the total memory required for HLO temporaries (20.29G) exceeds available HBM

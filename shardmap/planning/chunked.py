@@ -103,7 +103,8 @@ class ChunkedFunction(Generic[P, R]):
         text = report.explain(cut_program)
         from shardmap.explaining.explanation import explanation_of
 
-        return explanation_of(repr(self), text, report.stage_costs(cut_program))
+        costs, cuts = report.stage_costs(cut_program), report.cut_arrays(cut_program)
+        return explanation_of(repr(self), text, costs, cuts)
 
     @api_boundary
     def stage_costs(

@@ -5,15 +5,12 @@ dimensions, and labels. Coordinates are constants. The results get their labels 
 """
 
 import contextlib
-import functools
-import importlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import source_info_util
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import is_dataset, is_labelled
@@ -83,7 +80,6 @@ def without_labels(
     leaves, tree = jax.tree.flatten(args, is_leaf=is_labelled)
     if not any(map(is_labelled, leaves)):
         return fun, None
-    _hide_lines_of_xarray()
     stored = _variables(leaves)
     labels = Labels()
 
@@ -99,13 +95,6 @@ def without_labels(
         return labels.take_off(result, stored)
 
     return traced, labels
-
-
-@functools.cache
-def _hide_lines_of_xarray() -> None:
-    """Makes reports name the user's line, which called xarray, and not xarray's."""
-    (folder,) = importlib.import_module("xarray").__path__
-    source_info_util.register_exclusion(folder)
 
 
 @contextlib.contextmanager

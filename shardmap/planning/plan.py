@@ -320,7 +320,8 @@ class ShardPlan:
         text = report.explain(self._cut_program)
         from shardmap.explaining.explanation import explanation_of
 
-        return explanation_of(title, text, self.stage_costs)
+        cuts = report.cut_arrays(self._cut_program)
+        return explanation_of(title, text, self.stage_costs, cuts)
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:

@@ -45,7 +45,7 @@ def test_an_unknown_command_gets_one_line_and_code_2():
     assert result.stdout == ""
     assert result.stderr == (
         "python -m shardmap: unknown command 'dmeo' (did you mean demo?); the commands "
-        "are: demo, show, explain, run, old, doctor\n"
+        "are: demo, picture, explain, run, old, doctor\n"
     )
 
 
@@ -66,7 +66,7 @@ def test_help_imports_neither_jax_nor_numpy():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("command", ["doctor", "show"])
+@pytest.mark.parametrize("command", ["doctor", "picture"])
 def test_settings_that_jax_cannot_read_get_one_line_and_code_2(command):
     result = shardmap(command, "--help", JAX_NUM_CPU_DEVICES="x")
     assert (result.returncode, result.stdout) == (2, "")
@@ -138,7 +138,8 @@ def test_control_c_ends_it_quietly(tmp_path):
 def test_text_that_no_encoding_has_is_still_written():
     """A file name need not be text; shown on a terminal of ASCII it is escaped."""
     result = shardmap(
-        *("show", "P('é')", "--shape", "2", "--mesh", "é=1"), PYTHONIOENCODING="ascii"
+        *("picture", "P('é')", "--shape", "2", "--mesh", "é=1"),
+        PYTHONIOENCODING="ascii",
     )
     assert result.stderr == ""
     assert result.stdout.startswith("P('\\xe9') on a mesh of \\xe9=1\n")

@@ -1,4 +1,4 @@
-"""Pictures of a layout: grids of shards, and the devices that hold them.
+"""Pictures: grids of shards and the devices that hold them, of pieces, of a mesh.
 
 The last two cut dimensions of an array are the rows and columns of a grid. One cut
 dimension alone makes rows, or columns if it is the array's last. If more dimensions are
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardmap.explaining.report import CutArray
 from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
 
 GAP = "..."
@@ -53,18 +54,20 @@ class Grids(NamedTuple):
 
     Attributes:
       header: one line with the shapes of the array and of a shard.
-      down, across: the dimensions that rows and columns go along, if any.
+      down, across: the names of the dimensions of rows and columns, if any.
       grids: the grids to draw.
       left_out: the number of further grids.
       copies: the number of devices that hold each shard.
+      is_mesh: whether the boxes are devices of a mesh, not shards.
     """
 
     header: str
-    down: int | None
-    across: int | None
+    down: str | None
+    across: str | None
     grids: list[Grid]
     left_out: int
     copies: int
+    is_mesh: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -75,65 +78,59 @@ class Grids(NamedTuple):
     def ways(self) -> str:
         """The direction of each dimension, such as ``dimension 0 down, 1 across``."""
         parts = [
-            f"{dim} {way}"
-            for dim, way in ((self.down, "down"), (self.across, "across"))
-            if dim is not None
+            f"{name} {way}"
+            for name, way in ((self.down, "down"), (self.across, "across"))
+            if name is not None
         ]
-        return "dimension " * bool(parts) + ", ".join(parts)
+        what = "devices: " if self.is_mesh else "dimension "
+        return what * bool(parts) + ", ".join(parts)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Drawing:
-    """The shards of an array.
+    """Boxes in the order of an array or of a mesh, and what is in each.
 
     Attributes:
-      spec: how the array is cut.
-      shape: the shape of the array.
-      devices: the numbers of the devices, in the order of the spec's mesh; () stands
-        for 0, 1, 2 and so on.
-      max_pieces: how many shards of a dimension to draw; the others become `...`.
+      header: one line that says what is drawn.
+      labels: for each dimension, those of its boxes.
+      holders: the numbers in each box: one dimension for each of ``labels``, and one.
+      counts: the number of boxes of each dimension; () if all have a label. A label
+        `...` stands for those that have none.
+      names: the names of the dimensions; () for 0, 1, 2 and so on.
+      max_pieces: how many boxes of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
     """
 
-    spec: ShardingSpec
-    shape: tuple[int, ...]
-    devices: tuple[int, ...] = ()
+    header: str
+    labels: Sequence[Sequence[str]]
+    holders: np.ndarray
+    counts: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
     max_pieces: int = 8
     max_grids: int = 4
 
     def grids(self) -> Grids:
-        """The grids of shards to draw.
-
-        Raises:
-          ValueError: the shape does not fit the spec.
+        """The grids of boxes to draw.
 
         >>> from shardmap.sharding.spec import Chunked, Replicated
         >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
-        >>> found = Drawing(spec, (6,)).grids()
+        >>> found = drawing_of_spec(spec, (6,)).grids()
         >>> found.header, found.ways
         ('(6,) on 8 devices, (3,) on each', 'dimension 0 across')
         >>> found.grids[0].columns, [cell.holders for cell in found.grids[0].cells[0]]
         (['0:3', '3:6'], ['0-3', '4-7'])
         """
-        spec, shape = self.spec, self.shape
-        shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
-        counts = spec.tile_counts
-        cut = [dim for dim, count in enumerate(counts) if count > 1]
-        down, across = _directions(cut[-2:], len(shape))
-        labels = [
-            _labels(entry, size, count)
-            for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
-        ]
+        labels, holders = self.labels, self.holders
+        cut = [dim for dim, each in enumerate(labels) if len(each) > 1]
+        down, across = _directions(cut[-2:], len(labels))
         outer = cut[:-2]
-        outer_counts = tuple(counts[dim] for dim in outer)
+        outer_counts = tuple(len(labels[dim]) for dim in outer)
         all_rows = [""] if down is None else labels[down]
         all_columns = [""] if across is None else labels[across]
-        holders = _holders(spec, self.devices).reshape(
-            *outer_counts, len(all_rows), len(all_columns), -1
-        )
-        numbers = np.arange(math.prod(counts)).reshape(holders.shape[:-1])
+        holders = holders.reshape(*outer_counts, len(all_rows), len(all_columns), -1)
+        numbers = np.arange(math.prod(holders.shape[:-1])).reshape(holders.shape[:-1])
         rows, columns = (
-            _shown(len(each), self.max_pieces) for each in (all_rows, all_columns)
+            _shown(each, self.max_pieces) for each in (all_rows, all_columns)
         )
         grids = [
             Grid(
@@ -144,16 +141,96 @@ class Drawing:
             )
             for place in itertools.islice(np.ndindex(*outer_counts), self.max_grids)
         ]
-        several = "s" * (spec.num_shards != 1)
-        held = f"{tuple(shard_shape)} on each" if cut else "all of it on each"
+        names = self.names or tuple(map(str, range(len(labels))))
         return Grids(
-            f"{shape} on {spec.num_shards} device{several}, {held}",
-            down,
-            across,
+            self.header,
+            None if down is None else names[down],
+            None if across is None else names[across],
             grids,
-            math.prod(outer_counts) - len(grids),
+            math.prod((self.counts or holders.shape)[dim] for dim in outer)
+            - len(grids),
             holders.shape[-1],
+            bool(self.names),
         )
+
+
+def drawing_of_spec(
+    spec: ShardingSpec,
+    shape: tuple[int, ...],
+    devices: Sequence[int] = (),
+    max_pieces: int = 8,
+    max_grids: int = 4,
+) -> Drawing:
+    """The shards of an array, and the devices that hold them.
+
+    Args:
+      spec: how the array is cut.
+      shape: the shape of the array.
+      devices: the numbers of the devices, in the order of the spec's mesh; () stands
+        for 0, 1, 2 and so on.
+      max_pieces: how many shards of a dimension to draw.
+      max_grids: how many grids to draw.
+
+    Raises:
+      ValueError: the shape does not fit the spec.
+    """
+    shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
+    counts = spec.tile_counts
+    labels = [
+        _labels(entry, size, count)
+        for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
+    ]
+    several = "s" * (spec.num_shards != 1)
+    is_cut = any(count > 1 for count in counts)
+    held = f"{tuple(shard_shape)} on each" if is_cut else "all of it on each"
+    return Drawing(
+        f"{shape} on {spec.num_shards} device{several}, {held}",
+        labels,
+        _holders(spec, devices),
+        max_pieces=max_pieces,
+        max_grids=max_grids,
+    )
+
+
+def drawing_of_pieces(array: CutArray) -> Drawing:
+    """The pieces that a plan cuts an array into, numbered in their order.
+
+    >>> cut = CutArray("x", (5, 2), (2, 1), (((0, 3), (3, 5)), ((0, 2),)))
+    >>> drawing_of_pieces(cut).grids().grids[0].rows
+    ['0:3', '3:5']
+    """
+    labels, places = [], []
+    for count, pieces in zip(array.counts, array.pieces, strict=True):
+        texts = [f"{start}:{stop}" for start, stop in pieces]
+        shown = [*range(len(pieces) - 1), count - 1]
+        if len(pieces) < count:
+            texts.insert(-1, GAP)
+            shown.insert(-1, count - 2)
+        labels.append(texts)
+        places.append(shown)
+    numbers = np.asarray(np.ravel_multi_index(np.ix_(*places), array.counts))
+    header = f"{array.shape} in {math.prod(array.counts):,} pieces"
+    return Drawing(header, labels, numbers[..., None], array.counts)
+
+
+def drawing_of_mesh(
+    mesh: Sequence[tuple[str, int]], devices: Sequence[int] = ()
+) -> Drawing:
+    """The device at each position of a mesh.
+
+    Args:
+      mesh: the names and sizes of its axes.
+      devices: the numbers of its devices; () stands for 0, 1, 2 and so on.
+
+    >>> found = drawing_of_mesh([("data", 2), ("model", 2)], (0, 2, 1, 3)).grids()
+    >>> found.ways, [[cell.holders for cell in row] for row in found.grids[0].cells]
+    ("devices: 'data' down, 'model' across", [['0', '2'], ['1', '3']])
+    """
+    sizes = tuple(size for _, size in mesh)
+    numbers = np.array(devices or range(math.prod(sizes))).reshape(*sizes, 1)
+    labels = [list(map(str, range(size))) for size in sizes]
+    names = tuple(repr(name) for name, _ in mesh)
+    return Drawing("mesh", labels, numbers, names=names)
 
 
 def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
@@ -193,11 +270,12 @@ def _place(labels: Sequence[Sequence[str]], chosen: Mapping[int, int]) -> str:
     return f"[{', '.join(index)}]"
 
 
-def _shown(count: int, most: int) -> list[int | None]:
+def _shown(labels: Sequence[str], most: int) -> list[int | None]:
     """The shards to draw, the last one included; None marks the gap."""
-    if count <= most:
-        return list(range(count))
-    return [*range(most - 2), None, count - 1]
+    count = len(labels)
+    if count > most:
+        return [*range(most - 2), None, count - 1]
+    return [None if label == GAP else k for k, label in enumerate(labels)]
 
 
 def _picked(labels: Sequence[str], shards: Sequence[int | None]) -> list[str]:

@@ -171,13 +171,18 @@ def _grid(grid: Grid, grids: Grids) -> str:
         boxes = "".join(
             f"<td>{cell.holders}</td>"
             if cell.number is None
-            else f'<td class="shard tint{cell.number % COLOURS}">'
+            else f'<td class="{_class(cell.number, grids)}">'
             f"{_narrow(cell.holders, ',')}</td>"
             for cell in cells
         )
         rows.append(f'<tr><th scope="row">{_narrow(row)}</th>{boxes}</tr>')
     body = f"<tbody>{''.join(rows)}</tbody>"
     return f'<table class="grid" aria-label="{label}">{caption}{head}{body}</table>'
+
+
+def _class(number: int, grids: Grids) -> str:
+    """The colour of a shard; a device of a mesh has none."""
+    return "device" if grids.is_mesh else f"shard tint{number % COLOURS}"
 
 
 def _narrow(text: str, after: str = ":") -> str:

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any
 
 from shardmap.explaining.draw.document import (
     Block,
@@ -21,16 +20,22 @@ from shardmap.explaining.draw.document import (
     folded,
     paragraph,
 )
-from shardmap.explaining.draw.grids import Drawing
+from shardmap.explaining.draw.grids import (
+    drawing_of_mesh,
+    drawing_of_pieces,
+    drawing_of_spec,
+)
 from shardmap.explaining.read.arrays import describe
 from shardmap.explaining.report import (
     ArrayLayout,
     Axis,
     Collective,
     Cost,
+    CutArray,
     Held,
     Remark,
     Report,
+    argument_of,
     roots_of,
 )
 from shardmap.sharding.spec import ShardingSpec
@@ -41,7 +46,7 @@ MOST_CARDS = 8
 """More arrays than these are summed up by prefix and layout."""
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 6
 """How many are shown; the others are in a fold."""
-MOST_PATHS = 3
+MOST_PATHS = 2
 """How many of the arrays in a fold text names."""
 LEAST_SHOWN = 0.01
 """Values that are a smaller part of the peak memory are not listed."""
@@ -58,11 +63,12 @@ def of_report(report: Report) -> Document:
         (
             *map(paragraph, (_parallel(report), _waits(report), *_holds(report))),
             *folded(remarks, MOST_REMARKS, "remarks"),
+            *_mesh(report),
         ),
         (
             Section("Axes", folded(axes, MOST_AXES, "axes")),
             Section("Arrays", tuple(_arrays(report.arrays))),
-            Section("In pieces", _lines(report.pieces)),
+            Section("In pieces", (*_cuts(report.cuts), *_lines(report.pieces))),
             Section("Collectives, on one device", tuple(_collectives(report, said))),
             Section("Cost of one call, on one device", tuple(_cost(report))),
             Section("Notes", tuple(map(paragraph, report.notes))),
@@ -70,28 +76,59 @@ def of_report(report: Report) -> Document:
     )
 
 
-def of_plan(title: str, lines: Sequence[str]) -> Document:
+def of_plan(
+    title: str, lines: Sequence[str], cuts: Sequence[CutArray] = ()
+) -> Document:
     """The document of a plan.
 
     Args:
       title: one line with the numbers of shards and bytes.
       lines: lines on each axis of each argument, then on each stage.
+      cuts: what is cut, with its pieces.
     """
     name, _, lead = title.partition(": ")
-    return Document(name, lead, (), (Section("Cuts and stages", _lines(lines)),))
+    return Document(
+        name,
+        lead,
+        (),
+        (
+            Section("Pieces", _cuts(cuts)),
+            Section("Cuts and stages", _lines(lines)),
+        ),
+    )
 
 
 def of_spec(spec: ShardingSpec) -> Document:
-    """The document of a spec. It has no shape, so each shard has length 1."""
+    """The document of a spec. It has no shape, so shards have numbers, not ranges."""
+    labels = [list(map(str, range(count))) for count in spec.tile_counts]
+    drawing = drawing_of_spec(spec, spec.tile_counts)
     return Document(
         "",
         "",
         (
             paragraph(Code(spec)),
             paragraph(f"{describe(spec).capitalize()}."),
-            Drawing(spec, spec.tile_counts),
+            dataclasses.replace(drawing, labels=labels),
+            paragraph("picture(x) draws the ranges of an array x.", style="quiet"),
         ),
     )
+
+
+def _cuts(cuts: Sequence[CutArray]) -> tuple[Block, ...]:
+    """A card for each array that a plan cuts, with its pieces."""
+    drawings = [(cut.path, drawing_of_pieces(cut)) for cut in cuts]
+    cards = [
+        Card((Code(path), f": {drawing.header}"), (drawing,))
+        for path, drawing in drawings
+    ]
+    return folded(cards, MOST_CARDS, "arrays")
+
+
+def _mesh(report: Report) -> Iterator[Block]:
+    """The device at each position of the mesh; none for 0, 1, 2 and so on in a row."""
+    is_row = sum(size > 1 for _, size in report.mesh) < 2 and not report.mesh_devices
+    if report.device_kind is not None and not is_row:
+        yield drawing_of_mesh(report.mesh, report.mesh_devices)
 
 
 def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
@@ -207,31 +244,59 @@ def _source(source: str) -> Paragraph:
 
 
 def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
-    """A card for equal arrays; for many arrays, a fold per prefix and layout."""
-    are_many = len(arrays) > MOST_CARDS
-    found: dict[tuple[Any, ...], list[ArrayLayout]] = {}
-    roots = roots_of([array.path for array in arrays])
-    for array, root in zip(arrays, roots, strict=True):
-        key: tuple[Any, ...] = (dataclasses.replace(array, path="", role="input"), "")
-        if are_many:
-            key = (array.role, array.layout, root)
-        found.setdefault(key, []).append(array)
+    """A card for equal arrays; for many arrays, one for each layout, and folds."""
     drawn: dict[str, str] = {}
-    for (*_, root), those in found.items():
-        blocks = tuple(_layout(those[0], drawn))
+    if len(arrays) > MOST_CARDS:
+        roots = roots_of([array.path for array in arrays])
+        by_layout: dict[str, list[tuple[ArrayLayout, str]]] = {}
+        for array, root in zip(arrays, roots, strict=True):
+            by_layout.setdefault(array.layout, []).append((array, root))
+        for alike in by_layout.values():
+            yield _card_of_layout(alike, drawn)
+        return
+    equal: dict[ArrayLayout, list[ArrayLayout]] = {}
+    for array in arrays:
+        key = dataclasses.replace(array, path="", role="input")
+        equal.setdefault(key, []).append(array)
+    for those in equal.values():
         paths, text = [array.path for array in those], _description(those)
-        if are_many:
-            name = paths[0] if len(paths) == 1 else root
-            if blocks and len({array.shape for array in those}) > 1:
-                blocks = (paragraph("For ", Code(paths[0]), ":"), *blocks)
-            table = _table_of_arrays(those)
-            yield Details(f"{name}: {text}", (*blocks, table), _few(paths))
-        else:
-            yield Card((Code(", ".join(paths)), f": {text}"), blocks)
+        blocks = tuple(_layout(those[0], drawn))
+        yield Card((Code(", ".join(paths)), f": {text}"), blocks)
+
+
+def _card_of_layout(
+    arrays: Sequence[tuple[ArrayLayout, str]], drawn: dict[str, str]
+) -> Card:
+    """A layout and its picture, and a fold for each argument or part of one.
+
+    Args:
+      arrays: those that have the layout, and what each belongs to.
+      drawn: the first array of each picture.
+    """
+    first = arrays[0][0]
+    picture = tuple(_layout(first, drawn))[1:]  # Without the spec of the first.
+    are_cut = picture and first.copies != first.num_devices
+    if are_cut and any(array.shape != first.shape for array, _ in arrays):
+        picture = (paragraph("For ", Code(first.path), ":"), *picture)
+    often = collections.Counter(root for _, root in arrays)
+    # Parts with one array each, such as layers, need no folds of their own.
+    is_each = max(often.values()) == 1
+    roots = [argument_of(root) if is_each else root for _, root in arrays]
+    parts: dict[str, list[ArrayLayout]] = {}
+    for (array, _), root in zip(arrays, roots, strict=True):
+        parts.setdefault(root, []).append(array)
+    folds = []
+    for root, those in parts.items():
+        paths = [array.path for array in those]
+        title = f"{paths[0] if len(paths) == 1 else root}: {_amount(those, '')}"
+        folds.append(Details(title, (_table_of_arrays(those),), _few(paths)))
+    used = f", used by {len(arrays):,} array{'s' * (len(arrays) > 1)}"
+    title = f"{first.layout[:1].upper()}{first.layout[1:]}{used}"
+    return Card((title,), (*picture, *folds))
 
 
 def _few(paths: Sequence[str]) -> str:
-    """The first of several paths, such as ``x['a'], x['b'], x['c'] and 4 more``."""
+    """The first of several paths, such as ``x['a'], x['b'] and 4 more``."""
     more = len(paths) - MOST_PATHS
     rest = f" and {more:,} more" if more > 0 else ""
     return ", ".join(paths[:MOST_PATHS]) + rest if len(paths) > 1 else ""
@@ -239,6 +304,11 @@ def _few(paths: Sequence[str]) -> str:
 
 def _description(arrays: Sequence[ArrayLayout]) -> str:
     """Such as ``67 arrays, 1.3 MiB, replicated on 8 devices``."""
+    return _amount(arrays, f", {arrays[0].layout}")
+
+
+def _amount(arrays: Sequence[ArrayLayout], layout: str) -> str:
+    """Such as ``67 arrays, 1.3 MiB``, the layout, and what a device has of them."""
     first, count = arrays[0], len(arrays)
     is_one_type = len({_type_of(array) for array in arrays}) == 1
     counted = f"{count:,} arrays"
@@ -248,7 +318,7 @@ def _description(arrays: Sequence[ArrayLayout]) -> str:
     told = [first] if is_one_type else arrays
     whole = sum(array.bytes for array in told)
     held = sum(array.shard_bytes or 0 for array in told)
-    text = f"{counted}, {size(whole)}{each}, {first.layout}"
+    text = f"{counted}, {size(whole)}{each}{layout}"
     if first.shard_bytes is None or held == whole:
         return text
     shape = f"{first.shard_shape}, " if is_one_type else ""
@@ -265,7 +335,7 @@ def _layout(array: ArrayLayout, drawn: dict[str, str]) -> Iterator[Block]:
     if array.spec is None or array.spec.num_shards == 1:
         return
     yield paragraph(Code(array.spec), style="quiet")
-    drawing = Drawing(array.spec, array.shape, array.devices)
+    drawing = drawing_of_spec(array.spec, array.shape, array.devices)
     grids = drawing.grids()
     key = repr((grids.grids, grids.ways))
     if key in drawn and not grids.is_whole:

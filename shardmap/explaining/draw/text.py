@@ -44,7 +44,7 @@ from shardmap.explaining.draw.document import (
     Preformatted,
     Table,
 )
-from shardmap.explaining.draw.grids import GAP, Drawing, Grid, Grids
+from shardmap.explaining.draw.grids import GAP, Drawing, Grid, Grids, drawing_of_spec
 from shardmap.sharding.conversions import sharding_of
 from shardmap.sharding.spec import ShardingSpec, spec_of
 from shardmap.units import printable, shown
@@ -109,7 +109,7 @@ def picture(
     def drawing(
         spec: ShardingSpec, shape: tuple[int, ...], ids: tuple[int, ...]
     ) -> Any:
-        return Drawing(spec, shape, ids, max_pieces=max_pieces, max_grids=max_grids)
+        return drawing_of_spec(spec, shape, ids, max_pieces, max_grids)
 
     if isinstance(value, PartitionSpec):
         if mesh is None:
@@ -331,7 +331,7 @@ class _Writer:
             self.blocks(row.notes, indent + 4)
 
     def drawing(self, drawing: Drawing, indent: int) -> None:
-        """Adds the widest picture that fits; none for a whole array."""
+        """Adds the widest picture that fits; none of a whole array or of a mesh."""
         for most in (8, 6, 4, 3):
             fewer = dataclasses.replace(drawing, max_pieces=most, max_grids=2)
             grids = fewer.grids()
@@ -340,7 +340,7 @@ class _Writer:
                 break
         else:
             return
-        if not grids.is_whole:
+        if not grids.is_whole and not grids.is_mesh:
             if grids.down is not None and grids.across is not None:
                 self.add(grids.ways, indent, _FAINT)
             self.lines += lines

@@ -15,7 +15,6 @@ from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of, without_sharding
 from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in
-from shardmap.explaining.read.source import source_of
 from shardmap.explaining.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import map_shardings
@@ -24,6 +23,7 @@ from shardmap.map.lowering.decision import EnclosingProgram, decide
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
 from shardmap.sharding.mesh import with_manual_axes
+from shardmap.source import source_of
 
 UNKNOWN = "as the compiler decides"
 

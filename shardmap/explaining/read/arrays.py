@@ -151,8 +151,17 @@ def _array_layout(
         bytes=math.prod(shape) * itemsize,
         shard_bytes=None if shard_shape is None else math.prod(shard_shape) * itemsize,
         layout=layout,
-        devices=() if devices == tuple(range(len(devices))) else devices,
+        devices=_unless_counted(devices),
     )
+
+
+def ids_of(mesh: Any) -> tuple[int, ...]:
+    """The ids of the devices of a mesh; () for 0, 1, 2 and so on, or unknown ones."""
+    return _unless_counted(tuple(device.id for device in _devices_of(mesh)))
+
+
+def _unless_counted(ids: tuple[int, ...]) -> tuple[int, ...]:
+    return () if ids == tuple(range(len(ids))) else ids
 
 
 def _devices_of(mesh: Any) -> list[jax.Device]:

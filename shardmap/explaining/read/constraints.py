@@ -10,8 +10,8 @@ from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding
 
 from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
-from shardmap.explaining.read.source import source_of
 from shardmap.sharding.conversions import axes_in
+from shardmap.source import source_of
 
 
 class LayoutConstraint(NamedTuple):

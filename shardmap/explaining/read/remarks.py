@@ -16,7 +16,6 @@ from shardmap.explaining.read.hlo.cost import flops_of_product
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.hlo.text import Module
 from shardmap.explaining.read.sharded import ShardedDimension
-from shardmap.explaining.read.source import source_of
 from shardmap.explaining.report import (
     MAPS,
     ArrayLayout,
@@ -27,6 +26,7 @@ from shardmap.explaining.report import (
 )
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.mesh import virtual_devices
+from shardmap.source import source_of
 from shardmap.units import size
 
 LARGE = 1 << 20

@@ -22,7 +22,6 @@ from shardmap._jax.primitives import (
 from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explaining.read.constraints import LayoutConstraint, constraints_of
-from shardmap.explaining.read.source import source_of
 from shardmap.explaining.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explaining.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
@@ -32,6 +31,7 @@ from shardmap.map.lowering.decision import Decision, EnclosingProgram
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
+from shardmap.source import source_of
 
 CHUNKED = "chunked"
 """The name of the primitive of functions in pieces."""

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.source_info_util import SourceInfo
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitive, Var
 from shardmap._jax.walk import as_open_jaxpr, constants_of
+from shardmap.source import source_of
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -224,8 +224,8 @@ class Graph:
         for equation in inner.eqns:
             operands = list(map(read, equation.invars))
             if not fixed:
-                own = source_info_util.summarize(equation.source_info)
-                self.source, self.source_info = own or outer, equation.source_info
+                self.source = source_of(equation) or outer
+                self.source_info = equation.source_info
             outs: Sequence[Operand] | None
             primitive, params = equation.primitive, equation.params
             if primitive in calls.jaxprs:

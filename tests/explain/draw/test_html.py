@@ -8,6 +8,7 @@ import tempfile
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -194,7 +195,8 @@ def test_an_array_that_is_copied_cannot_be_taken_for_one_that_is_cut(shape):
     spec = explanations.ShardingSpec(
         (None,) * len(shape), (explanations.Replicated(8),)
     )
-    report = explanations.explanation(arrays=(explanations.array(spec, shape),))
+    arrays = (explanations.array(spec, shape),)
+    report = explanations.explanation(arrays=arrays, mesh=())
     for value in (report, picture(spec, shape)):
         text = value._repr_html_()
         assert '<span class="copies">x 8</span> whole on devices 0-7' in text
@@ -217,6 +219,56 @@ def test_a_large_picture_is_shortened():
     assert said in drawn._repr_html_()
     assert holders(drawn)[0] == "1"
     assert len(holders(drawn)) == 4 * 7 * 7
+
+
+def test_a_page_begins_with_its_mesh_and_has_each_layout_once():
+    """Of a step with eight weights and their results, cut in two ways."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices())[::-1].reshape(4, 2), ("d", "m"))
+
+    def array(*names):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*names))
+        return jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding)
+
+    weights = {"in": [array(None, "m")] * 4, "out": [array("m")] * 4}
+    step = jax.jit(lambda w: jax.tree.map(lambda x: x * 2, w))
+    report = sm.explain(step)(weights)
+    page = report._repr_html_()
+    devices = re.findall('<td class="device">(.*?)</td>', page)
+    assert devices == list("76543210")
+    assert page.index("devices: &#x27;d&#x27; down, &#x27;m&#x27; across") < page.index(
+        "<h2>Arrays"
+    )
+    assert report.mesh_devices == (*range(7, -1, -1),)
+    titles = re.findall("<h3>(Dimension .*?)</h3>", page)
+    of = "over &#x27;m&#x27; in 2 shards, each on 4 devices, used by 8 arrays"
+    assert titles == [f"Dimension 1 {of}", f"Dimension 0 {of}"]
+    assert [said for said, _ in shards(page)] == ["1,3,5,7", "0,2,4,6"] * 2 or [
+        said for said, _ in shards(page)
+    ] == ["7,5,3,1", "6,4,2,0"] * 2
+    # Folds are not open, cards are.
+    assert page.index("used by 8 arrays") < page.index("<details>")
+
+
+def test_the_page_of_a_plan_draws_its_pieces():
+    cuts = ({0: (3, 7, 2)}, {1: 9})
+    plan = sm.plan(
+        jnp.dot, np.ones((12, 4), "f4"), np.ones((4, 18), "f4"), in_slices=cuts
+    )
+    report = plan.explain()
+    assert [(cut.path, cut.counts) for cut in report.cuts] == [
+        ("args[0]", (3, 1)),
+        ("args[1]", (1, 9)),
+        ("result", (3, 9)),
+    ]
+    found = labels(report)
+    assert found[:3] == ["0:3", "3:10", "10:12"]
+    assert found[3:11] == ["0:2", "2:4", "4:6", "6:8", "8:10", "10:12", "...", "16:18"]
+    rows = [k + 9 * row for row in range(3) for k in (*range(6), 8)]
+    assert holders(report) == list(map(str, [*range(3), *range(6), 8, *rows]))
+    # A function in pieces has them too.
+    chunked = sm.chunked(jnp.sin, {0: 4})
+    page = sm.explain(chunked)(np.ones(8, np.float32))._repr_html_()
+    assert [said for said, _ in shards(page)][:4] == list("0123")
 
 
 @hypothesis.given(layouts())

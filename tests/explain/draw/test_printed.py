@@ -187,9 +187,11 @@ def test_many_arrays_are_summed_up_by_prefix_and_layout():
     )
     report = explanations.explanation(arrays=(rows, whole) * 2 + (narrow,) * 5)
     text = printed(report, 200)
-    assert "\n  params: 7 arrays, 843.9 KiB, dimension 0 in 4 shards" in text
-    assert "\n  params: 2 x float32[], 120.6 KiB each, replicated on 8 dev" in text
-    assert len(printed(explanations.large()).splitlines()) < 80
+    assert "\n  Dimension 0 in 4 shards, each on 2 devices, used by 7 arrays\n" in text
+    assert "\n      params: 7 arrays, 843.9 KiB; a device has 8.4 KiB\n" in text
+    assert "\n  Replicated on 8 devices, used by 2 arrays\n" in text
+    assert "\n      params: 2 x float32[], 120.6 KiB each; a device" in text
+    assert len(printed(explanations.large()).splitlines()) < 60
 
 
 def test_the_parts_of_a_state_are_folds_that_name_some_of_their_arrays():
@@ -211,8 +213,8 @@ def test_the_parts_of_a_state_are_folds_that_name_some_of_their_arrays():
         "state['opt']",
     ]
     assert lines[folds[0] + 1].strip() == (
-        "result[0]['params']['layer0']['w'], result[0]['params']['layer1']['w'], "
-        "result[0]['params']['layer2']['w'] and 1 more"
+        "result[0]['params']['layer0']['w'], result[0]['params']['layer1']['w'] "
+        "and 2 more"
     )
     assert lines[folds[-1] + 1].strip() == "state['opt']['w'], state['opt']['b']"
 

@@ -183,7 +183,7 @@ def test_a_refusal_names_what_is_kept_if_that_is_the_largest_value():
 
     message = (
         r"in \d+ pieces .* holds 36\.\d KiB \(3.,... bytes\) at once, of it 36\.0 KiB "
-        r"in float32\[96,96\] made at .*test_fit.py:\d+:\d+ .*, kept for later stages"
+        r"in float32\[96,96\] made at .*test_fit.py:\d+ .*, kept for later stages"
     )
     with pytest.raises(ValueError, match=message):
         sm.chunked(fun, memory="30 kB")(np.ones((96, 16), np.float32))

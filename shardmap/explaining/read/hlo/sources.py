@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from shardmap.explaining.read.hlo.text import Instruction, Module, reached
-from shardmap.explaining.read.source import user_line
+from shardmap.source import user_line
 
 _MOVES = re.compile("all-gather|all-to-all|collective-permute")
 # The slices of a scan's operands, and slices in the body of a while loop. JAX traces

@@ -1,4 +1,4 @@
-"""`python -m shardmap show`: what it shows, and what it refuses."""
+"""`python -m shardmap picture`: what it shows, and what it refuses."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap import picture, spec_to_indices
-from shardmap.commands.show import MOST_DEVICES, main
+from shardmap.commands.picture import MOST_DEVICES, main
 from tests.command_line import call, refusal
 from tests.strategies import specs_and_shapes
 
@@ -227,7 +227,7 @@ def test_too_many_devices_are_refused_before_any_work():
 
 def test_too_many_devices_of_a_mesh_are_refused_before_jax_sees_them():
     assert refusal(main, "P('x')", "--shape", "4", "--mesh", "x=99999999999") == (
-        "the mesh has 99,999,999,999 devices, and show draws at most 1,048,576"
+        "the mesh has 99,999,999,999 devices, and picture draws at most 1,048,576"
     )
 
 

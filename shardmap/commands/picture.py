@@ -1,4 +1,4 @@
-"""`python -m shardmap show`: a sharding in every form, from indices to Shardy text."""
+"""`python -m shardmap picture`: a sharding in all forms, from indices to Shardy."""
 
 import itertools
 import json
@@ -17,8 +17,9 @@ from shardmap.explaining.draw.text import picture
 from shardmap.sharding.spec import ShardingSpec
 
 EXAMPLES = (
-    """python -m shardmap show "P('data', None)" --shape 8,64 --mesh data=4,model=2""",
-    'python -m shardmap show "ShardingSpec((Chunked(4), None), '
+    "python -m shardmap picture \"P('data', None)\" --shape 8,64 "
+    "--mesh data=4,model=2",
+    'python -m shardmap picture "ShardingSpec((Chunked(4), None), '
     '(ShardedAxis(0), Replicated(2)))" --shape 8,64',
 )
 MOST_DEVICES = 2**20
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Prints the sharding and returns the exit code."""
     parser = Parser(
-        "show",
+        "picture",
         "Show which device holds which part of an array, and the same layout as "
         "OpSharding\nproto, HLO text and Shardy text. No device is needed.",
         EXAMPLES,
@@ -148,7 +149,8 @@ def read_mesh(text: str) -> dict[str, int]:
 def _check_count(devices: int) -> None:
     if devices > MOST_DEVICES:
         raise ValueError(
-            f"the mesh has {devices:,} devices, and show draws at most {MOST_DEVICES:,}"
+            f"the mesh has {devices:,} devices, and picture draws at most "
+            f"{MOST_DEVICES:,}"
         )
 
 

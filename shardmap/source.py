@@ -1,5 +1,6 @@
 """The line of the user's program that made an equation."""
 
+import functools
 import inspect
 import pathlib
 import re
@@ -19,7 +20,7 @@ _LIBRARIES = tuple(
     f"{folder}/"
     for folder in (
         pathlib.Path(jax.__file__).parent,
-        pathlib.Path(__file__).parents[2],
+        pathlib.Path(__file__).parent,
     )
 )
 # Installed packages, such as a library of layers.
@@ -30,7 +31,12 @@ _INSTALLED = tuple(
 
 def source_of(equation: Equation) -> str | None:
     """The innermost line of the user's program, as ``file:line (function)``."""
-    return user_line(frames_of(equation))
+    return user_line(frames_of(equation, _is_of_a_library))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_a_library(file_name: str) -> bool:
+    return not file_name or file_name.startswith((*_LIBRARIES, "<frozen"))
 
 
 def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
@@ -41,7 +47,7 @@ def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
     """
     installed = None
     for file_name, number, function in stack:
-        if not file_name or file_name.startswith((*_LIBRARIES, "<frozen")):
+        if _is_of_a_library(file_name):
             continue
         if not file_name.startswith(_INSTALLED):
             return _line(file_name, number, function)

@@ -10,12 +10,13 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import shardmap
 import shardmap as sm
-from shardmap.explaining.read.source import definition_of, user_line
+from shardmap.source import definition_of, user_line
 
 JAX = f"{pathlib.Path(jax.__file__).parent}/_src/numpy/lax_numpy.py"
 OURS = f"{pathlib.Path(shardmap.__file__).parent}/api/spmap.py"
@@ -73,6 +74,17 @@ def test_cells_of_a_notebook_are_called_as_there(monkeypatch):
     # IPython may be imported where no notebook is.
     monkeypatch.setattr(notebook, "get_ipython", lambda: None)
     assert user_line([(USERS, 3, "step")]) == f"{USERS}:3 (step)"
+
+
+def test_plans_name_cells_of_a_notebook(monkeypatch):
+    notebook = types.SimpleNamespace(get_ipython=Shell)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    cell = compile(
+        "def f(x):\n    return x.sum(0) + 1", "/tmp/ipykernel_7/123.py", "exec"
+    )
+    exec(cell, names := {})
+    plan = sm.plan(names["f"], np.ones((4, 2), np.float32), in_slices={0: 2})
+    assert "reduce_sum of shape (2,) (In[2]:2 (f))" in str(plan.explain())
 
 
 def test_a_function_is_defined_where_it_is_written_whatever_wraps_it():
