@@ -6,6 +6,7 @@ writes them; a test draws them again and compares. What is drawn is read from re
 reports and plans. Nothing here knows where an element goes.
 """
 
+import dataclasses
 import pathlib
 import re
 import sys
@@ -16,8 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 import shardmap as sm
+from shardmap.explaining.draw import html, sections
 from shardmap.explaining.draw.style import COLOURS, DARK, LIGHT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
@@ -197,6 +200,48 @@ def stages() -> str:
     return picture("the stages of a plan", parts)
 
 
+def explained() -> str:
+    """The top of the page that `explain` makes of a training step over data x model."""
+    mesh = sm.make_mesh({"data": 4, "model": 2})
+
+    def array(shape: tuple[int, ...], *names: str | None) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, PartitionSpec(*names))
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        hidden = jax.nn.relu(batch @ weights["in"])
+        return ((hidden @ weights["out"] - batch) ** 2).mean()
+
+    @jax.jit
+    def train_step(weights: Any, batch: Any) -> Any:
+        gradients = jax.grad(loss)(weights, batch)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+    weights = {
+        "in": array((512, 2048), None, "model"),
+        "out": array((2048, 512), "model"),
+    }
+    report = sm.explain(train_step)(weights, array((256, 512), "data"))
+    document = sections.of_report(report)
+    parallel, devices = document.blocks[0], document.blocks[-1]
+    weight, _, rows = document.sections[1].blocks
+    blocks = (parallel, devices, weight, rows)
+    top = dataclasses.replace(document, blocks=blocks, sections=())
+    page = html.element(top).replace("<wbr>", "<wbr/>")
+    page = page.replace("<style>", "<style><![CDATA[").replace(
+        "</style>", "]]></style>"
+    )
+    page = page.replace("<div", '<div xmlns="http://www.w3.org/1999/xhtml"', 1)
+    width, height = 840, 752
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}">\n'
+        "<title>train_step explained</title>\n"
+        f'<foreignObject width="{width}" height="{height}">\n{page}\n'
+        "</foreignObject>\n</svg>\n"
+    )
+
+
 def picture(title: str, parts: Iterable[Box | Label | Cell]) -> str:
     """An image in light or dark colours, as the page around it has."""
     drawn, right, bottom = [], 0.0, 0.0
@@ -261,6 +306,7 @@ def text(x: float, y: float, words: str, at: str) -> str:
 DIAGRAMS = {
     "axis.svg": axis,
     "chains.svg": chains,
+    "explained.svg": explained,
     "heat.svg": heat,
     "nested.svg": nested,
     "population.svg": population,

@@ -17,8 +17,7 @@ from shardmap.explaining.draw.text import picture
 from shardmap.sharding.spec import ShardingSpec
 
 EXAMPLES = (
-    "python -m shardmap picture \"P('data', None)\" --shape 8,64 "
-    "--mesh data=4,model=2",
+    "python -m shardmap picture \"P('data', None)\" --shape 8,64 --mesh data=4,model=2",
     'python -m shardmap picture "ShardingSpec((Chunked(4), None), '
     '(ShardedAxis(0), Replicated(2)))" --shape 8,64',
 )
