@@ -271,6 +271,9 @@ class _Visitor:
         length = equation.params["length"]
         in_turn = _is_in_turn(equation)
         batch_size = None if in_turn else _batch_size(equation)
+        if length == 1:
+            self.visit(equation.params["jaxpr"], around._replace(batch_size=batch_size))
+            return
         running = f"{length:,} steps, one after another"
         change = _CHANGE_LOOP
         if in_turn:

@@ -127,6 +127,7 @@ def test_a_mesh_axis_along_which_nothing_is_cut_is_said(fun, specs, repeated):
 def test_loops_have_steps():
     def fun(x):
         x, _ = lax.scan(lambda carry, _: (carry * 2, None), x, length=7)
+        x = lax.fori_loop(0, 1, lambda k, x: x - k, x)  # One step is no loop.
         return lax.fori_loop(0, 5, lambda k, x: x + k, x)
 
     assert axes(fun, (3,)) == [
