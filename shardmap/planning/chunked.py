@@ -127,9 +127,9 @@ class ChunkedFunction(Generic[P, R]):
 
     def _cut_program(self, args: Any, kwargs: Any) -> CutProgram:
         read = self._read(*self._with_statics(args, kwargs))
-        made = self._cut(read.jaxpr, read.asked)
+        cut = self._cut(read.jaxpr, read.asked)
         return CutProgram(
-            made.analysis, made.in_tree, read.out_tree, made.cuts, read.names
+            cut.analysis, cut.in_tree, read.out_tree, cut.cuts, read.names
         )
 
     def _check_arrays(self, args: Any, kwargs: Any) -> None:
@@ -163,8 +163,8 @@ class ChunkedFunction(Generic[P, R]):
             nonlocal out_tree
             args, kwargs = jax.tree.unflatten(tree, leaves)
             named = {name: without_static(x) for name, x in kwargs.items()}
-            made = self._fun(*map(without_static, args), **named)
-            results, out_tree = jax.tree.flatten(made)
+            result = self._fun(*map(without_static, args), **named)
+            results, out_tree = jax.tree.flatten(result)
             return results
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
@@ -199,9 +199,9 @@ class ChunkedFunction(Generic[P, R]):
             results = keeping_residuals(flat, read.operands, read.asked, self._options)
         return jax.tree.unflatten(read.out_tree, results)
 
-    def _tell(self, made: CutProgram) -> None:
+    def _tell(self, cut_program: CutProgram) -> None:
         """Warns, or raises if strict, where no cut has an effect."""
-        if not report.runs_whole(made):
+        if not report.runs_whole(cut_program):
             return
         text = (
             f"{self!r} runs as a whole: none of the cuts reaches its end. "

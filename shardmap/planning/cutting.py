@@ -105,7 +105,7 @@ def cut_function(
     try:
         graph = graph_of(closed)
         if memory is None:
-            made = make(given, partial, keeps=True)
+            cut_program = make(given, partial, keeps=True)
         else:
             problem = Problem(
                 make,
@@ -118,11 +118,11 @@ def cut_function(
                 chunks=lambda leaf, axis: borders(leaves[leaf], axis),
                 times_read=functools.partial(times_read, leaves),
             )
-            made = program_within(problem)
+            cut_program = program_within(problem)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
-    _refuse_far_starts(made)
-    return made
+    _refuse_far_starts(cut_program)
+    return cut_program
 
 
 @contextlib.contextmanager

@@ -193,9 +193,9 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
     if isinstance(spec, dict):
         if isinstance(tree, dict) and set(spec) == set(tree):
             return [
-                found
+                cuts
                 for key in sorted(tree)
-                for found in _spread(spec[key], tree[key], f"{where}[{key!r}]")
+                for cuts in _spread(spec[key], tree[key], f"{where}[{key!r}]")
             ]
         if _has_axes(spec):
             return [spec] * count
@@ -209,9 +209,9 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
             f"{shown(spec)}{mean}"
         )
     return [
-        found
+        cuts
         for k, (part, child) in enumerate(zip(spec, children, strict=True))
-        for found in _spread(part, child, f"{where}[{k}]")
+        for cuts in _spread(part, child, f"{where}[{k}]")
     ]
 
 
@@ -279,7 +279,7 @@ def times_read(leaves: Sequence[Any], asked: Asked) -> float:
     >>> times_read([types.SimpleNamespace(shape=(4,), chunks=(2,))], [((1, 2, 3),)])
     2.0
     """
-    found = [1.0]
+    ratios = [1.0]
     for leaf, row in zip(leaves, asked, strict=False):
         page, times = page_shape(leaf), 1.0
         for axis, points in enumerate(row):
@@ -291,8 +291,8 @@ def times_read(leaves: Sequence[Any], asked: Asked) -> float:
                 first = np.searchsorted(begins, [0, *points], "right")
                 last = np.searchsorted(begins, ends - 1, "right")
                 times *= int((last - first + 1).sum()) / (len(begins) + 1)
-        found.append(times)
-    return max(found)
+        ratios.append(times)
+    return max(ratios)
 
 
 def cut_points(
@@ -368,14 +368,14 @@ def _at_borders(points: Points, chunks: Points) -> Points:
     """
     if len(points) > len(chunks):
         return points
-    found: list[int] = []
+    moved: list[int] = []
     for number, point in enumerate(points):
-        first = bisect.bisect(chunks, found[-1]) if found else 0
+        first = bisect.bisect(chunks, moved[-1]) if moved else 0
         last = len(chunks) - len(points) + number
         after = min(max(bisect.bisect_left(chunks, point), first), last)
         near = max(after - 1, first), after
-        found.append(min((chunks[k] for k in near), key=lambda at: abs(at - point)))
-    return tuple(found)
+        moved.append(min((chunks[k] for k in near), key=lambda at: abs(at - point)))
+    return tuple(moved)
 
 
 def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:

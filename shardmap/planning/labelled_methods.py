@@ -72,8 +72,8 @@ def place_of_extreme(name: str) -> Callable[..., Any]:
         find = getattr(array, name.replace("idx", "arg"))
         places = find(dim, skipna=skipna, keep_attrs=keep_attrs)
         taken = jnp.asarray(labels)[jnp.asarray(places.data)]
-        made = places.copy(data=taken).rename(dim)
-        return made if missing is None else made.where(~missing, fill_value)
+        extreme = places.copy(data=taken).rename(dim)
+        return extreme if missing is None else extreme.where(~missing, fill_value)
 
     return method
 
@@ -117,10 +117,10 @@ def _interpolated(array: Any, dim: Hashable, points: Any) -> Any:
     plain = array.isel({dim: 0}, drop=True)
     kept = {name: each for name, each in array.coords.items() if name in plain.coords}
     dims = [each for each in array.dims if each != dim or labels.ndim]
-    made = type(array)(
+    result = type(array)(
         (high - low) * weights + low, dims=dims, coords=kept, name=array.name
     )
-    return made.assign_coords(labels.coords).assign_attrs(array.attrs)
+    return result.assign_coords(labels.coords).assign_attrs(array.attrs)
 
 
 def each_filled(name: str) -> Callable[..., Any]:

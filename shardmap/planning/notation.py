@@ -88,20 +88,20 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
 def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:
     def make(node: Node) -> Rule:
         try:
-            made = rule(node)
+            written = rule(node)
         except Exception as error:
             raise ValueError(
                 f"the rule registered for {node.name} failed for operands of the "
                 f"shapes {list(node.in_shapes)}: {type(error).__name__}: {error}"
             ) from error
-        if isinstance(made, Rule):
-            return made
-        if not isinstance(made, str):
+        if isinstance(written, Rule):
+            return written
+        if not isinstance(written, str):
             raise TypeError(
                 f"the function that is the rule of {node.name} must return text such "
-                f"as 'i j -> i; j add', got {shown(made)}"
+                f"as 'i j -> i; j add', got {shown(written)}"
             )
-        return factors(node, made)
+        return factors(node, written)
 
     return make
 
@@ -158,7 +158,7 @@ def factors(node: Node, text: str) -> Factors:
                 f"the rule {text!r} of {node.name} has {len(rows)} {side}, the "
                 f"equation {len(shapes)}"
             )
-        found = []
+        wide_axes = []
         for k, (names, shape) in enumerate(zip(rows, shapes, strict=True)):
             rest = len(shape) - (len(names) - names.count("..."))
             wide: list[Any] = []
@@ -179,15 +179,15 @@ def factors(node: Node, text: str) -> Factors:
                         f"the rule {text!r} of {node.name} does not fit: axis "
                         f"{name!r} has the sizes {sizes[name]} and {shape[axis]}"
                     )
-            found.append(wide)
-        return found
+            wide_axes.append(wide)
+        return wide_axes
 
     results = spread("results", outs, node.out_shapes)
     operands = spread("operands", ins, node.in_shapes)
 
     def emit(local: Local) -> Sequence[Any]:
-        made = bind(node, local.values, node.params)
-        for axes, result in zip(results, made, strict=True):
+        results_of_node = bind(node, local.values, node.params)
+        for axes, result in zip(results, results_of_node, strict=True):
             said = tuple(1 if axis is None else local.sizes[axis] for axis in axes)
             if result.shape != said:
                 raise ValueError(
@@ -195,7 +195,7 @@ def factors(node: Node, text: str) -> Factors:
                     f"has the shape {said}, but the primitive gives {result.shape}: "
                     "correct the rule"
                 )
-        return made
+        return results_of_node
 
     return Factors(
         node,

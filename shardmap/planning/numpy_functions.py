@@ -54,8 +54,8 @@ class _Trace(jax.core.Trace):
         return _Tracer(self, value)
 
     def unwrap(self, value: Any) -> Any:
-        own = isinstance(value, _Tracer) and value._trace is self
-        return value.value if own else value
+        is_wrapped = isinstance(value, _Tracer) and value._trace is self
+        return value.value if is_wrapped else value
 
     def stage_value(self, value: Any) -> "_Tracer":
         return self.wrap(self.outer.stage_value(self.unwrap(value)))
@@ -64,10 +64,10 @@ class _Trace(jax.core.Trace):
         self, primitive: Primitive, args: Any, params: dict[str, Any], /
     ) -> Any:
         with set_current_trace(self.outer):
-            made = primitive.bind(*map(self.unwrap, args), **params)
+            outs = primitive.bind(*map(self.unwrap, args), **params)
         if primitive.multiple_results:
-            return list(map(self.wrap, made))
-        return self.wrap(made)
+            return list(map(self.wrap, outs))
+        return self.wrap(outs)
 
     # Nothing is differentiated at this level: the function itself is enough.
     def process_custom_jvp_call(
@@ -100,10 +100,10 @@ class _Tracer(jax.core.Tracer[_Trace]):
                 f"numpy.{ufunc.__name__} cannot write a traced array to `out`, an "
                 "array of NumPy: use what it returns"
             )
-        found = _of_jax(ufunc, "numpy")
+        of_jax = _of_jax(ufunc, "numpy")
         if method != "__call__":
-            found = getattr(found, method)
-        return _call(found, args, kwargs)
+            of_jax = getattr(of_jax, method)
+        return _call(of_jax, args, kwargs)
 
     def __array_function__(
         self, fun: Callable[..., Any], types: Any, args: Any, kwargs: Any
@@ -117,9 +117,9 @@ class _Tracer(jax.core.Tracer[_Trace]):
             # jax.numpy may lack the option, or have another default than NumPy.
             if name not in known or each is not known[name].default
         }
-        own = {sliding_window_view: _windows, np.linalg.lstsq: _lstsq}
-        found = own.get(fun) or _of_jax(fun, fun.__module__)
-        return _call(found, list(map(_operand, args)), kwargs)
+        written_here = {sliding_window_view: _windows, np.linalg.lstsq: _lstsq}
+        of_jax = written_here.get(fun) or _of_jax(fun, fun.__module__)
+        return _call(of_jax, list(map(_operand, args)), kwargs)
 
     def astype(
         self, dtype: Any = None, copy: bool = False, device: Any = None
@@ -143,12 +143,12 @@ class _Tracer(jax.core.Tracer[_Trace]):
 def _of_jax(fun: Callable[..., Any], module: str) -> Callable[..., Any]:
     """The function of `jax.numpy` with the name of one of NumPy."""
     names = [*module.split(".")[1:], fun.__name__]
-    found: Any = jnp
+    attribute: Any = jnp
     for name in names:
-        found = getattr(found, name, None)
-    if found is None:
+        attribute = getattr(attribute, name, None)
+    if attribute is None:
         raise TypeError(f"jax.numpy has no {'.'.join(names)}: use what it has instead")
-    return found
+    return attribute
 
 
 def _call(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -198,8 +198,8 @@ def _lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, A
     singular = np.linalg.svd(a, compute_uv=False)
     rank = int((singular > cutoff * singular[0]).sum())
     dot = functools.partial(jnp.matmul, precision="highest")
-    found = dot(np.linalg.pinv(a, cutoff), b)
-    rest = jnp.atleast_1d(((b - dot(a, found)) ** 2).sum(0))
+    solution = dot(np.linalg.pinv(a, cutoff), b)
+    rest = jnp.atleast_1d(((b - dot(a, solution)) ** 2).sum(0))
     if rank < a.shape[1] or a.shape[0] <= a.shape[1]:
         rest = rest[:0]
-    return found, rest, rank, singular
+    return solution, rest, rank, singular

@@ -114,15 +114,15 @@ def plan(
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
     statics = static_keys(fun, args, kwargs, static_argnums, static_argnames)
-    own = in_order(args, kwargs, statics)
-    function, given = _by_position(fun, own, kwargs), _weakly(own)
-    function, labels = without_labels(function, own)
+    inputs = in_order(args, kwargs, statics)
+    function, given = _by_position(fun, inputs, kwargs), _weakly(inputs)
+    function, labels = without_labels(function, inputs)
     if labels is not None:
         cut = tuple(None if k in statics else x for k, x in enumerate(args))
         in_slices = named_cuts(in_slices, cut)
-    made = cut_function(
+    cut_program = cut_function(
         function,
-        plain(own),
+        plain(inputs),
         in_slices,
         partial=partial,
         memory=room,
@@ -131,13 +131,13 @@ def plan(
         positional=len(args),
         statics=statics,
     )
-    if narrowed := report.narrowed(made):
+    if narrowed := report.narrowed(cut_program):
         warnings.warn(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
             "True), or give 32-bit arrays.",
             stacklevel=3,  # The caller of `api_boundary`.
         )
-    if not made.num_shards:
+    if not cut_program.num_shards:
         warnings.warn(
             "plan: no shard has anything to do, as the results depend on no argument: "
             "pass the arrays that the function closes over as arguments.",
@@ -147,13 +147,13 @@ def plan(
         warnings.warn(
             "plan: nothing is cut: give in_slices, out_slices or memory.", stacklevel=3
         )
-    if report.runs_whole(made):
+    if report.runs_whole(cut_program):
         warnings.warn(
             "plan: the function runs as a whole: none of the cuts reaches its end. "
             "explain() of the plan says why.",
             stacklevel=3,  # The caller of `api_boundary`.
         )
-    return ShardPlan(made, labels, room, given)
+    return ShardPlan(cut_program, labels, room, given)
 
 
 OPTIONS = frozenset(
@@ -166,7 +166,7 @@ OPTIONS = frozenset(
 
 
 def _by_position(
-    fun: Callable[..., PyTree], own: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    fun: Callable[..., PyTree], inputs: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
 ) -> Callable[..., PyTree]:
     """Returns ``fun`` as a function of arguments `in_order`, such as ``own``.
 
@@ -192,14 +192,14 @@ def _by_position(
             f"plan got {unknown[0]}=, which is no option of plan nor an argument of "
             f"{name}: did you mean in_slices= or memory=?"
         )
-    count, has_names = len(own) - bool(kwargs), bool(kwargs)
+    count, has_names = len(inputs) - bool(kwargs), bool(kwargs)
 
     def call(*given: PyTree) -> PyTree:
         named = given[count] if has_names else {}
         by_name = {name: without_static(x) for name, x in named.items()}
         return fun(*map(without_static, given[:count]), **by_name)
 
-    trace_as(call, "plan", fun, own[:count], own[count] if has_names else {})
+    trace_as(call, "plan", fun, inputs[:count], inputs[count] if has_names else {})
     return call
 
 
@@ -230,14 +230,14 @@ def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
     refs = [ref(leaf) for leaf in leaves]
 
     def again() -> tuple[PyTree, ...]:
-        found = [ref() for ref in refs]
-        if any(x is None or isinstance(x, jax.ShapeDtypeStruct) for x in found):
+        alive = [ref() for ref in refs]
+        if any(x is None or isinstance(x, jax.ShapeDtypeStruct) for x in alive):
             raise ValueError(
                 "the arguments that the plan was made with are shapes only, or are "
                 "gone: pass them again"
             )
-        made: tuple[PyTree, ...] = jax.tree.unflatten(tree, found)
-        return made
+        args_again: tuple[PyTree, ...] = jax.tree.unflatten(tree, alive)
+        return args_again
 
     return again
 
@@ -446,7 +446,7 @@ class ShardPlan:
                 "out, executor, max_in_flight, progress, retries, checkpoint, scratch "
                 "and task."
             )
-        made = run(
+        results = run(
             self._cut_program,
             self._arrays(args, kwargs) if args or kwargs else self._given(),
             self._bare(out),
@@ -459,4 +459,4 @@ class ShardPlan:
             task=task,
             trims=self._memory is not None,
         )
-        return None if made is None else self._labelled(made)
+        return None if results is None else self._labelled(results)

@@ -124,8 +124,8 @@ def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
         yield f"scratch {cut_program.scratch}: {size(most)} at most"
     blocks = []
     for stage, cost in zip(cut_program.stages, costs, strict=True):
-        made = ", ".join(_grouped(cost.makes))
-        first = f"{cost.shards:,} shards" + f" make {made}" * makes
+        results = ", ".join(_grouped(cost.makes))
+        first = f"{cost.shards:,} shards" + f" make {results}" * makes
         told = Counter(
             f"  keeps {_name(cut_program, result.value)}, {size(nbytes(result.value))}"
             for result in stage.results
@@ -190,13 +190,13 @@ def _chunks_read(cut_program: CutProgram) -> Iterator[str]:
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
     """Random numbers that a shard draws whole, though it uses a part of them."""
-    found: list[str] = []
+    lines: list[str] = []
     for node in reversed(stage.backwards if cut_program.num_shards > 1 else []):
         wholes = cut_program.analysis.rules[node.number].wholes
         for reason in {*wholes.values()} & DRAWN_WHOLE:
-            found.append(f"  draws all of {node.name} ({node.source}) at once: ")
-            found[-1] += str(reason)
-    return list(dict.fromkeys(found))
+            lines.append(f"  draws all of {node.name} ({node.source}) at once: ")
+            lines[-1] += str(reason)
+    return list(dict.fromkeys(lines))
 
 
 def out_slices(cut_program: CutProgram) -> PyTree:
@@ -205,15 +205,15 @@ def out_slices(cut_program: CutProgram) -> PyTree:
 
 
 def _output_cuts(cut_program: CutProgram) -> list[dict[int, list[Interval]]]:
-    found: dict[Operand, dict[int, list[Interval]]] = {}
+    cuts: dict[Operand, dict[int, list[Interval]]] = {}
     for stage in cut_program.stages:
         for result in stage.results:
-            found[result.value] = {
+            cuts[result.value] = {
                 axis: list(stage.loops[k].pieces)
                 for axis, k in enumerate(result.axes)
                 if k is not None
             }
-    return [found.get(v, {}) for v in cut_program.graph.outputs]
+    return [cuts.get(v, {}) for v in cut_program.graph.outputs]
 
 
 def cut_arrays(
@@ -266,24 +266,26 @@ def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
         weight = stage.num_shards / len(numbers)
         for number in numbers:
             for value, box in stage.recipe(number)[1].reads:
-                own = weight * math.prod(shape_of(box))
-                elements[value] = elements.get(value, 0) + own
+                read = weight * math.prod(shape_of(box))
+                elements[value] = elements.get(value, 0) + read
     about = "about " if any(stage.spread().step > 1 for stage in stages) else ""
     # A piece of a chunk costs all of it.
     for name, value in zip(cut_program.names, cut_program.graph.inputs, strict=True):
         if value in elements:
             elements[value] *= cut_program.chunks_read.get(name, 1)
     names = zip(cut_program.names, cut_program.graph.inputs, strict=True)
-    found: dict[str, list[str]] = {}
+    names_by_times: dict[str, list[str]] = {}
     for name, value in names:
         if elements.get(value):
             times = f"{elements[value] / value.size:.3g}"
             often = {"1": "once", "2": f"{about}twice"}.get(
                 times, f"{about}{times} times"
             )
-            found.setdefault(often, []).append(name)
+            names_by_times.setdefault(often, []).append(name)
     return ", ".join(
-        f"{name} {often}" for often, names in found.items() for name in _grouped(names)
+        f"{name} {often}"
+        for often, names in names_by_times.items()
+        for name in _grouped(names)
     )
 
 
@@ -297,8 +299,8 @@ def _grouped(names: Iterable[str]) -> list[str]:
     """Names of leaves; many leaves of one tree are replaced by their number."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        found = _ROOT.match(name)
-        groups.setdefault(found[0] if found else name, []).append(name)
+        match = _ROOT.match(name)
+        groups.setdefault(match[0] if match else name, []).append(name)
     return [
         name
         for root, leaves in groups.items()
@@ -394,28 +396,28 @@ class Compiled(NamedTuple):
 
 def functions(stage: Stage) -> Compiled:
     numbers = {*stage.spread(), *sample(stage)}
-    found = {stage.recipe(number)[1].static for number in numbers}
+    recipes = {stage.recipe(number)[1].static for number in numbers}
     lengths = sum(
         math.prod(len(stage.loops[k].lengths) for k, *_ in family.loops)
         for family in stage.families
     )
     exact = len(numbers) == stage.num_shards
-    return Compiled(max(len(found), lengths), lengths, exact)
+    return Compiled(max(len(recipes), lengths), lengths, exact)
 
 
 def repeated(cut_program: CutProgram) -> list[int]:
     """About how many operations each stage repeats, of its own or of earlier stages."""
     rules = cut_program.analysis.rules
     before: dict[int, float] = defaultdict(float)
-    found = []
+    counts = []
     for stage in cut_program.stages:
         more = 0.0
         for number, often in counted(stage).items():
             again = min(often, max(before[number] + often - 1, 0))
             more += again * rules[number].operations()
             before[number] += often
-        found.append(round(more))
-    return found
+        counts.append(round(more))
+    return counts
 
 
 def counted(stage: Stage) -> dict[int, float]:
@@ -435,7 +437,7 @@ def counted(stage: Stage) -> dict[int, float]:
         }
         for step in steps.values():
             shapes = [None if ref is None else ref.shape for ref in step.ins]
-            own, every = rules[step.node].fraction(step.static, shapes)
-            part = own / every if every else 1.0
+            amount, every = rules[step.node].fraction(step.static, shapes)
+            part = amount / every if every else 1.0
             runs[step.node] += members * stage.num_shards / len(numbers) * part
     return runs

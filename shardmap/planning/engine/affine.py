@@ -55,14 +55,14 @@ class Guards:
         Args:
           starts: the numbers, or arrays with those of many shards.
         """
-        found: Any = True
+        holds: Any = True
         for direction, (low, high) in self.bounds.items():
             value = sum(map(operator.mul, direction, starts))
-            found = found & (low <= value) & (value <= high)
+            holds = holds & (low <= value) & (value <= high)
         for (factors, divisor), residue in self.residues.items():
             value = sum(map(operator.mul, factors, starts))
-            found = found & (value % divisor == residue)
-        return found
+            holds = holds & (value % divisor == residue)
+        return holds
 
     def __repr__(self) -> str:
         told = []
@@ -332,5 +332,5 @@ class AffineMap:
     def at(self, starts: Sequence[int]) -> Iterator[int]:
         """The numbers for these starts."""
         point = np.asarray(starts, np.int64)
-        found = (self.factors @ point + self.const) // self.divisor
-        return iter(found.tolist())
+        numbers = (self.factors @ point + self.const) // self.divisor
+        return iter(numbers.tolist())

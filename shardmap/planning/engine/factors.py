@@ -47,7 +47,7 @@ Crops: TypeAlias = tuple[tuple[int, ...] | None, ...]
 
 
 def crops(
-    asked: Iterable[Box | None], made: Iterable[Box | None]
+    asked: Iterable[Box | None], computed: Iterable[Box | None]
 ) -> tuple[Crops, list[int]]:
     """The crops from boxes that were made to those asked for, and their starts.
 
@@ -56,7 +56,7 @@ def crops(
     """
     shapes: list[tuple[int, ...] | None] = []
     starts: list[int] = []
-    for inner, outer in zip(asked, made, strict=True):
+    for inner, outer in zip(asked, computed, strict=True):
         if inner is None or outer is None or inner == outer:
             shapes.append(None)
         else:
@@ -185,9 +185,9 @@ class Factors(Rule):
         often as the shortest whole axis of its operands is long.
         """
         operands = {_factor(axis) for axes in self.ins for axis in axes}
-        own = self.wholes.keys() - operands
-        touched = math.prod(n for f, n in self.sizes.items() if f not in own)
-        if own:
+        only_results = self.wholes.keys() - operands
+        touched = math.prod(n for f, n in self.sizes.items() if f not in only_results)
+        if only_results:
             whole = [self.sizes[f] for f in self.wholes.keys() & operands]
             touched *= min(whole, default=1)
         return max(super().elements(), touched)
@@ -198,7 +198,7 @@ class Factors(Rule):
         return math.prod(static.sizes), math.prod(self.sizes.values())
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        found: dict[Factor, list[Cut]] = {}
+        cuts_of: dict[Factor, list[Cut]] = {}
         lost = []
         for k, axes in enumerate(self.ins):
             for axis, cut in zip(axes, cuts[k], strict=True):
@@ -214,10 +214,10 @@ class Factors(Rule):
                     moved = axis.window.moves(cut.at, self.sizes[factor])
                     if not moved:
                         lost.append(Lost(cut.origins, BESIDE))
-                    found.setdefault(factor, []).append(Cut(moved, True, cut.origins))
+                    cuts_of.setdefault(factor, []).append(Cut(moved, True, cut.origins))
                 else:
-                    found.setdefault(factor, []).append(cut)
-        met = {factor: meet(points) for factor, points in found.items()}
+                    cuts_of.setdefault(factor, []).append(cut)
+        met = {factor: meet(points) for factor, points in cuts_of.items()}
         return Forward(
             [[met.get(factor, UNCUT) for factor in axes] for axes in self.outs],
             [
@@ -285,8 +285,10 @@ class Factors(Rule):
                 else:
                     part.append(run[axis])
             needed.append(tuple(part))
-        made = [tuple((0, 1) if f is None else run[f] for f in o) for o in self.outs]
-        shapes, begins = crops(boxes, made)
+        computed = [
+            tuple((0, 1) if f is None else run[f] for f in o) for o in self.outs
+        ]
+        shapes, begins = crops(boxes, computed)
         starts = (*(run[factor][0] for factor in self.starts), *begins)
         sizes = tuple(run[f][1] - run[f][0] for f in self._order)
         return Need(tuple(needed), LocalSizes(sizes, tuple(holes), shapes), starts)
@@ -303,10 +305,10 @@ class Factors(Rule):
             dict(zip(self.starts, starts, strict=False)),
         )
         if self.emitter is None:
-            made = bind(self.node, values, self.node.params)
+            outs = bind(self.node, values, self.node.params)
         else:
-            made = self.emitter(local)
-        return crop(made, static.crops, starts[len(self.starts) :])
+            outs = self.emitter(local)
+        return crop(outs, static.crops, starts[len(self.starts) :])
 
     def __str__(self) -> str:
         """The rule in the notation of the module; ``~`` marks a `Window`."""

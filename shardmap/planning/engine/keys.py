@@ -28,10 +28,10 @@ def key_impl(aval: Aval) -> Any:
 
 @functools.cache
 def _impl_of(dtype: Any) -> Any:
-    found: list[Any] = []
+    impls: list[Any] = []
     key = jax.ShapeDtypeStruct((), dtype)
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
-    return found[0]
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), key)
+    return impls[0]
 
 
 def itemsize(aval: Aval) -> int:

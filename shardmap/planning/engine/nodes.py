@@ -146,8 +146,8 @@ class Graph:
             if not isinstance(operand, Value):
                 return operand
             if operand not in copies:
-                made = Value(operand.number, operand.aval, constant=operand.constant)
-                copies[operand] = made
+                copy = Value(operand.number, operand.aval, constant=operand.constant)
+                copies[operand] = copy
             return copies[operand]
 
         def values(old: Iterable[Value]) -> list[Value]:
@@ -261,13 +261,13 @@ class Graph:
                 node.ins = tuple(map(self.current, node.ins))
             self.source, self.source_info = node.source, node.source_info
             first = node.number = len(self.nodes)
-            made = write(node)
-            if made is None:
+            results = write(node)
+            if results is None:
                 self.nodes.append(node)
             else:
                 self._ahead += reversed(self.nodes[first:])
                 del self.nodes[first:]
-                self._replaced.update(zip(node.outs, made, strict=True))
+                self._replaced.update(zip(node.outs, results, strict=True))
         self.outputs = list(map(self.current, self.outputs))
         self._replaced = {}
         self.drop_unused()
@@ -312,13 +312,13 @@ class Graph:
                 f"it closes over {aval.str_short()}, a reference of JAX; pass what is "
                 "in it, ref[...], as an argument"
             )
-        own = array if isinstance(array, jax.Array) else _copied(array, aval)
+        fixed = array if isinstance(array, jax.Array) else _copied(array, aval)
         if not aval.shape and not jax.dtypes.issubdtype(
             aval.dtype, jax.dtypes.extended
         ):
-            return Scalar(own, aval)
+            return Scalar(fixed, aval)
         value = self.value(aval)
-        self.constants[value] = value.constant = own
+        self.constants[value] = value.constant = fixed
         # Holds the array, so that no other one gets its id.
         self._sources[id(array)] = array, value
         return value
@@ -326,13 +326,13 @@ class Graph:
 
 def _copied(array: ArrayLike, aval: Aval) -> np.ndarray:
     """A copy, which later writes do not change; a memory map is not copied."""
-    found = np.asarray(array)
-    base: Any = found
+    data = np.asarray(array)
+    base: Any = data
     while base is not None:
         if isinstance(base, np.memmap):
-            return found
+            return data
         base = getattr(base, "base", None)
-    return np.array(found, aval.dtype)
+    return np.array(data, aval.dtype)
 
 
 class Refused(Exception):

@@ -108,11 +108,11 @@ class Patterns(Generic[K]):
             is_new = pattern is None
             if pattern is None:
                 pattern = self._pattern(key, starts[0].tolist())
-            found = np.broadcast_to(pattern.guards.match(starts.T), len(starts))
-            self._served[key] += int(found.sum()) - is_new
-            if found.any():
-                yield Members(pattern, numbers[found], starts[found])
-            numbers, starts = numbers[~found], starts[~found]
+            fits = np.broadcast_to(pattern.guards.match(starts.T), len(starts))
+            self._served[key] += int(fits.sum()) - is_new
+            if fits.any():
+                yield Members(pattern, numbers[fits], starts[fits])
+            numbers, starts = numbers[~fits], starts[~fits]
 
     def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
         """Makes the pattern of a shard that matches no known pattern.

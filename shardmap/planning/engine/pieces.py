@@ -157,8 +157,10 @@ def of_pieces(
         columns, start = [], 0
         for length in lengths:
             piece = _taken(values, axes, start, length)
-            own = {f: at + start * (f == factor) for f, at in starts.items()}
-            columns.append(of_box(local, piece, rest, own))
+            starts_of_piece = {
+                f: at + start * (f == factor) for f, at in starts.items()
+            }
+            columns.append(of_box(local, piece, rest, starts_of_piece))
             start += length
         return [
             lax.concatenate(parts, list(row).index(factor))
@@ -218,14 +220,14 @@ def in_pieces(
             parts, start = [], 0
             for number, length in enumerate(lengths):
                 [piece] = _taken([box], [axis], start, length)
-                [own] = _taken([results], [place], number, 1)
-                parts.append(of_box(piece, own, rest))
+                [piece_of_result] = _taken([results], [place], number, 1)
+                parts.append(of_box(piece, piece_of_result, rest))
                 start += length
-            found = parts[0] if len(parts) == 1 else lax.concatenate(parts, axis)
+            joined = parts[0] if len(parts) == 1 else lax.concatenate(parts, axis)
             size = local.sizes[factor]
-            if size == found.shape[axis]:
-                return found
-            return lax.slice_in_dim(found, offset, offset + size, axis=axis)
+            if size == joined.shape[axis]:
+                return joined
+            return lax.slice_in_dim(joined, offset, offset + size, axis=axis)
 
         whole, results = local.values
         return [of_box(whole, results, list(windows))]
@@ -233,8 +235,10 @@ def in_pieces(
     ins: list[list[Axis]] = [
         [Windowed(f, windows[f]) if f in windows else f for f in value],
         [
-            Windowed(f, Numbers(len(own.edges) - 1, edges=own.edges))
-            if (own := windows.get(f))
+            Windowed(
+                f, Numbers(len(piece_of_result.edges) - 1, edges=piece_of_result.edges)
+            )
+            if (piece_of_result := windows.get(f))
             else f
             for f in numbers
         ],

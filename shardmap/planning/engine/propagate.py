@@ -249,8 +249,10 @@ class _Propagation:
             if v in self.pending and self.level[v] == level
         ]
         late = [v for v in operands if v in self.pending and self.level[v] < level]
-        own = [{c for each in contracted if (c := each.of(k))} for k in numbers_of_outs]
-        joint = self._joint(node, rule, partial, own) if partial else None
+        combiners_of = [
+            {c for each in contracted if (c := each.of(k))} for k in numbers_of_outs
+        ]
+        joint = self._joint(node, rule, partial, combiners_of) if partial else None
         # Parts that the rule does not pass must be combined first, in this stage, so
         # that the node belongs to the next one.
         if partial and joint is None:
@@ -258,10 +260,10 @@ class _Propagation:
             level += 1
         for value in late:
             self._complete(value)
-        if any(len(combiners) > 1 for combiners in own):
+        if any(len(combiners) > 1 for combiners in combiners_of):
             raise AssertionError(f"{node.name} combines in several ways")
         numbers = [self._reduction(node, each) for each in contracted]
-        found: list[Pending | None] = []
+        states: list[Pending | None] = []
         for k in numbers_of_outs:
             reductions = joint.reductions if joint else ()
             combiner = joint.combiner if joint else None
@@ -269,11 +271,11 @@ class _Propagation:
                 if each.of(k):
                     combiner, reductions = each.of(k), (*reductions, number)
             lacks = Pending(combiner, reductions) if combiner and reductions else None
-            found.append(lacks)
-        return level, found
+            states.append(lacks)
+        return level, states
 
     def _joint(
-        self, node: Node, rule: Rule, partial: list[int], own: list[set[str]]
+        self, node: Node, rule: Rule, partial: list[int], combiners_of: list[set[str]]
     ) -> Pending | None:
         """The state of the results if all partial operands pass; None if not."""
         states = [self.pending[node.ins[k]] for k in partial]
@@ -281,7 +283,7 @@ class _Propagation:
         if len(combiners) != 1:
             return None
         passed = rule.passes(combiners.pop(), frozenset(partial))
-        if passed is None or any(each - {passed} for each in own):
+        if passed is None or any(each - {passed} for each in combiners_of):
             return None
         first, *others = states
         for other in others:
@@ -318,12 +320,12 @@ class _Propagation:
         while value not in self.kept and (node := value.producer) is not None:
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
-            own = any(
+            is_cheap = any(
                 self.reductions[k].node == node.number
                 for k in self.pending[value].reductions
             )
             if (
-                own
+                is_cheap
                 or len(partial) != 1
                 or len(node.outs) != 1
                 or partial[0].size > value.size
@@ -338,7 +340,7 @@ class _Propagation:
         self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]], pieces: int
     ) -> set[int]:
         """The operands that are costly, and that each piece would compute whole."""
-        found = set()
+        repeated = set()
         seen = {link.number for link, _, _ in rule.windows()}
         cut = {
             self.classes.find((v.number, axis))
@@ -359,8 +361,8 @@ class _Propagation:
             source = self._source.get(v)
             if source is not None and v not in self._computed_whole:
                 axes = range(len(source.shape))
-                own = {self.classes.find((source.number, axis)) for axis in axes}
-                if k in seen or not cut.isdisjoint(own):
+                loops = {self.classes.find((source.number, axis)) for axis in axes}
+                if k in seen or not cut.isdisjoint(loops):
                     continue
             if (
                 isinstance(v, Value)
@@ -370,9 +372,9 @@ class _Propagation:
                 and not any(cut.at for cut in self.cuts[v])
                 and (pieces - 1) * self._work[v] >= WORTH_KEEPING
             ):
-                found.add(k)
+                repeated.add(k)
                 self.costly[v] = None
-        return found
+        return repeated
 
     def _keep_costly(self) -> None:
         """Keeps values that two stages take, if computing them again costs more.
@@ -401,30 +403,32 @@ class _Propagation:
             for number, v in enumerate(node.ins):
                 if isinstance(v, Value):
                     # Stages that share it out repeat nothing: they count as one.
-                    own = {-1} if number in rule.shared_out else levels
-                    needed.setdefault(v, set()).update(own)
+                    taken_in = {-1} if number in rule.shared_out else levels
+                    needed.setdefault(v, set()).update(taken_in)
 
     def _smallest(self) -> dict[Value, list[Value]]:
         """For each value, what all uses of it go through, if that has fewer bytes."""
-        found: dict[Value, list[Value]] = {}
+        smallest: dict[Value, list[Value]] = {}
         users: dict[Operand, dict[Node, None]] = {}
         ends = {*self.graph.outputs, *self.kept}
         for node in reversed(self.graph.nodes):
             for out in node.outs:
-                found[out] = [out]
-                own = users.get(out, {})
+                smallest[out] = [out]
+                using = users.get(out, {})
                 if out in ends or not all(
                     self.rules[user.number].cheap
                     and len(user.outs) == 1
                     and user.outs[0] not in self.pending
                     and self.level[user.outs[0]] == self.level[out]
-                    for user in own
+                    for user in using
                 ):
                     continue
-                made = [value for user in own for value in found[user.outs[0]]]
-                made = list(dict.fromkeys(made))
-                if 0 < len(made) <= MOST_KEPT and sum(map(nbytes, made)) < nbytes(out):
-                    found[out] = made
+                through = [value for user in using for value in smallest[user.outs[0]]]
+                through = list(dict.fromkeys(through))
+                if 0 < len(through) <= MOST_KEPT and sum(map(nbytes, through)) < nbytes(
+                    out
+                ):
+                    smallest[out] = through
             for operand in node.ins:
                 users.setdefault(operand, {})[node] = None
-        return found
+        return smallest

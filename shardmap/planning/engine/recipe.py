@@ -166,22 +166,22 @@ def trace_back(
                     wanted.add(value, box)
 
     reads = wanted.reads()
-    made = _Slots()
+    slots = _Slots()
     for value, box in reads:
-        made.add(value, box)
+        slots.add(value, box)
     # Now first to last: the slots are numbered in the order in which steps run.
     steps = []
     starts: list[int] = []
     for node, boxes, need in reversed(visits):
-        refs = tuple(map(made.find, node.ins, need.boxes))
-        first = made.slots
+        refs = tuple(map(slots.find, node.ins, need.boxes))
+        first = slots.slots
         made_shapes = tuple(None if box is None else shape_of(box) for box in boxes)
         step = node.number, refs, need.static, len(need.starts), first, made_shapes
         steps.append(Step(*step))
         starts.extend(need.starts)
         for out, box in zip(node.outs, boxes, strict=True):
-            made.add(out, box)
-    outs = tuple(None if demand is None else made.find(*demand) for demand in demands)
+            slots.add(out, box)
+    outs = tuple(None if demand is None else slots.find(*demand) for demand in demands)
     values = tuple(value for value, _ in reads)
     shapes = tuple(shape_of(box) for _, box in reads)
     static = StaticRecipe(values, shapes, tuple(steps), outs)
@@ -240,8 +240,8 @@ class _Wanted:
         # In a merged box their offsets would be static: each shard would compile.
         if len(boxes) == 1 or not self._is_constant(value):
             return []
-        own = sorted(dict.fromkeys(boxes), key=volume)
-        return own if len(own) <= self._versions else []
+        sorted_boxes = sorted(dict.fromkeys(boxes), key=volume)
+        return sorted_boxes if len(sorted_boxes) <= self._versions else []
 
     def _is_constant(self, value: Value) -> bool:
         """Returns True if a few nodes compute a value from constants only."""
@@ -338,12 +338,12 @@ def emit(
         position = 0
         for step in static.steps:
             node = nodes[step.node]
-            own = [starts[position + k] for k in range(step.start_count)]
+            starts_of_step = [starts[position + k] for k in range(step.start_count)]
             position += step.start_count
             info = node.source_info
             with user_context(info and info.traceback):
                 ins = [read(v, ref) for v, ref in zip(node.ins, step.ins, strict=True)]
-                outs = rules[step.node].emit(ins, step.static, own)
+                outs = rules[step.node].emit(ins, step.static, starts_of_step)
             slots.update(enumerate(outs, step.first))
         return [read(v, ref) for v, ref in zip(demanded, static.outs, strict=True)]
 

@@ -226,8 +226,10 @@ class Rule(ABC):
           shapes: of the boxes of the operands, None where one is not read.
         """
         pairs = list(zip(shapes, self.node.in_shapes, strict=True))
-        own = sum(math.prod(shape) for shape, _ in pairs if shape is not None)
-        return own, sum(math.prod(all_) for shape, all_ in pairs if shape is not None)
+        amount = sum(math.prod(shape) for shape, _ in pairs if shape is not None)
+        return amount, sum(
+            math.prod(all_) for shape, all_ in pairs if shape is not None
+        )
 
     @abstractmethod
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:

@@ -95,11 +95,11 @@ def join(a: Interval, b: Interval) -> Interval:
 
 def hull_of(boxes: Iterable[Box | None]) -> Box | None:
     """The hull of those that are not None."""
-    found: Box | None = None
+    covering: Box | None = None
     for box in boxes:
         if box is not None:
-            found = box if found is None else hull(found, box)
-    return found
+            covering = box if covering is None else hull(covering, box)
+    return covering
 
 
 def contains(outer: Box, inner: Box) -> bool:
@@ -135,25 +135,25 @@ def merge(boxes: Iterable[Box], limit: int, moves: bool = True) -> list[Box]:
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]
     """
-    found: list[Box] = []
+    merged: list[Box] = []
     left = list(boxes)
     for number, box in enumerate(left):
-        place = len(found)
-        while (at := _mergeable(found, box, moves)) is not None:
-            box, place = hull(found.pop(at), box), at
-        found.insert(place, box)
-        if len(found) > MOST_BOXES:
-            found += left[number + 1 :]
+        place = len(merged)
+        while (at := _mergeable(merged, box, moves)) is not None:
+            box, place = hull(merged.pop(at), box), at
+        merged.insert(place, box)
+        if len(merged) > MOST_BOXES:
+            merged += left[number + 1 :]
             break
-    if len(found) > MOST_BOXES:
-        one = hull_of(found)
+    if len(merged) > MOST_BOXES:
+        one = hull_of(merged)
         assert one is not None
         return [one]
-    while len(found) > limit:
-        pairs = itertools.combinations(range(len(found)), 2)
-        a, b = min(pairs, key=lambda pair: _added(*(found[k] for k in pair)))
-        found[a] = hull(found[a], found.pop(b))
-    return found
+    while len(merged) > limit:
+        pairs = itertools.combinations(range(len(merged)), 2)
+        a, b = min(pairs, key=lambda pair: _added(*(merged[k] for k in pair)))
+        merged[a] = hull(merged[a], merged.pop(b))
+    return merged
 
 
 def _added(a: Box, b: Box) -> int:
@@ -234,8 +234,8 @@ class Window:
             return tuple(sorted(self.size - point for point in points))
         # The result whose window is centred on the point: both pieces read half a halo.
         middle = (self.extent - 1) // 2
-        found = {
+        matching = {
             -(-(point * self.dilation + self.pad - middle) // self.stride)
             for point in points
         }
-        return tuple(sorted(point for point in found if 0 < point < size))
+        return tuple(sorted(point for point in matching if 0 < point < size))

@@ -156,20 +156,20 @@ class _Loops:
     def of_axes(self, value: Value, reductions: Sequence[int]) -> list[Loop | None]:
         """The loop of each axis of a value that these reductions make partial."""
         taken = {self.of_reduction[number] for number in reductions}
-        found: list[Loop | None] = []
+        loops: list[Loop | None] = []
         whole: set[int] = set()
         if value in self._analysis.kept and (node := value.producer) is not None:
             rule = self._analysis.rules[node.number]
             whole = rule.whole_axes(node.outs.index(value))
         for axis, cut in enumerate(self._analysis.cuts[value]):
             if axis in whole:
-                found.append(None)
+                loops.append(None)
                 continue
             loop = self._free((value.number, axis), value.shape[axis], taken)
             loop.cuts.append(cut)
             taken.add(loop)
-            found.append(loop)
-        return found
+            loops.append(loop)
+        return loops
 
 
 class Stage:
@@ -202,10 +202,10 @@ class Stage:
         self.num_shards = sum(family.size for family in self.families)
 
     def __repr__(self) -> str:
-        made = [each.value.aval.str_short() for each in self.results[:4]]
-        made += ["..."] * (len(self.results) > 4)
+        types = [each.value.aval.str_short() for each in self.results[:4]]
+        types += ["..."] * (len(self.results) > 4)
         return (
-            f"<Stage {self.number}: {self.num_shards:,} shards make {', '.join(made)}>"
+            f"<Stage {self.number}: {self.num_shards:,} shards make {', '.join(types)}>"
         )
 
     def spread(self, most: int = SPREAD) -> range:
@@ -234,14 +234,16 @@ class Stage:
             if loop in place
             for reduction in analysis.same_reductions[number]
         ]
-        found = []
-        for value, own, numbers in zip(values, axes, reductions, strict=True):
+        results = []
+        for value, loops_of_value, numbers in zip(
+            values, axes, reductions, strict=True
+        ):
             summed = dict.fromkeys(loops.of_reduction[k] for k in numbers)
             partial = tuple(place[loop] for loop in summed if loop in place)
             combiner = pending[value].combiner if value in pending else "insert"
-            cut = tuple(place.get(loop) if loop else None for loop in own)
-            found.append(Result(value, cut, partial, combiner))
-        return found
+            cut = tuple(place.get(loop) if loop else None for loop in loops_of_value)
+            results.append(Result(value, cut, partial, combiner))
+        return results
 
     def _families(self) -> list["Family"]:
         """Groups results: one whose loops another one has too is made with that.
@@ -250,23 +252,23 @@ class Stage:
         have separate shards: together, the numbers of their shards would multiply. But
         loops may run beside each other, if shards then read less.
         """
-        own = [{*r.axes, *r.partial} - {None} for r in self.results]
-        largest = [s for s in own if not any(s < other for other in own)]
-        found: list[Family] = []
-        left = set(range(len(own)))
+        loops_of = [{*r.axes, *r.partial} - {None} for r in self.results]
+        largest = [s for s in loops_of if not any(s < other for other in loops_of)]
+        families: list[Family] = []
+        left = set(range(len(loops_of)))
         for loops in dict.fromkeys(map(frozenset, largest)):
-            members = frozenset(k for k in left if own[k] <= loops)
+            members = frozenset(k for k in left if loops_of[k] <= loops)
             left -= members
             groups = tuple((k,) for k in range(len(self.loops)) if k in loops)
             size = math.prod(len(self.loops[k].pieces) for (k,) in groups)
             family = Family(members, groups, size)
-            for place, other in enumerate(found):
+            for place, other in enumerate(families):
                 if both := self._both(other, family):
-                    found[place] = both
+                    families[place] = both
                     break
             else:
-                found.append(family)
-        return found
+                families.append(family)
+        return families
 
     def _both(self, first: "Family", second: "Family") -> "Family | None":
         """A family that makes the results of both, if its shards read less."""
@@ -308,11 +310,11 @@ class Stage:
             if number < family.size:
                 break
             number -= family.size
-        found: dict[int, int] = {}
+        piece_of: dict[int, int] = {}
         for group in reversed(family.loops):
             number, piece = divmod(number, len(self.loops[group[0]].pieces))
-            found |= dict.fromkeys(group, piece)
-        return family, found
+            piece_of |= dict.fromkeys(group, piece)
+        return family, piece_of
 
     def written(self, family: "Family", index: Mapping[int, int]) -> tuple[bool, ...]:
         """For each result, whether this shard writes it."""
@@ -361,9 +363,9 @@ class Stage:
                     starts[:, k] = begin[index[k]]
                 pairs = zip(family.loops, kinds, strict=True)
                 at = {k: kind[0] for group, kind in pairs for k in group}
-                found = self.patterns.members(self._key(family, at), numbers, starts)
+                groups = self.patterns.members(self._key(family, at), numbers, starts)
                 yield from (
-                    each._replace(numbers=first + each.numbers) for each in found
+                    each._replace(numbers=first + each.numbers) for each in groups
                 )
             first += family.size
 
@@ -374,23 +376,23 @@ class Stage:
 
     def _kinds(self, group: Sequence[int]) -> list[list[int]]:
         """Piece numbers, grouped by pieces; the first one is a group of its own."""
-        found: dict[Hashable, list[int]] = {}
+        kinds: dict[Hashable, list[int]] = {}
         first, *others = group
         for number, (start, stop) in enumerate(self.loops[first].pieces):
             beside = self._pieces(group, number) if others else ()
-            found.setdefault((stop - start, beside, not number), []).append(number)
-        return list(found.values())
+            kinds.setdefault((stop - start, beside, not number), []).append(number)
+        return list(kinds.values())
 
     def _pieces(self, group: Sequence[int], number: int) -> tuple[Piece, ...]:
         """The pieces of this number of a group of loops."""
         shortest = self.loops[group[0]]
         begin, _ = shortest.pieces[number]
-        found = []
+        pieces = []
         for k in group:
             times = round(self.loops[k].size / shortest.size)
             start, stop = self.loops[k].pieces[number]
-            found.append(Piece(k, times, start - times * begin, stop - start))
-        return tuple(found)
+            pieces.append(Piece(k, times, start - times * begin, stop - start))
+        return tuple(pieces)
 
     def _key(self, family: "Family", index: Mapping[int, int]) -> ShardKey:
         pieces = tuple(self._pieces(group, index[group[0]]) for group in family.loops)
@@ -423,14 +425,16 @@ def stages_of(analysis: Analysis) -> list[Stage]:
     graph = analysis.graph
     outputs = [v for v in graph.outputs if isinstance(v, Value)]
     inputs = {v for v in outputs if v.producer is None}
-    made: dict[int, dict[Value, None]] = {}
+    values_of: dict[int, dict[Value, None]] = {}
     for value in [*outputs, *analysis.kept]:
-        made.setdefault(analysis.level[value], {})[value] = None
+        values_of.setdefault(analysis.level[value], {})[value] = None
     last = max([analysis.level[v] for v in outputs], default=0)
     stops = {*graph.inputs, *graph.constants}
     stages: list[Stage] = []
-    for level in sorted(made):
+    for level in sorted(values_of):
         if level <= last:
-            stages.append(Stage(level, analysis, list(made[level]), stops))
-        stops.update(v for v in made[level] if v in analysis.kept and v not in inputs)
+            stages.append(Stage(level, analysis, list(values_of[level]), stops))
+        stops.update(
+            v for v in values_of[level] if v in analysis.kept and v not in inputs
+        )
     return stages

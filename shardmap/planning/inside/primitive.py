@@ -154,11 +154,11 @@ def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     if not any(traced):
         return jaxpr, []
     held, known = split(traced, jaxpr.consts)
-    own = len(jaxpr.in_avals)
+    count = len(jaxpr.in_avals)
 
     def fun(*operands: Any) -> list[Any]:
-        consts = merge(traced, operands[own:], known)
-        return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands[:own])
+        consts = merge(traced, operands[count:], known)
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands[:count])
 
     # The avals unchanged: under an Explicit mesh they have the layout.
     return jax.make_jaxpr(fun)(*jaxpr.in_avals, *map(jax.typeof, held)), held
@@ -180,8 +180,11 @@ def _in_loops(*operands: Any, **params: Any) -> list[Any]:
     run = functools.partial(
         run_in_loops, cut(jaxpr, params["asked"], params["options"])
     )
-    made = iter(laid_out_as(jaxpr, run)(operands))
-    return [next(made) if number is None else operands[number] for number in forwarded]
+    computed_outs = iter(laid_out_as(jaxpr, run)(operands))
+    return [
+        next(computed_outs) if number is None else operands[number]
+        for number in forwarded
+    ]
 
 
 @functools.lru_cache(maxsize=256)
@@ -234,20 +237,20 @@ def _jvp_rule(
         moving, rest = split(moves, operands[: len(moves)])
 
         def of_moving(*moving: Any) -> list[Any]:
-            found = _evaluate(jaxpr, merge(moves, moving, rest))
-            return list(compress(found, smooth))
+            tangents_out = _evaluate(jaxpr, merge(moves, moving, rest))
+            return list(compress(tangents_out, smooth))
 
         return jax.jvp(of_moving, moving, along)[1]
 
     operands = [*primals, *compress(tangents, moves)]
     cuts = (*asked, *compress(asked, moves))
-    found = bind(tangent_function, operands, cuts, options)
+    tangents_out = bind(tangent_function, operands, cuts, options)
     zeros = [
         ad.Zero(aval.to_tangent_aval())
         for aval, is_smooth in zip(jaxpr.out_avals, smooth, strict=True)
         if not is_smooth
     ]
-    return results, merge(smooth, found, zeros)
+    return results, merge(smooth, tangents_out, zeros)
 
 
 def _transpose_rule(
@@ -267,16 +270,16 @@ def _transpose_rule(
         values, cts = operands[: len(known)], operands[len(known) :]
 
         def of_linear(*moving: Any) -> list[Any]:
-            found = _evaluate(jaxpr, merge(linear, moving, values))
-            return list(compress(found, given))
+            cotangents_in = _evaluate(jaxpr, merge(linear, moving, values))
+            return list(compress(cotangents_in, given))
 
         return jax.linear_transpose(of_linear, *avals)(list(cts))
 
     _, cuts = split(linear, asked)
     cuts += compress(cuts_of_results(jaxpr, asked, options), given)
     operands = (*known, *compress(cotangents, given))
-    found = bind(transposed, operands, tuple(cuts), options)
-    return merge(linear, found, [None] * len(known))
+    cotangents_in = bind(transposed, operands, tuple(cuts), options)
+    return merge(linear, cotangents_in, [None] * len(known))
 
 
 def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked:
@@ -292,13 +295,13 @@ def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked
         )
         return AUTO if chosen and each.at else each.at
 
-    made = iter(
+    cuts = iter(
         tuple(map(points, analysis.cuts[operand]))
         if isinstance(operand, Value)
         else ((),) * len(operand.shape)
         for operand in analysis.graph.outputs
     )
-    return tuple(next(made) if k is None else asked[k] for k in forwarded)
+    return tuple(next(cuts) if k is None else asked[k] for k in forwarded)
 
 
 def _batching_rule(
@@ -364,11 +367,11 @@ def keeping_residuals(
 
     def run_forward(*leaves: Any) -> tuple[list[Any], Any]:
         jaxpr = jax.make_jaxpr(forward)(*leaves)
-        found = chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
+        outs = chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
         cuts = cuts_of_results(jaxpr, asked, options)
         assert backward is not None
-        count = len(found) - backward.num_leaves
-        return found[:count], (found[count:], Static((cuts, backward)))
+        count = len(outs) - backward.num_leaves
+        return outs[:count], (outs[count:], Static((cuts, backward)))
 
     def run_backward(kept: Any, cotangents: list[Any]) -> tuple[Any, ...]:
         residuals, static = kept
@@ -382,9 +385,9 @@ def keeping_residuals(
 
         count = len(cotangents)
         of_cts, _ = split(given, cuts[:count])
-        own = (*cuts[count:], *of_cts)
-        found = bind(back, [*residuals, *cts], own, options)
-        return tuple(merge(smooth, found, [None] * (len(smooth) - len(found))))
+        cuts_of_cotangents = (*cuts[count:], *of_cts)
+        outs = bind(back, [*residuals, *cts], cuts_of_cotangents, options)
+        return tuple(merge(smooth, outs, [None] * (len(smooth) - len(outs))))
 
     run.defvjp(run_forward, run_backward)
     return run(*leaves)

@@ -38,13 +38,13 @@ WITH_MATRICES = frozenset({*batched.RULES, PIECES})
 
 def with_same_steps(stage: Stage) -> list[list[Members]]:
     """Groups the shards of a stage by the steps that they run."""
-    found: dict[Any, list[Members]] = {}
+    groups: dict[Any, list[Members]] = {}
     every = stage.members()
     for member in sorted(every, key=lambda member: int(member.numbers[0])):
         pattern = member.pattern
         sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
-        found.setdefault((pattern.recipe.static, sizes), []).append(member)
-    return list(found.values())
+        groups.setdefault((pattern.recipe.static, sizes), []).append(member)
+    return list(groups.values())
 
 
 def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
@@ -53,7 +53,7 @@ def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
     known: dict[Value, Any] = dict(zip(graph.inputs, leaves, strict=True))
     known.update((v, jnp.asarray(array)) for v, array in graph.constants.items())
     for stage in cut_program.stages:
-        made = {
+        buffers = {
             result.value: _new_buffer(result.value, result.combiner)
             for result in stage.results
             if result.value not in known
@@ -61,8 +61,8 @@ def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
         every = with_same_steps(stage)
         for shards in every:
             beside = len(every) > 1 or _runs_once(cut_program, shards[0])
-            made = _run_shards(cut_program, stage, shards, known, made, beside)
-        known |= made
+            buffers = _run_shards(cut_program, stage, shards, known, buffers, beside)
+        known |= buffers
     return [
         jnp.asarray(operand.value, operand.aval.dtype)
         if isinstance(operand, Scalar)
@@ -87,7 +87,7 @@ def _run_shards(
     stage: Stage,
     shards: Sequence[Members],
     known: Mapping[Value, Any],
-    made: dict[Value, Any],
+    before: dict[Value, Any],
     beside: bool,
 ) -> dict[Value, Any]:
     """Runs shards with the same steps; returns the buffers with their results.
@@ -107,7 +107,7 @@ def _run_shards(
     written = [
         k
         for k, box in enumerate(boxes)
-        if box is not None and stage.results[k].value in made
+        if box is not None and stage.results[k].value in before
     ]
 
     # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
@@ -136,7 +136,7 @@ def _run_shards(
         counter, buffers = carry
         return (counter + 1, step(buffers, counter, row)), None
 
-    buffers = {k: made[stage.results[k].value] for k in written}
+    buffers = {k: before[stage.results[k].value] for k in written}
     if positions.count == 1:
         buffers = _by_itself(lambda each: step(each, 0, ()), buffers, beside)
     else:
@@ -147,7 +147,7 @@ def _run_shards(
         (_, buffers), _ = lax.scan(
             counted, (positions.first, buffers), positions.rows, positions.count
         )
-    return made | {stage.results[k].value: buffers[k] for k in written}
+    return before | {stage.results[k].value: buffers[k] for k in written}
 
 
 def _runs_once(cut_program: CutProgram, shards: Members) -> bool:
@@ -174,8 +174,8 @@ def _by_itself(
 def _varying(run: Callable[[Any], Any], buffers: dict[int, Any]) -> dict[int, Any]:
     """The buffers with the varying mesh axes that they have after a run."""
     likes = jax.make_jaxpr(run)(buffers).out_avals
-    made = map(varying_like, buffers.values(), likes)
-    return dict(zip(buffers, made, strict=True))
+    varying = map(varying_like, buffers.values(), likes)
+    return dict(zip(buffers, varying, strict=True))
 
 
 def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
@@ -264,8 +264,8 @@ def _steps(numbers: np.ndarray) -> _Steps | None:
     step = int(outer[1] - outer[0]) if len(outer) > 1 else 0
     back = np.flatnonzero(np.diff(outer) != step)
     period = int(back[0]) + 1 if back.size else len(outer)
-    made = _Steps(int(numbers[0]), step, inner, period)
-    return made if np.array_equal(made.at(np.arange(len(numbers))), numbers) else None
+    steps = _Steps(int(numbers[0]), step, inner, period)
+    return steps if np.array_equal(steps.at(np.arange(len(numbers))), numbers) else None
 
 
 class Positions:
@@ -304,9 +304,9 @@ class Positions:
         dtype = start_dtype(bounds)
         self.count = len(turn)
         self._steps = list(map(_steps, rows))
-        found = zip(rows, self._steps, strict=True)
+        pairs = zip(rows, self._steps, strict=True)
         self.first = jnp.zeros((), dtype)
-        self.rows = [row.astype(dtype) for row, steps in found if steps is None]
+        self.rows = [row.astype(dtype) for row, steps in pairs if steps is None]
 
     def at(
         self, counter: Any, looked_up: Sequence[Any]
@@ -316,7 +316,7 @@ class Positions:
         A position of a box is an int if all shards have the same.
         """
         rest = iter(looked_up)
-        found = [
+        writes = [
             next(rest)
             if steps is None
             else steps.at(counter)
@@ -325,7 +325,7 @@ class Positions:
             for steps in self._steps
         ]
         moved = {
-            (k, by): found[k] + by if by else found[k]
+            (k, by): writes[k] + by if by else writes[k]
             for k, by in dict.fromkeys(self._keys)
         }
         numbers = (moved[key] for key in self._keys)

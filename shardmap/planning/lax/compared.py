@@ -75,9 +75,9 @@ NONE: Values = frozenset()
 
 def must_store(analysis: Analysis) -> dict[Value, None]:
     """The values that a stage decides on with what an earlier one selected of them."""
-    found = _decided_on(analysis, {})
+    decided = _decided_on(analysis, {})
     # Storing them moves what is made of them to later stages.
-    return _decided_on(analysis, found) if found else found
+    return _decided_on(analysis, decided) if decided else decided
 
 
 def _decided_on(analysis: Analysis, stored: Collection[Value]) -> dict[Value, None]:
@@ -88,7 +88,7 @@ def _decided_on(analysis: Analysis, stored: Collection[Value]) -> dict[Value, No
     """
     kept = analysis.kept
     ended = {each.node for each in analysis.ended}
-    found: dict[Value, None] = {}
+    decided: dict[Value, None] = {}
     # Of which values an operand has selected elements, also by any or an earlier stage.
     selected: dict[Operand, Values] = {}
     ever: dict[Operand, Values] = {}
@@ -101,7 +101,7 @@ def _decided_on(analysis: Analysis, stored: Collection[Value]) -> dict[Value, No
             before = before.union(*(ever.get(x, NONE) for x in node.ins))
         if before and _decides(node):
             taken = before & _taken_with(analysis, node)
-            found |= dict.fromkeys(v for v in taken if is_rounded(analysis, v))
+            decided |= dict.fromkeys(v for v in taken if is_rounded(analysis, v))
         if not _is_elementwise(node) and not _selects(node):
             continue
         of = NONE.union(*(selected.get(x, NONE) for x in node.ins))
@@ -113,7 +113,7 @@ def _decided_on(analysis: Analysis, stored: Collection[Value]) -> dict[Value, No
             is_earlier = out in kept or node in ended
             earlier[out] = before | of if is_earlier else before
             ever[out] = of.union(before, *(ever.get(x, NONE) for x in node.ins))
-    return found
+    return decided
 
 
 def _is_elementwise(node: Node) -> bool:
@@ -141,15 +141,17 @@ def _decides(node: Node) -> bool:
 
 def _sources(node: Node) -> Values:
     """The computed values of which a node, or those before it, select elements."""
-    found = set()
+    sources = set()
     stack = [x for x in node.ins if isinstance(x, Value)]
     for value in stack:
-        made = value.producer
-        if made is not None and _selects(made):
-            stack += [x for x in made.ins if isinstance(x, Value) and x not in stack]
-        elif made is not None and _is_inexact(value.aval):
-            found.add(value)
-    return frozenset(found)
+        producer = value.producer
+        if producer is not None and _selects(producer):
+            stack += [
+                x for x in producer.ins if isinstance(x, Value) and x not in stack
+            ]
+        elif producer is not None and _is_inexact(value.aval):
+            sources.add(value)
+    return frozenset(sources)
 
 
 def _taken_with(analysis: Analysis, node: Node) -> Values:
@@ -157,29 +159,29 @@ def _taken_with(analysis: Analysis, node: Node) -> Values:
     operands = node.ins[1:] if node.primitive is p.div_p else node.ins
     stack = [x for x in operands if isinstance(x, Value)]
     seen = set(stack)
-    found = set()
+    computed = set()
     while stack:
         value = stack.pop()
         if value in analysis.kept:
             continue
-        found.add(value)
-        made = value.producer
-        if made is not None and (_is_elementwise(made) or _selects(made)):
-            more = {x for x in made.ins if isinstance(x, Value)} - seen
+        computed.add(value)
+        producer = value.producer
+        if producer is not None and (_is_elementwise(producer) or _selects(producer)):
+            more = {x for x in producer.ins if isinstance(x, Value)} - seen
             seen |= more
             stack += more
-    return frozenset(found)
+    return frozenset(computed)
 
 
 def is_rounded(analysis: Analysis, value: Value) -> bool:
     """Whether a value may get other last bits if it is computed again."""
     stack, seen = [value], {value}
     while stack:
-        made = stack.pop()
-        node = made.producer
-        if node is None or (made in analysis.kept and made is not value):
+        each = stack.pop()
+        node = each.producer
+        if node is None or (each in analysis.kept and each is not value):
             continue
-        if node.primitive not in EXACT and _is_inexact(made.aval):
+        if node.primitive not in EXACT and _is_inexact(each.aval):
             return True
         more = {x for x in node.ins if isinstance(x, Value)} - seen
         seen |= more

@@ -84,9 +84,9 @@ class _Follow:
             return groups.scattered(self._graph, node, cuts[0])
         forward = self._rules.rule(node).forward(cuts)
         for rewrite in self.rewriters(node, forward):
-            made = rewrite(self._graph, node, cuts)
-            if made is not None:
-                return made
+            results = rewrite(self._graph, node, cuts)
+            if results is not None:
+                return results
         self._cuts.update(zip(node.outs, forward.outs, strict=True))
         return None
 
@@ -146,15 +146,16 @@ class _Follow:
         rows = [row for x, row in cut if isinstance(x, Value)]
         asked = replace(self._asked, inputs=rows)
         graph.rewrite(_Follow(graph, asked, self._trials))
-        made = propagate(graph, Rules().rule, rows, asked.partial, asked.keeps)
+        analysis = propagate(graph, Rules().rule, rows, asked.partial, asked.keeps)
         ended = {
             (origin, each.node.primitive, each.node.source)
-            for each in made.ended
+            for each in analysis.ended
             if _counts(each)
             for origin in each.origins
         }
         last = max(
-            (made.level[x] for x in graph.outputs if isinstance(x, Value)), default=0
+            (analysis.level[x] for x in graph.outputs if isinstance(x, Value)),
+            default=0,
         )
         return _Trial(ended, last >= unroll.SAMPLE - 1)
 

@@ -35,8 +35,8 @@ def share_equal(graph: Graph) -> None:
         ins = [key_of(x.value) if isinstance(x, Scalar) else x for x in node.ins]
         types = [x.aval for x in (*node.ins, *node.outs)]
         key = node.primitive, key_of(node.params), tuple(ins), tuple(types)
-        found = known.setdefault(key, node.outs)
-        return None if found is node.outs else found
+        earlier = known.setdefault(key, node.outs)
+        return None if earlier is node.outs else earlier
 
     graph.rewrite(replaced)
 

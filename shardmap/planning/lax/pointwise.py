@@ -32,8 +32,8 @@ def pointwise(
             for operand in node.in_shapes
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
-        own = functools.partial(passes, node) if passes else nothing_passes
-        return Factors(node, ins, outs, emitter=emitter, passes=own)
+        node_passes = functools.partial(passes, node) if passes else nothing_passes
+        return Factors(node, ins, outs, emitter=emitter, passes=node_passes)
 
     return rule
 
@@ -57,9 +57,9 @@ def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     if combiner != "add" or len(pending) != 1:
         return None
     [number] = pending
-    partial, other, [made] = node.ins[number].aval, node.ins[1 - number], node.outs
+    partial, other, [out] = node.ins[number].aval, node.ins[1 - number], node.outs
     if node.primitive is not p.mul_p and (
-        made.size > partial.size or made.aval.dtype != partial.dtype
+        out.size > partial.size or out.aval.dtype != partial.dtype
     ):
         return None
     return combiner if not _is_inexact(node) or _is_finite(other) else None
@@ -77,8 +77,8 @@ def _sum(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     return combiner if combiner == "add" and pending == {0, 1} else None
 
 
-def _extremum(own: str) -> NodePasses:
-    return lambda node, combiner, pending: combiner if combiner == own else None
+def _extremum(extremum: str) -> NodePasses:
+    return lambda node, combiner, pending: combiner if combiner == extremum else None
 
 
 def _negated(node: Node, combiner: str, pending: frozenset[int]) -> str | None:

@@ -57,8 +57,8 @@ def in_stages(
 
     def total(piece: jax.Array, starts: Any) -> list[jax.Array]:
         piece = _wide(piece)
-        found = kind.reduce(piece, axis=axis, keepdims=True)
-        return [found.astype(piece.dtype)]
+        reduced = kind.reduce(piece, axis=axis, keepdims=True)
+        return [reduced.astype(piece.dtype)]
 
     def before(totals: jax.Array) -> jax.Array:
         neutral = jnp.asarray(identity(kind.identity, totals.dtype), totals.dtype)

@@ -93,12 +93,12 @@ def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
         if dtype.kind == "b":
             x = lax.convert_element_type(x, jnp.uint8)
         best = lax.expand_dims(reduce(x, (axis,)), (axis,))
-        found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
+        is_best = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
         if jnp.issubdtype(dtype, jnp.inexact):
-            found = lax.bitwise_or(found, lax.ne(x, x))
+            is_best = lax.bitwise_or(is_best, lax.ne(x, x))
         index = lax.broadcasted_iota(index_dtype, x.shape, axis)
         behind = np.array(np.iinfo(index_dtype).max, index_dtype)
-        places = lax.select(found, index, lax.full_like(index, behind))
+        places = lax.select(is_best, index, lax.full_like(index, behind))
         return lax.reduce_min(places, (axis,))
 
     return graph.call(by_parts, node.ins)

@@ -53,7 +53,7 @@ def groups(before: Sequence[int], after: Sequence[int]) -> list[AxisGroup]:
     """
     if 0 in before:
         return [AxisGroup(tuple(range(len(before))), tuple(range(len(after))))]
-    found = []
+    axis_groups = []
     left = [axis for axis, size in enumerate(before) if size != 1]
     right = [axis for axis, size in enumerate(after) if size != 1]
     while left:
@@ -66,8 +66,8 @@ def groups(before: Sequence[int], after: Sequence[int]) -> list[AxisGroup]:
             else:
                 outs.append(right.pop(0))
                 b *= after[outs[-1]]
-        found.append(AxisGroup(tuple(ins), tuple(outs)))
-    return found
+        axis_groups.append(AxisGroup(tuple(ins), tuple(outs)))
+    return axis_groups
 
 
 def widen(intervals: Sequence[Interval], sizes: Sequence[int]) -> list[Interval]:
@@ -91,16 +91,16 @@ def flat(intervals: Sequence[Interval], sizes: Sequence[int]) -> Interval:
 def around(span: Interval, sizes: Sequence[int]) -> list[Interval]:
     """The smallest contiguous box that contains a range of memory."""
     first, last = span[0], span[1] - 1
-    found: list[Interval] = []
+    box: list[Interval] = []
     for k, size in enumerate(sizes):
-        if found and found[-1][1] - found[-1][0] != 1:
-            found.append((0, size))
+        if box and box[-1][1] - box[-1][0] != 1:
+            box.append((0, size))
             continue
         below = math.prod(sizes[k + 1 :])
         a, first = divmod(first, below)
         b, last = divmod(last, below)
-        found.append((a, b + 1))
-    return found
+        box.append((a, b + 1))
+    return box
 
 
 class Taken(NamedTuple):

@@ -273,8 +273,8 @@ def stack(graph: Graph, node: Node) -> list[Operand]:
         "sharding": None,
     }
     # Added one by one: tracing thousands of them would take seconds.
-    made = [out.aval.update(shape=shape)]
-    rows = [graph.add(p.broadcast_in_dim_p, params, [x], made)[0] for x in node.ins]
+    avals = [out.aval.update(shape=shape)]
+    rows = [graph.add(p.broadcast_in_dim_p, params, [x], avals)[0] for x in node.ins]
     return list(graph.add(p.concatenate_p, {"dimension": axis}, rows, [out.aval]))
 
 

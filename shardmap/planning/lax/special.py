@@ -32,18 +32,18 @@ def collective(node: Node) -> Factors:
         return taken_whole(node, TALKS)
     # A batched collective combines along axes of its operands, as a reduction does.
     over = [k for k in axis_names(node.params) if isinstance(k, int)]
-    own = entry.combiner if entry.is_reduction else None
-    if over and not own:
+    reduction = entry.combiner if entry.is_reduction else None
+    if over and not reduction:
         return taken_whole(node, TALKS)
     axes = [[(k, axis) for axis in range(len(s))] for k, s in enumerate(node.in_shapes)]
     outs = [[name for name in row if name[1] not in over] for row in axes]
     summed: dict[Factor, str] = {
-        name: own for row in axes for name in row if own and name[1] in over
+        name: reduction for row in axes for name in row if reduction and name[1] in over
     }
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
         every = len(pending) == len(node.ins)
-        return combiner if combiner == own and every else None
+        return combiner if combiner == reduction and every else None
 
     return Factors(node, axes, outs, summed, passes=passes, cheap=False)
 

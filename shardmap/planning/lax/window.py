@@ -80,22 +80,22 @@ def conv(node: Node) -> Factors:
             contracted[inner] = "add"
         else:
             wholes[inner] = KERNEL
-    made = _placed(out, numbers.out_spec)
+    out_axes = _placed(out, numbers.out_spec)
 
     def emitter(local: Local) -> Sequence[Any]:
-        shape = out_size(local, made)
+        shape = out_size(local, out_axes)
         if 0 in (*local.values[0].shape, *shape):
             return [lax.full(shape, 0, node.outs[0].aval.dtype)]
         padding = tuple(local.holes[0, axis] for axis in numbers.lhs_spec[2:])
-        own: dict[str, Any] = {"padding": padding}
+        changed: dict[str, Any] = {"padding": padding}
         if is_one_each:
-            own["feature_group_count"] = local.sizes["o"]
-        return [convolved({**params, **own}, *local.values)]
+            changed["feature_group_count"] = local.sizes["o"]
+        return [convolved({**params, **changed}, *local.values)]
 
     return Factors(
         node,
         [_placed(lhs, numbers.lhs_spec), _placed(rhs, numbers.rhs_spec)],
-        [made],
+        [out_axes],
         contracted=contracted,
         wholes=wholes,
         emitter=emitter,
@@ -163,12 +163,12 @@ def reduce_window(node: Node) -> Factors:
         return bind(node, local.values, {**params, "padding": padding})
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        own = {
+        window_combiner = {
             p.reduce_window_sum_p: "add",
             p.reduce_window_max_p: "max",
             p.reduce_window_min_p: "min",
         }.get(node.primitive)
-        return combiner if own == combiner else None
+        return combiner if window_combiner == combiner else None
 
     outs = [range(len(shape))] * count
     return Factors(

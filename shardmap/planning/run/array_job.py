@@ -98,18 +98,18 @@ class ArrayJob(Accumulator):
 
     def end_stage(self, stage: Stage) -> None:
         """Runs its folds of a stage, and keeps the values that later stages read."""
-        made: dict[Value, dict[Box, Need]] = {r.value: {} for r in stage.results}
+        needs: dict[Value, dict[Box, Need]] = {r.value: {} for r in stage.results}
         for task in all_tasks(self.cut_program, stage):
             for place, (box, combiner, value) in enumerate(task.writes):
                 if combiner == "insert":
-                    made[value][box] = task, place
+                    needs[value][box] = task, place
             if task.needs and self.owner(task) == self.index:
                 if not self.saved.has(task):
                     self.make(task)
         later = [each for each in self.cut_program.stages if each.number > stage.number]
         for result in stage.results:
             value = result.value
-            stored = Stored(value, result.combiner, made[value], self.load)
+            stored = Stored(value, result.combiner, needs[value], self.load)
             self.stored[value] = stored
             if any(value in each.reads for each in later):
                 is_large = self.cut_program.is_large(value)
@@ -118,8 +118,8 @@ class ArrayJob(Accumulator):
     def load(self, task: Task, place: int) -> np.ndarray:
         """A result of a task, as soon as it is there."""
         self.wait(task)
-        found = self.saved.load(task, [place])
-        return self.make(task)[place] if found is None else found[0]
+        loaded = self.saved.load(task, [place])
+        return self.make(task)[place] if loaded is None else loaded[0]
 
     def wait(self, task: Task) -> None:
         """Waits for the file of another process."""
@@ -174,13 +174,13 @@ class Stored:
         self,
         value: Value,
         combiner: str,
-        made: Mapping[Box, Need],
+        needs: Mapping[Box, Need],
         load: Callable[[Task, int], np.ndarray],
     ) -> None:
         aval = data_aval(value.aval)
-        self.shape, self.dtype, self.made = aval.shape, aval.dtype, made
+        self.shape, self.dtype, self.made = aval.shape, aval.dtype, needs
         self._value, self._combiner, self._load = value, combiner, load
-        self._boxes = list(made)
+        self._boxes = list(needs)
         self._bounds = np.asarray(self._boxes, np.int64)
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
@@ -192,15 +192,15 @@ class Stored:
             return self._load(*self.made[box])
         shape, dtype = spec(self._value, box)
         start = 0 if self._combiner == "insert" else identity(self._combiner, dtype)
-        found = np.full(shape, start, dtype)
+        array = np.full(shape, start, dtype)
         for other in self._overlapping(box):
             here, there = [], []
             for (first, end), (start, stop) in zip(box, other, strict=True):
                 both = max(first, start), min(end, stop)
                 here.append(slice(both[0] - first, both[1] - first))
                 there.append(slice(both[0] - start, both[1] - start))
-            found[tuple(here)] = self._load(*self.made[other])[tuple(there)]
-        return found
+            array[tuple(here)] = self._load(*self.made[other])[tuple(there)]
+        return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[tuple(slice(0, n) for n in self._value.shape)], dtype)

@@ -38,21 +38,21 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
     buffer[index] = part
 
 
-def fold(combiner: str, parts: Iterable[Any], own: bool = False) -> np.ndarray:
+def fold(combiner: str, parts: Iterable[Any], may_write: bool = False) -> np.ndarray:
     """Combines arrays, from the first to the last.
 
     Args:
       combiner: how.
       parts: the arrays.
-      own: whether the first one may be written to.
+      may_write: whether the first one may be written to.
     """
     parts = iter(parts)
     total = next(parts)
     with np.errstate(all="ignore"):
         for part in parts:
-            out = total if own and total.ndim else None
+            out = total if may_write and total.ndim else None
             total = np.asarray(COMBINE_IN_NUMPY[combiner](total, part, out=out))
-            own = True
+            may_write = True
     return np.asarray(total)
 
 
@@ -102,8 +102,8 @@ class Fold:
             whole = last or self._counts[level] == ARITY
             if len(nodes) == self._at_once or (whole and len(nodes) > 1):
                 # The first node may be written to only if it was made here.
-                own = self._counts[level] > len(nodes)
-                nodes[:] = [self._combine(nodes.copy(), own)]
+                may_write = self._counts[level] > len(nodes)
+                nodes[:] = [self._combine(nodes.copy(), may_write)]
             if not whole:
                 return None
             node = nodes.pop() if nodes else None
@@ -117,10 +117,10 @@ def depth(count: int) -> int:
     >>> depth(1), depth(16), depth(17), depth(257)
     (0, 0, 1, 2)
     """
-    found = 0
+    levels = 0
     while count > ARITY:
-        count, found = -(-count // ARITY), found + 1
-    return found
+        count, levels = -(-count // ARITY), levels + 1
+    return levels
 
 
 def start_dtype(starts: Sequence[int]) -> Any:

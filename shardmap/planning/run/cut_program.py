@@ -123,23 +123,23 @@ class CutProgram:
     def output_names(self) -> dict[Value, str]:
         """The names in messages of the values that the function returns."""
         named = zip(self.graph.outputs, self.result_names, strict=True)
-        found: dict[Value, str] = {}
+        names: dict[Value, str] = {}
         for value, name in named:
             if isinstance(value, Value):
-                found.setdefault(value, name)
-        return found
+                names.setdefault(value, name)
+        return names
 
     @functools.cached_property
     def kept(self) -> list[list[Value]]:
         """Per stage, the values held while it runs, besides arguments and results."""
         others = {*self.graph.outputs}
         last = {v: place for place, each in enumerate(self.stages) for v in each.reads}
-        found: list[list[Value]] = [[] for _ in self.stages]
+        held: list[list[Value]] = [[] for _ in self.stages]
         for place, stage in enumerate(self.stages):
             for value in (r.value for r in stage.results if r.value not in others):
-                for kept in found[place : max(place, last.get(value, 0)) + 1]:
+                for kept in held[place : max(place, last.get(value, 0)) + 1]:
                     kept.append(value)
-        return found
+        return held
 
     def is_large(self, value: Value) -> bool:
         """Whether a value is kept in ``scratch`` where there is one."""
@@ -191,8 +191,8 @@ class CutProgram:
         self, recipe: Recipe, leaves: Sequence[Any], kept: Mapping[Value, Any]
     ) -> tuple[Any, ...]:
         """The boxes that a recipe reads, and its starts."""
-        found = [self.read_one(value, box, leaves, kept) for value, box in recipe.reads]
-        return (*found, np.asarray(recipe.starts, start_dtype(recipe.starts)))
+        boxes = [self.read_one(value, box, leaves, kept) for value, box in recipe.reads]
+        return (*boxes, np.asarray(recipe.starts, start_dtype(recipe.starts)))
 
     def read_one(
         self, value: Value, box: Box, leaves: Sequence[Any], kept: Mapping[Value, Any]
@@ -224,10 +224,10 @@ class CutProgram:
         """
         key = stage.number, recipe.static, start_dtype(recipe.starts)
         if key not in self._compiled:
-            own = jax.jit(self.function(stage, recipe.static))
+            jitted = jax.jit(self.function(stage, recipe.static))
             # JAX caches the trace, and uses it when the function is called.
-            alike = jaxpr_key(own.trace(*arg_avals(recipe)).jaxpr)
-            self._compiled[key] = self._different.setdefault(alike, own)
+            alike = jaxpr_key(jitted.trace(*arg_avals(recipe)).jaxpr)
+            self._compiled[key] = self._different.setdefault(alike, jitted)
         return self._compiled[key]
 
     def emitted(
@@ -254,8 +254,8 @@ class CutProgram:
             ]
             results = inner(reads, starts)
             return tuple(
-                jax.random.key_data(made) if is_key(result.value.aval) else made
-                for made, result, ref in zip(
+                jax.random.key_data(array) if is_key(result.value.aval) else array
+                for array, result, ref in zip(
                     results, stage.results, static.outs, strict=True
                 )
                 if ref is not None

@@ -83,13 +83,13 @@ class DaskTasks(ProcessWorkers):
         if task.needs:
             results = [self.results[need.name, k] for need, k in task.needs]
             places = [place for _, place in task.needs]
-            made = self.call(fold_there, task.combiner, task.start, places, results)
+            future = self.call(fold_there, task.combiner, task.start, places, results)
         else:
-            made = super().submit(task)
+            future = super().submit(task)
         for place, (_, combiner, _) in enumerate(task.writes):
             if combiner != "insert":
-                self.results[task.name, place] = made
-        return made
+                self.results[task.name, place] = future
+        return future
 
 
 class DaskWorkers(DaskTasks):
@@ -121,14 +121,14 @@ class DaskWorkers(DaskTasks):
         key = value, box
         if key not in self.shared:
             array = super().held(value, box)
-            found: Any = array
+            held_array: Any = array
             if array.nbytes > INSIDE:
-                found = self.client.scatter(array, hash=False)
+                held_array = self.client.scatter(array, hash=False)
             elif array.nbytes > SMALL:
-                found = self.call(unchanged, array)
+                held_array = self.call(unchanged, array)
             if box != tuple((0, size) for size in value.shape):
-                return found
-            self.shared[key] = found
+                return held_array
+            self.shared[key] = held_array
         return self.shared[key]
 
     def coming(self, task: Task) -> list[int]:
@@ -142,22 +142,22 @@ class DaskWorkers(DaskTasks):
         ]
 
     def submit(self, task: Task) -> Any:
-        made, coming = super().submit(task), self.coming(task)
+        future, coming = super().submit(task), self.coming(task)
         if 0 < len(coming) < len(task.writes):
-            return self.call(keep_only, coming, made)
-        return made
+            return self.call(keep_only, coming, future)
+        return future
 
     def result(self, task: Task, future: Any) -> Any:
         if isinstance(future, Future):  # It could not be submitted.
             return future.result()
-        found = [None for _ in task.writes]
+        parts = [None for _ in task.writes]
         if self.coming(task):
-            found = future.result()
+            parts = future.result()
         elif (error := future.exception()) is not None:
             raise error
         for need, place in task.needs:
             del self.results[need.name, place]
-        return found
+        return parts
 
 
 def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
@@ -188,18 +188,18 @@ class _Graph(DaskTasks):
         for stage in self.cut_program.stages:
             parts: dict[Value, dict[Box, Any]] = {r.value: {} for r in stage.results}
             for task in all_tasks(self.cut_program, stage):
-                made = self.submit(task)
+                delayed = self.submit(task)
                 for place, (box, combiner, value) in enumerate(task.writes):
                     if combiner == "insert":
-                        parts[value][box] = made[place]
+                        parts[value][box] = delayed[place]
             self.made.update((v, self.array(v, boxes)) for v, boxes in parts.items())
-        found = [
+        arrays = [
             self.made[v]
             if isinstance(v, Value)
             else self.da.asarray(np.asarray(v.value, v.aval.dtype))
             for v in self.cut_program.graph.outputs
         ]
-        return jax.tree.unflatten(self.cut_program.out_tree, found)
+        return jax.tree.unflatten(self.cut_program.out_tree, arrays)
 
     def call(self, function: Any, *args: Any) -> Any:
         return self.dask.delayed(function, pure=False)(*args)

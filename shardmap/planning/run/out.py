@@ -42,19 +42,19 @@ def outputs(
     """
     given = _given(cut_program.out_tree, out)
     problems = misfits(cut_program, given)
-    found: list[OutputPlace] = []
+    places: list[OutputPlace] = []
     taken: set[Value | None] = set()
     for operand, array in zip(cut_program.graph.outputs, given, strict=True):
         value = operand if isinstance(operand, Value) else None
         if array is None or value in taken:
             value = None
         taken.add(value)
-        found.append((value, array))
+        places.append((value, array))
     if not problems:
-        problems = list(_overlaps(cut_program, found, leaves))
+        problems = list(_overlaps(cut_program, places, leaves))
     if problems:
         raise ValueError("plan.run cannot write to out:\n" + "\n".join(problems))
-    return found
+    return places
 
 
 def _given(tree: TreeDef, out: PyTree) -> list[Any]:
@@ -66,14 +66,14 @@ def _given(tree: TreeDef, out: PyTree) -> list[Any]:
     count = tree.num_leaves
     if out is None:
         return [None] * count
-    found, structure = jax.tree.flatten(out, is_leaf=lambda leaf: leaf is None)
-    arrays = dict(zip(result_names(structure), found, strict=True))
+    given, structure = jax.tree.flatten(out, is_leaf=lambda leaf: leaf is None)
+    arrays = dict(zip(result_names(structure), given, strict=True))
     names = result_names(tree)
     others = (array for name, array in arrays.items() if name not in names)
     if arrays.keys() >= {*names} and all(array is None for array in others):
         return [arrays[name] for name in names]
-    if len(found) == count and not _is_plain(tree):
-        return found  # For an object of xarray: an array, or a dict by name.
+    if len(given) == count and not _is_plain(tree):
+        return given  # For an object of xarray: an array, or a dict by name.
     raise ValueError(
         f"out has the structure {shown(structure)}, but the function returns "
         f"{shown(tree)}: give one array-like, or None, for each array"
@@ -90,13 +90,13 @@ def _is_plain(tree: TreeDef) -> bool:
 
 def misfits(cut_program: CutProgram, arrays: Sequence[Any]) -> list[str]:
     """Messages that say why outputs cannot be put in array-likes; None is skipped."""
-    found = []
+    problems = []
     names, operands = cut_program.result_names, cut_program.graph.outputs
     for name, operand, array in zip(names, operands, arrays, strict=True):
         problem = None if array is None else _misfit(data_aval(operand.aval), array)
         if problem:
-            found.append(f"* {name} {problem}")
-    return found
+            problems.append(f"* {name} {problem}")
+    return problems
 
 
 def _misfit(aval: Aval, array: Any) -> str | None:

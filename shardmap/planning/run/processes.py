@@ -91,8 +91,8 @@ class RemoteAccess:
     def __init__(
         self, inputs: Sequence[Value], leaves: Sequence[Any], out: Mapping[Value, Any]
     ) -> None:
-        found = zip(inputs, map(remote_ref, leaves), strict=True)
-        self.sources = {value: source for value, source in found if source}
+        refs = zip(inputs, map(remote_ref, leaves), strict=True)
+        self.sources = {value: source for value, source in refs if source}
         self.sinks = {
             value: sink for value, each in out.items() if (sink := remote_ref(each))
         }
@@ -199,8 +199,8 @@ class RayExecutor(Executor):
         self._call = ray.remote(_call)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kw: Any) -> Future[Any]:
-        found: Future[Any] = self._call.remote(fn, args, kw).future()
-        return found
+        future: Future[Any] = self._call.remote(fn, args, kw).future()
+        return future
 
 
 def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -59,8 +59,8 @@ def run(
     Args:
       trims: whether to give freed memory that the allocator keeps back to the system.
     """
-    own = None if task is None else place_in_job(task)
-    if own and checkpoint is None:
+    in_job = None if task is None else place_in_job(task)
+    if in_job and checkpoint is None:
         raise ValueError("task needs checkpoint, the folder that all tasks share")
     with contextlib.ExitStack() as stack:
         engine, pool = stack.enter_context(_engine(executor, max_in_flight or 1))
@@ -80,7 +80,7 @@ def run(
         saved = job = None
         if checkpoint is not None:
             saved = Checkpoint(checkpoint, cut_program, leaves)
-            job = ArrayJob(cut_program, leaves, own, saved) if own else None
+            job = ArrayJob(cut_program, leaves, in_job, saved) if in_job else None
         scratch = cut_program.scratch if scratch is None else checked(scratch)
         kept_there = scratch_arrays(cut_program, None if job else scratch)
         arrays, remove = stack.enter_context(kept_there)
@@ -117,12 +117,12 @@ def run(
         acc = Accumulator(cut_program, given)
         job.put_into(acc)
     results = []
-    for made, (first, array) in zip(acc.outputs(), places, strict=True):
+    for result, (first, array) in zip(acc.outputs(), places, strict=True):
         # Constants, and values that are in ``out`` at another place already, were not
         # written while shards ran.
         if array is not None and first is None:
-            array[...] = made
-        results.append(made if array is None else array)
+            array[...] = result
+        results.append(result if array is None else array)
     return jax.tree.unflatten(cut_program.out_tree, results)
 
 

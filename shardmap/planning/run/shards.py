@@ -67,8 +67,8 @@ class Shard:
         for value, box in self.recipe.reads:
             if value in parts:
                 parts[value].append(slices(box))
-        found = [p if len(p) > 1 else next(iter(p), None) for p in parts.values()]
-        return jax.tree.unflatten(self._cut_program.in_tree, found)
+        cuts = [p if len(p) > 1 else next(iter(p), None) for p in parts.values()]
+        return jax.tree.unflatten(self._cut_program.in_tree, cuts)
 
     def _of_outputs(self, made: Mapping[Any, Any]) -> PyTree:
         outputs = list(map(made.get, self._cut_program.graph.outputs))
@@ -102,8 +102,8 @@ class Shard:
           values: the last result of `reduce`; required in a plan of several stages.
           **kwargs: the keyword arguments of the plan's function.
         """
-        own = in_order(arrays, kwargs, self._cut_program.statics)
-        given = self._cut_program.leaves(own)
+        inputs = in_order(arrays, kwargs, self._cut_program.statics)
+        given = self._cut_program.leaves(inputs)
         leaves = list(map(sliceable, given))
         self._refuse_stranger("values", values)
         kept = {}

@@ -25,24 +25,24 @@ def static_keys(
     numbers = [argnums] if isinstance(argnums, int) else argnums
     names = [argnames] if isinstance(argnames, str) else argnames
     parameters = list(inspect.signature(fun).parameters) if names else []
-    found: dict[int | str, Any] = {}
+    given: dict[int | str, Any] = {}
     for number in numbers:
         if not -len(args) <= number < len(args):
             raise ValueError(
                 f"static_argnums names the positional argument {number}, but there are "
                 f"{len(args)}"
             )
-        found[number % len(args)] = args[number]
+        given[number % len(args)] = args[number]
     for name in names:
         if name in kwargs:
-            found[name] = kwargs[name]
+            given[name] = kwargs[name]
         elif name not in parameters:
             raise ValueError(
                 f"static_argnames names {shown(name)}, no argument of {fun}"
             )
         elif (place := parameters.index(name)) < len(args):
-            found[place] = args[place]
-    for key, value in found.items():
+            given[place] = args[place]
+    for key, value in given.items():
         try:
             hash(value)
         except TypeError:
@@ -51,7 +51,7 @@ def static_keys(
                 f"static arguments must be hashable, got {shown(value)} of type "
                 f"{type(value).__name__} in {where}"
             ) from None
-    return set(found)
+    return set(given)
 
 
 def with_statics(
@@ -78,5 +78,5 @@ def in_order(
 
     Static ones have no leaves: their values are a part of the structure.
     """
-    own, named = with_statics(args, kwargs, statics)
-    return (*own, named) if named else own
+    positional, named = with_statics(args, kwargs, statics)
+    return (*positional, named) if named else positional

@@ -105,26 +105,28 @@ class _Tree:
 
     def __init__(self, name: str, write: Target, count: int) -> None:
         self._name, self._write = name, write
-        self._made: list[Task] = []
+        self._tasks: list[Task] = []
         self._tops: list[Need] = []
         self._numbers = itertools.count()
         self._fold = Fold(write[1], count, combine=self._combine, at_once=ARITY)
 
     def add(self, part: Need) -> list[Task]:
         """The folds that can run after one more partial result."""
-        self._made = []
+        self._tasks = []
         top = self._fold.add(part)
         if top is not None:
             self._tops.append(top)
         if not self._fold.left:
             self._combine("insert", self._tops)
-        return self._made
+        return self._tasks
 
-    def _combine(self, combiner: str, needs: Sequence[Need], own: bool = False) -> Need:
+    def _combine(
+        self, combiner: str, needs: Sequence[Need], may_write: bool = False
+    ) -> Need:
         box, _, value = self._write
         last, _ = needs[-1]
         name = f"{self._name}-{next(self._numbers)}.fold"
         writes = ((box, combiner, value),)
-        made = Task(name, last.stage, last.number, writes, tuple(needs))
-        self._made.append(made)
-        return made, 0
+        task = Task(name, last.stage, last.number, writes, tuple(needs))
+        self._tasks.append(task)
+        return task, 0

@@ -79,24 +79,24 @@ class InnerBody:
         self.backwards, _ = needed(self.graph.outputs, self.stops)
         self._carried, self._looked = carried, frozenset(looked)
         every = [(v.number, k) for v in self.graph.inputs for k in range(len(v.shape))]
-        made = self._analysed(every)
-        self.classes = made.classes
+        analysis = self._analysed(every)
+        self.classes = analysis.classes
         self._sums: dict[AxisKey, list[ReducedLoop]] = {}
-        for each in made.reductions:
+        for each in analysis.reductions:
             self._sums.setdefault(self.classes.find(each.key), []).append(each)
         # The loops that each result is a partial sum over, and how its parts combine.
         self._made_parts: dict[Value, dict[AxisKey, str]] = {
             out: {
-                self.classes.find(made.reductions[k].key): pending.combiner
+                self.classes.find(analysis.reductions[k].key): pending.combiner
                 for k in pending.reductions
-                if made.reductions[k].node == node.number
+                if analysis.reductions[k].node == node.number
             }
             for node in self.graph.nodes
             for out in node.outs
-            if (pending := made.pending.get(out))
+            if (pending := analysis.pending.get(out))
         }
         self._known: dict[frozenset[AxisKey], list[Pending | None] | None] = {}
-        self.broken = self._ended(made) | self._not_summed()
+        self.broken = self._ended(analysis) | self._not_summed()
 
     def _analysed(
         self,
@@ -123,16 +123,16 @@ class InnerBody:
             entering={inputs[k]: part for k, part in entering.items()},
         )
 
-    def _ended(self, made: Analysis) -> dict[AxisKey, Node]:
+    def _ended(self, analysis: Analysis) -> dict[AxisKey, Node]:
         """The loops whose cuts end inside of the body, and the nodes where they end."""
-        find, found = self.classes.find, dict[AxisKey, Node]()
+        find, ends = self.classes.find, dict[AxisKey, Node]()
         ended: dict[Node, set[AxisKey]] = {}
-        for each in made.ended:
+        for each in analysis.ended:
             ended.setdefault(each.node, set()).update(each.origins)
         for node in self.graph.nodes:
             origins = ended.get(node, set())
             for out in node.outs:
-                for axis, cut in enumerate(made.cuts[out]):
+                for axis, cut in enumerate(analysis.cuts[out]):
                     here = find((out.number, axis))
                     # Another loop sees this one through a window, with its neighbours.
                     origins |= {key for key in cut.origins if find(key) != here}
@@ -142,30 +142,33 @@ class InnerBody:
                     here = find((node.outs[by.number].number, by.axis))
                     origins |= {here} & {find((value.number, seen.axis))}
             for key in origins:
-                found.setdefault(find(key), node)
-        return found
+                ends.setdefault(find(key), node)
+        return ends
 
     def _not_summed(self) -> dict[AxisKey, Node]:
         """The summed loops that cannot be cut, and the nodes that sum over them."""
-        sizes = {loop: {each.size for each in own} for loop, own in self._sums.items()}
+        sizes = {
+            loop: {each.size for each in reductions}
+            for loop, reductions in self._sums.items()
+        }
         for value in (*self.graph.inputs, *self.graph.outputs):
             if isinstance(value, Value):
                 for axis, size in enumerate(value.shape):
                     loop = self.classes.find((value.number, axis))
                     sizes.get(loop, set()).add(size)
         return {
-            loop: self.nodes[own[0].node]
-            for loop, own in self._sums.items()
+            loop: self.nodes[reductions[0].node]
+            for loop, reductions in self._sums.items()
             if len(sizes[loop]) > 1 or self.parts([loop]) is None
         }
 
     def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
         """The part of each contracted factor that runs, for parts of loops."""
-        found: dict[int, dict[Factor, Interval]] = {}
+        running: dict[int, dict[Factor, Interval]] = {}
         for loop, interval in loops.items():
             for each in self._sums.get(loop, ()):
-                found.setdefault(each.node, {})[each.factor] = interval
-        return found
+                running.setdefault(each.node, {})[each.factor] = interval
+        return running
 
     def parts(self, loops: Iterable[AxisKey]) -> list[Pending | None] | None:
         """For each output, the partial sum that it becomes if these loops are cut.
@@ -193,45 +196,47 @@ class InnerBody:
             for axis in range(len(value.shape))
             if self.classes.find((value.number, axis)) in loops
         ]
-        made = self._analysed(axes, self.classes, entering)
+        analysis = self._analysed(axes, self.classes, entering)
         # A partial sum that is needed complete would end a stage.
-        if any(x.origins for x in made.ended) or {*made.pending} & {*made.kept}:
+        if any(x.origins for x in analysis.ended) or {*analysis.pending} & {
+            *analysis.kept
+        }:
             return None
-        found: list[Pending | None] = []
+        parts: list[Pending | None] = []
         for output in self.graph.outputs:
-            pending = made.pending.get(output)
+            pending = analysis.pending.get(output)
             if pending is None:
-                found.append(None)
+                parts.append(None)
                 continue
-            keys = [made.reductions[k].key for k in pending.reductions]
-            own = frozenset(map(self.classes.find, keys))
+            keys = [analysis.reductions[k].key for k in pending.reductions]
+            summed = frozenset(map(self.classes.find, keys))
             # In a double sum over one loop, a piece would meet only itself.
-            if len(own) < len(keys):
+            if len(summed) < len(keys):
                 return None
-            found.append(Pending(pending.combiner, own))
-        leaving = {into: found[out] for out, into in self._carried}
-        return found if all(entering.get(k) == leaving[k] for k in leaving) else None
+            parts.append(Pending(pending.combiner, summed))
+        leaving = {into: parts[out] for out, into in self._carried}
+        return parts if all(entering.get(k) == leaving[k] for k in leaving) else None
 
     def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Pending]:
         """The carried inputs that are partial sums: a sum reaches them in some step."""
         inputs, outputs = self.graph.inputs, self.graph.outputs
-        found: dict[Operand, dict[AxisKey, str]] = {}
+        sums: dict[Operand, dict[AxisKey, str]] = {}
         count = -1
-        while count < (count := sum(map(len, found.values()))):
+        while count < (count := sum(map(len, sums.values()))):
             for node in self.graph.nodes:
                 reached: dict[AxisKey, str] = {}
                 for v in node.ins:
-                    reached |= found.get(v, {})
+                    reached |= sums.get(v, {})
                 for out in node.outs:
                     summed = self._made_parts.get(out, {}).items()
-                    found[out] = reached | {k: how for k, how in summed if k in loops}
+                    sums[out] = reached | {k: how for k, how in summed if k in loops}
             for number, into in self._carried:
-                entered = found.get(inputs[into], {})
-                found[inputs[into]] = entered | found.get(outputs[number], {})
+                entered = sums.get(inputs[into], {})
+                sums[inputs[into]] = entered | sums.get(outputs[number], {})
         return {
-            k: Pending(next(iter(own.values())), frozenset(own))
+            k: Pending(next(iter(entering_sums.values())), frozenset(entering_sums))
             for k, value in enumerate(inputs)
-            if (own := found.get(value))
+            if (entering_sums := sums.get(value))
         }
 
     def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:
@@ -450,7 +455,7 @@ class Inner(Rule):
           None if the loops cannot be cut.
         """
         names = list(names)
-        found = []
+        rows = []
         for k, (body, _) in enumerate(self._inside):
             inner = self._inner(k, names)
             parts = body.parts(inner)
@@ -463,14 +468,18 @@ class Inner(Rule):
             ]
             # Two loops of the body that are one outside: a piece of one would meet only
             # the same piece of the other.
-            for part, own in zip(row, parts, strict=True):
-                if part and own and len(part.reductions) < len(own.reductions):
+            for part, whole_part in zip(row, parts, strict=True):
+                if (
+                    part
+                    and whole_part
+                    and len(part.reductions) < len(whole_part.reductions)
+                ):
                     return None
-            found.append(row)
-        for column in zip(*found, strict=True):
+            rows.append(row)
+        for column in zip(*rows, strict=True):
             if len({part for part in column if part is not None}) > 1:
                 return None
-        return found
+        return rows
 
     def limited(self, loops: Mapping[Factor, Interval]) -> dict[Factor, Interval]:
         """The loops that run over a part only."""
@@ -501,24 +510,24 @@ class Inner(Rule):
 
     def _joint(self, names: Iterable[Any]) -> list[Any]:
         """The loops that can be cut together, the first ones first."""
-        found: list[Any] = []
+        together: list[Any] = []
         for name in names:
-            if self.parts([*found, name]) is not None:
-                found.append(name)
-        return found
+            if self.parts([*together, name]) is not None:
+                together.append(name)
+        return together
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        found: dict[Any, list[Cut]] = {}
+        cuts_of: dict[Any, list[Cut]] = {}
         at: dict[Any, tuple[int, int]] = {}
         lost = []
         for k, (axes, row) in enumerate(zip(self.ins, cuts, strict=True)):
             for axis, (name, cut) in enumerate(zip(axes, row, strict=True)):
                 if name is not None:
-                    found.setdefault(name, []).append(cut)
+                    cuts_of.setdefault(name, []).append(cut)
                     at.setdefault(name, (k, axis))
                 elif cut.at:
                     lost.append(Lost(cut.origins, self.why.get((k, axis), MIXED)))
-        met = {name: cut for name, row in found.items() if (cut := meet(row)).at}
+        met = {name: cut for name, row in cuts_of.items() if (cut := meet(row)).at}
         kept = self._joint(met)
         lost += [Lost(c.origins, MIXED) for name, c in met.items() if name not in kept]
         met = {name: met[name] for name in kept}

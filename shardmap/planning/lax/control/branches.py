@@ -76,10 +76,10 @@ class Cond(Inner):
         ]
 
         def branch(k: int) -> Callable[..., list[Any]]:
-            own = starts[sum(each.starts for each in static.bodies[:k]) :]
+            starts_of_body = starts[sum(each.starts for each in static.bodies[:k]) :]
 
             def run(*operands: Any) -> list[Any]:
-                outs = self.bodies[k].run(static.bodies[k], operands, own)
+                outs = self.bodies[k].run(static.bodies[k], operands, starts_of_body)
                 return [
                     only_first(as_carried(o, out.aval), None if part else joined, here)
                     for o, out, part, joined in zip(

@@ -131,8 +131,8 @@ class Scan(LoopRule):
         given = [*needs[: self.consts], *carry, *needs[first:]]
         read = along[0] + self.first_row, along[1] + self.first_row
         needed = [*given[:first], *_along(read, given[first:])]
-        made = [*carry, *_along(along, inner)]
-        shapes, begins = crops(boxes, made)
+        computed = [*carry, *_along(along, inner)]
+        shapes, begins = crops(boxes, computed)
         static = Looped(
             self.body.shard(recipe, [*carry, *inner], given),
             crops=shapes,
@@ -263,14 +263,14 @@ class While(LoopRule):
         step, test = static.step, static.test
         assert test is not None
         tested, consts = values[: self.tests], values[self.tests : self.front]
-        own = starts[test.starts :]
+        starts_of_body = starts[test.starts :]
 
         def goes_on(carried: Arrays) -> jax.Array:
-            [found] = self.test.run(test, [*tested, *carried], starts)
-            return found
+            [result] = self.test.run(test, [*tested, *carried], starts)
+            return result
 
         def body(carried: Arrays) -> Arrays:
-            new = self.carried(self.body.run(step, [*consts, *carried], own))
+            new = self.carried(self.body.run(step, [*consts, *carried], starts_of_body))
             if not self.rank:
                 return new
             mask = goes_on(carried)
@@ -279,12 +279,12 @@ class While(LoopRule):
                 here = lax.broadcast_in_dim(mask, a.shape, range(self.rank))
                 return lax.select(here, a, b)
 
-            found: Arrays = jax.tree.map(chosen, new, carried)
-            return found
+            result: Arrays = jax.tree.map(chosen, new, carried)
+            return result
 
         final = lax.while_loop(
             lambda carried: goes_on(carried).any() if self.rank else goes_on(carried),
             body,
             self.entering(values[self.front :], static, starts),
         )
-        return crop(final, static.crops, own[step.starts :])
+        return crop(final, static.crops, starts_of_body[step.starts :])

@@ -73,13 +73,13 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
         return graph.add(OPTIMIZATION_BARRIER, {}, [x], [x.aval])[0]
 
     rows = [graph.call(rows_of, [x]) for x in ins[first:]]
-    made: dict[int, list[Operand]] = {}
+    outs_of: dict[int, list[Operand]] = {}
     order = range(steps)
     for k in reversed(order) if params["reverse"] else order:
         operands = [*ins[:consts], *carry, *(row[k] for row in rows)]
         outs = graph.inline(body, operands)
-        carry, made[k] = list(map(carried, outs[:carries])), outs[carries:]
-    columns = zip(*(made[k] for k in range(steps)), strict=True)
+        carry, outs_of[k] = list(map(carried, outs[:carries])), outs[carries:]
+    columns = zip(*(outs_of[k] for k in range(steps)), strict=True)
     return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
 
 
@@ -96,10 +96,10 @@ def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
         which = lax.clamp(np.int32(0), index.astype("int32"), last)
         return lax.select_n(which, *cases)
 
-    found = []
+    chosen = []
     for cases in zip(*results, strict=True):
-        found += graph.call(choose, [index, *cases])
-    return found
+        chosen += graph.call(choose, [index, *cases])
+    return chosen
 
 
 PRIMITIVES = frozenset({p.scan_p, p.cond_p})

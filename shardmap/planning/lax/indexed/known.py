@@ -197,10 +197,10 @@ def scalar_of(operand: Operand) -> Operand | None:
 
 def constant(operand: Operand) -> Any:
     """A literal, or a small array that the function closed over; None otherwise."""
-    found = operand.value if isinstance(operand, Scalar) else operand.constant
-    if isinstance(found, jax.core.Tracer):
+    value = operand.value if isinstance(operand, Scalar) else operand.constant
+    if isinstance(value, jax.core.Tracer):
         return None  # Traced by an outer transformation.
-    return None if np.size(found) > MOST_ELEMENTS else found
+    return None if np.size(value) > MOST_ELEMENTS else value
 
 
 def evaluated(operand: Operand) -> np.ndarray | None:
@@ -237,9 +237,9 @@ def _evaluate(operands: Iterable[Operand]) -> None:
     for operand in operands:
         if isinstance(operand, Value) and operand not in _VALUES:
             _VALUES[operand] = None
-            made = _nodes_of(operand)
-            if made and jnp.issubdtype(operand.aval.dtype, jnp.integer):
-                nodes |= made
+            value_of = _nodes_of(operand)
+            if value_of and jnp.issubdtype(operand.aval.dtype, jnp.integer):
+                nodes |= value_of
                 wanted.append(operand)
     if not wanted:
         return
@@ -267,11 +267,11 @@ def _evaluate(operands: Iterable[Operand]) -> None:
     )
 
     def values(*arrays: jax.Array) -> list[Any]:
-        made: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
+        value_of: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
         for node in nodes:
-            ins = [made[x] if x in made else constant(x) for x in node.ins]
-            made.update(zip(node.outs, bind(node, ins, node.params), strict=True))
-        return [made[x] for x in wanted]
+            ins = [value_of[x] if x in value_of else constant(x) for x in node.ins]
+            value_of.update(zip(node.outs, bind(node, ins, node.params), strict=True))
+        return [value_of[x] for x in wanted]
 
     with jax.ensure_compile_time_eval():
         arrays = [jax.device_put(constant(x)) for x in leaves]
@@ -297,15 +297,15 @@ def _nodes_of(value: Value) -> dict[Node, None] | None:
     Returns:
       None if it depends on an argument, is large, or takes long.
     """
-    found: dict[Node, None] = {}
+    nodes: dict[Node, None] = {}
     stack = [value.producer]
     while stack:
         node = stack[-1]
-        if node is None or node in found:
+        if node is None or node in nodes:
             stack.pop()
             continue
         if (
-            len(stack) + len(found) > MOST_NODES
+            len(stack) + len(nodes) > MOST_NODES
             or node.primitive in NOT_EVALUATED
             or not isinstance(node.primitive, jex_core.Primitive)
             or _knows_axes(node)
@@ -313,11 +313,11 @@ def _nodes_of(value: Value) -> dict[Node, None] | None:
             or any(x.producer is None and constant(x) is None for x in node.ins)
         ):
             return None
-        ahead = [x.producer for x in node.ins if x.producer not in found]
+        ahead = [x.producer for x in node.ins if x.producer not in nodes]
         ahead = [each for each in ahead if each is not None]
         if ahead:
             stack += ahead
         else:
-            found[node] = None
+            nodes[node] = None
             stack.pop()
-    return found
+    return nodes

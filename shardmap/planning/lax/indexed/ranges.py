@@ -73,13 +73,13 @@ class Ranges(Window):
         return starts[1:][np.diff(piece[starts]) != 0]
 
     def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
-        found = [0]
+        edges = [0]
         for place in self.rows[0][self._changes(points)].tolist():
             # A piece that was rounded up may hold the next one as well.
-            ahead = max(place - found[-1], 0)
+            ahead = max(place - edges[-1], 0)
             # Rounded up, so that pieces have few different lengths.
-            found.append(found[-1] + (stretch(ahead) if self.is_ordered else ahead))
-        return tuple(dict.fromkeys(n for n in found if 0 < n < size))
+            edges.append(edges[-1] + (stretch(ahead) if self.is_ordered else ahead))
+        return tuple(dict.fromkeys(n for n in edges if 0 < n < size))
 
     def is_local(self) -> bool:
         """Whether a piece of the result sees little more than a piece of the axis."""
@@ -158,7 +158,7 @@ def lines(
     known = known_columns(node.ins[1])
     if all(column is None or not column.size for column in known):
         return None
-    found = []
+    known_lines = []
     for axis, column in zip(columns, known, strict=True):
         room = node.in_shapes[0][axis] - (taken[axis] if taken else 1)
         if column is None or column.min() < 0 or column.max() > room:
@@ -167,8 +167,10 @@ def lines(
         for along in varies:
             places = np.moveaxis(column, along, 0).reshape(column.shape[along], -1)
             others = tuple(n for n in varies if n != along)
-            found.append(Line(axis, along, places if others else places[:, :1], others))
-    return found
+            known_lines.append(
+                Line(axis, along, places if others else places[:, :1], others)
+            )
+    return known_lines
 
 
 def gather_window(line: Line, size: int, taken: int) -> Window | None:
@@ -211,5 +213,5 @@ def _step(places: np.ndarray) -> int:
 def _local(
     places: np.ndarray, lows: np.ndarray, highs: np.ndarray, size: int
 ) -> Ranges | None:
-    found = Ranges.of(places, lows, highs, size)
-    return found if found.is_local() else None
+    ranges = Ranges.of(places, lows, highs, size)
+    return ranges if ranges.is_local() else None

@@ -107,12 +107,14 @@ def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
     left = tuple(axis for axis in inserted if axis not in known)
     every = [axis for axis in range(len(operand.shape)) if axis not in left]
     new = [every.index(axis) for axis in known]
-    made = graph.call(lambda update: lax.expand_dims(update, new), [updates])
+    windows_of_updates = graph.call(
+        lambda update: lax.expand_dims(update, new), [updates]
+    )
     numbers = numbers._replace(
         update_window_dims=tuple(range(len(every))), inserted_window_dims=left
     )
     params = {**node.params, "dimension_numbers": numbers}
-    ins = [operand, indices, *made]
+    ins = [operand, indices, *windows_of_updates]
     return list(graph.add(node.primitive, params, ins, [node.outs[0].aval]))
 
 
@@ -127,8 +129,8 @@ class Updates(Factors):
         # A part of the sums of many updates begins with zeros, which cost little.
         sizes = [math.prod(shape) for shape in self.node.in_shapes]
         larger = 2 if self.contracted or sizes[2] >= sizes[0] else 0
-        own = shapes[larger]
-        return 0 if own is None else math.prod(own), sizes[larger]
+        part = shapes[larger]
+        return 0 if part is None else math.prod(part), sizes[larger]
 
 
 def scatter(node: Node) -> Factors:

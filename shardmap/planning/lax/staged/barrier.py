@@ -101,8 +101,8 @@ def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
         row = asked.pop(node, None)
         if row is None:
             return None
-        made = [out.aval for out in node.outs]
-        [value] = graph.add(node.primitive, node.params, node.ins, made)
+        avals = [out.aval for out in node.outs]
+        [value] = graph.add(node.primitive, node.params, node.ins, avals)
         return [barrier(graph, value, passing=row, cuts=row, complete=False)]
 
     if asked:
@@ -115,11 +115,11 @@ class Barrier(Factors):
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         params = self.node.params
         begin, origins = dict(params["begin"]), frozenset(params["origins"])
-        made = []
+        row = []
         for axis, cut in enumerate(cuts[0]):
-            own = Cut(begin.get(axis, ()), origins=origins)
-            made.append(meet([cut, own] if axis in params["passing"] else [own]))
-        return Forward([made])
+            begun = Cut(begin.get(axis, ()), origins=origins)
+            row.append(meet([cut, begun] if axis in params["passing"] else [begun]))
+        return Forward([row])
 
     def links(self) -> list[list[Link]]:
         passing = self.node.params["passing"]

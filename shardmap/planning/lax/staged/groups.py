@@ -132,17 +132,17 @@ class Grouping:
     def _find(self) -> None:
         """Finds rows, and groups of reductions of them."""
         first: dict[Any, Value] = {}
-        found: dict[Any, list[_Groups]] = {}
+        rivals_of: dict[Any, list[_Groups]] = {}
         users: dict[Operand, list[Node]] = {}
         for node in self._graph.nodes:
             for v in node.ins:
                 if v in self._rows:
                     users.setdefault(v, []).append(node)
             if node.primitive in COMBINERS:
-                self._group(node, found)
+                self._group(node, rivals_of)
             elif rows := self._taken(node, first) or self._elementwise(node, first):
                 self._rows[node.outs[0]] = rows
-        for key, rivals in found.items():
+        for key, rivals in rivals_of.items():
             alike: dict[Any, _Groups] = {}
             for groups in rivals:
                 if groups.are_worth_it() and not self._are_read(groups.nodes, users):
@@ -165,10 +165,10 @@ class Grouping:
           node: the node.
           first: how rows are computed -> the first value that is computed so.
         """
-        found = _places(node)
-        if found is None:
+        indexed = _places(node)
+        if indexed is None:
             return None
-        source, axis, places = found
+        source, axis, places = indexed
         before = self._rows.get(source)
         if before is None:
             value = first.setdefault((source, axis), node.outs[0])
@@ -181,22 +181,24 @@ class Grouping:
         """The rows that an elementwise operation computes from the same rows."""
         if node.primitive not in pointwise.RULES or len(node.outs) > 1:
             return None
-        found: list[_Rows] = []
-        made: list[Any] = [node.primitive, _frozen(node.params)]
+        operands: list[_Rows] = []
+        signature: list[Any] = [node.primitive, _frozen(node.params)]
         for v in node.ins:
             rows, scalar = self._rows.get(v), scalar_of(v)
             if rows is not None and v.shape == node.out_shapes[0]:
-                found.append(rows)
-                made.append(rows.first)
+                operands.append(rows)
+                signature.append(rows.first)
             elif scalar is not None:
-                made.append(_key(scalar))
+                signature.append(_key(scalar))
             else:
                 return None
-        if len({rows[1:] for rows in found}) != 1:
+        if len({rows[1:] for rows in operands}) != 1:
             return None
-        return found[0]._replace(first=first.setdefault(tuple(made), node.outs[0]))
+        return operands[0]._replace(
+            first=first.setdefault(tuple(signature), node.outs[0])
+        )
 
-    def _group(self, node: Node, found: dict[Any, list[_Groups]]) -> None:
+    def _group(self, node: Node, groups_of: dict[Any, list[_Groups]]) -> None:
         """Adds a reduction to the groups of the same reduction of the same value."""
         rows, axes = self._rows.get(node.ins[0]), node.params["axes"]
         if rows is None or rows.axis not in axes or node.outs[0].aval.dtype == bool:
@@ -204,10 +206,10 @@ class Grouping:
         places = rows.numbers
         if len(np.unique(places)) < len(places):
             return
-        own = found.setdefault((rows.first, node.primitive, axes), [])
-        if not any(groups.add(node, places) for groups in own):
-            own.append(_Groups(rows))
-            own[-1].add(node, places)
+        same = groups_of.setdefault((rows.first, node.primitive, axes), [])
+        if not any(groups.add(node, places) for groups in same):
+            same.append(_Groups(rows))
+            same[-1].add(node, places)
 
     def _are_read(
         self, reductions: Sequence[Node], users: Mapping[Operand, Sequence[Node]]
@@ -241,9 +243,9 @@ class Grouping:
         row = source.aval.update(shape=(*stops[:axis], 1, *stops[axis + 1 :]))
         [part] = self._graph.add(p.slice_p, params, [source], [row])
         squeezed = {"dimensions": (axis,)}
-        [made] = self._graph.add(p.squeeze_p, squeezed, [part], [node.outs[0].aval])
-        self._single[made] = source, number
-        return made
+        [group] = self._graph.add(p.squeeze_p, squeezed, [part], [node.outs[0].aval])
+        self._single[group] = source, number
+        return group
 
     def _all_groups(self, node: Node, groups: _Groups) -> tuple[Value, int]:
         """Adds all groups; returns them and their axis."""
@@ -263,8 +265,8 @@ class Grouping:
         }
         shape = (*source.shape[:axis], count, *source.shape[axis + 1 :])
         aval = source.aval.update(shape=shape)
-        [made] = self._graph.add(GROUPED, params, [source], [aval])
-        return made, axis
+        [grouped] = self._graph.add(GROUPED, params, [source], [aval])
+        return grouped, axis
 
     def _of_all(self, value: Operand) -> Operand:
         """Adds the whole value for one that has some of its rows."""
@@ -272,7 +274,7 @@ class Grouping:
         if rows.first not in self._whole:
             node, shape, axis = rows.first.producer, rows.first.shape, rows.axis
             assert node is not None
-            [made, *_] = node.ins
+            [whole, *_] = node.ins
             if node.primitive in pointwise.RULES:
                 shape = (*shape[:axis], rows.size, *shape[axis + 1 :])
                 ins = [
@@ -280,8 +282,8 @@ class Grouping:
                     for v in node.ins
                 ]
                 aval = rows.first.aval.update(shape=shape)
-                [made] = self._graph.add(node.primitive, node.params, ins, [aval])
-            self._whole[rows.first] = made
+                [whole] = self._graph.add(node.primitive, node.params, ins, [aval])
+            self._whole[rows.first] = whole
         return self._whole[rows.first]
 
     def _stacked(
@@ -332,11 +334,11 @@ class Grouping:
         if node.primitive not in pointwise.RULES or len(node.outs) > 1:
             return None
         ins = [self._stacked(column, axis, shape) for column in columns]
-        found = [v for v in ins if v is not None]
-        if len(found) < len(ins):
+        present = [v for v in ins if v is not None]
+        if len(present) < len(ins):
             return None
         aval = node.outs[0].aval.update(shape=shape)
-        return self._graph.add(node.primitive, node.params, found, [aval])[0]
+        return self._graph.add(node.primitive, node.params, present, [aval])[0]
 
     def _spread(
         self, operand: Operand, shape: tuple[int, ...], dimensions: tuple[int, ...] = ()
@@ -420,13 +422,13 @@ def scattered(graph: Graph, node: Node, cuts: Sequence[Cut]) -> Sequence[Operand
         )
         at = start.at[(*[slice(None)] * axis, labels)]
         options = {"mode": "drop", "indices_are_sorted": in_order}
-        made = getattr(at, combiner)(rows, **options)
+        sums = getattr(at, combiner)(rows, **options)
         if lanes > 1:
-            made = made.reshape(*before, count, lanes, *after).sum(axis + 1)
-        return made.astype(dtype)
+            sums = sums.reshape(*before, count, lanes, *after).sum(axis + 1)
+        return sums.astype(dtype)
 
-    [made] = graph.call(reduced, [*node.ins, graph.constant(labels)])
-    if not cuts[axis].at or not isinstance(made, Value):
-        return [made]
-    others = [k for k in range(len(made.shape)) if k != axis]
-    return [barrier(graph, made, passing=others)]
+    [sums] = graph.call(reduced, [*node.ins, graph.constant(labels)])
+    if not cuts[axis].at or not isinstance(sums, Value):
+        return [sums]
+    others = [k for k in range(len(sums.shape)) if k != axis]
+    return [barrier(graph, sums, passing=others)]

@@ -100,9 +100,9 @@ class Checkpoint:
         if content is None:
             return None
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            found = dict(json.loads(content))
-            if found.pop("sha256") == _sum(found):
-                return found
+            manifest = dict(json.loads(content))
+            if manifest.pop("sha256") == _sum(manifest):
+                return manifest
         raise ValueError(
             f"{self.folder.path / MANIFEST} is damaged, so that nothing says which "
             "plan the folder is for: give an empty folder"
@@ -126,7 +126,7 @@ class Checkpoint:
             math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in specs
         ]
         offsets = [*itertools.accumulate(lengths, initial=SUM * len(specs))]
-        found = []
+        results = []
         for k in range(len(specs)) if places is None else places:
             spans = (SUM * k, SUM), (offsets[k], lengths[k])
             content = self.folder.read(task.name, *spans)
@@ -138,8 +138,8 @@ class Checkpoint:
                     self._refuse_other(theirs)
                 return None
             shape, dtype = specs[k]
-            found.append(np.frombuffer(content[SUM:], dtype).reshape(shape))
-        return found
+            results.append(np.frombuffer(content[SUM:], dtype).reshape(shape))
+        return results
 
     def save(self, task: Task, results: Sequence[np.ndarray]) -> None:
         """Keeps the results of a task; they are on disk when this returns."""

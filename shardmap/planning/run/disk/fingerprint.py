@@ -146,8 +146,8 @@ def _file(leaf: Any) -> str | None:
         leaf = leaf.base if isinstance(leaf, np.ndarray) else None
     if leaf is None or leaf.filename is None:
         return None
-    found = os.stat(leaf.filename)
-    return f"{found.st_size} bytes of {found.st_mtime_ns}"
+    status = os.stat(leaf.filename)
+    return f"{status.st_size} bytes of {status.st_mtime_ns}"
 
 
 class Digest:

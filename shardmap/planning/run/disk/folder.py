@@ -88,11 +88,11 @@ class Folder:
         try:
             with open(os.open(path, FLAGS), "rb") as file:
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    found = []
+                    parts = []
                     for offset, length in spans or [(0, -1)]:
                         file.seek(offset)
-                        found.append(file.read(length))
-                    return b"".join(found)
+                        parts.append(file.read(length))
+                    return b"".join(parts)
         except FileNotFoundError:
             return None
         except OSError:
@@ -135,8 +135,8 @@ def is_left(name: str) -> bool:
 
     Returns False for a name from another machine, as nothing is known of it.
     """
-    found = re.search(rf"{re.escape(_machine())}\.(\d+)\.[0-9a-f]{{16}}", name)
-    return found is not None and not _is_alive(int(found[1]))
+    owner = re.search(rf"{re.escape(_machine())}\.(\d+)\.[0-9a-f]{{16}}", name)
+    return owner is not None and not _is_alive(int(owner[1]))
 
 
 def _is_alive(process: int) -> bool:

@@ -59,14 +59,14 @@ def _chunks_of_values(cut_program: CutProgram) -> dict[Value, tuple[int, ...]]:
 def _chunks(stage: Stage, result: Result) -> tuple[int, ...]:
     """The lengths of a chunk: what one shard writes, or a part of it."""
     aval = data_aval(result.value.aval)
-    found = [max(length, 1) for length in aval.shape]
+    lengths = [max(length, 1) for length in aval.shape]
     for axis, k in enumerate(result.axes):
         if k is not None:
-            found[axis] = max(stage.loops[k].lengths)
-    while math.prod(found) * aval.dtype.itemsize > CHUNK:
-        longest = found.index(max(found))
-        found[longest] = -(-found[longest] // 2)
-    return tuple(found)
+            lengths[axis] = max(stage.loops[k].lengths)
+    while math.prod(lengths) * aval.dtype.itemsize > CHUNK:
+        longest = lengths.index(max(lengths))
+        lengths[longest] = -(-lengths[longest] // 2)
+    return tuple(lengths)
 
 
 @contextlib.contextmanager
@@ -81,24 +81,24 @@ def scratch_arrays(
     Raises:
       OSError: there is no space for them.
     """
-    found: dict[Value, Any] = {}
+    arrays: dict[Value, Any] = {}
     values = {} if scratch is None else _chunks_of_values(cut_program)
     if not values:
-        yield found, lambda value: None
+        yield arrays, lambda value: None
         return
 
     def remove(value: Value) -> None:
-        if found.pop(value, None) is not None:
+        if arrays.pop(value, None) is not None:
             delete(str(value.number))
 
     place = _in_folder if isinstance(scratch, pathlib.Path) else _in_group
     with place(scratch) as (make, delete):
         try:
             for value, chunks in values.items():
-                found[value] = make(str(value.number), data_aval(value.aval), chunks)
-            yield found, remove
+                arrays[value] = make(str(value.number), data_aval(value.aval), chunks)
+            yield arrays, remove
         finally:
-            found.clear()
+            arrays.clear()
 
 
 Place = tuple[Callable[[str, Aval, tuple[int, ...]], Any], Callable[[str], None]]
@@ -111,18 +111,18 @@ def _in_folder(scratch: pathlib.Path) -> Iterator[Place]:
     for path in scratch.glob(f"{PREFIX}*"):
         if is_left(path.name) and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-    own = scratch / (PREFIX + own_name())
-    own.mkdir(mode=0o700)
+    folder = scratch / (PREFIX + own_name())
+    folder.mkdir(mode=0o700)
 
     def delete(name: str) -> None:
         # Windows removes no mapped file; at the end it removes the folder.
         with contextlib.suppress(OSError):
-            (own / name).unlink()
+            (folder / name).unlink()
 
     try:
-        yield lambda name, aval, chunks: _mapped(own / name, aval), delete
+        yield lambda name, aval, chunks: _mapped(folder / name, aval), delete
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -132,9 +132,9 @@ def _in_group(scratch: Any) -> Iterator[Place]:
             with contextlib.suppress(KeyError):  # Another run was faster.
                 del scratch[name]
     name = PREFIX + own_name()
-    own = scratch.create_group(name)
+    group = scratch.create_group(name)
     try:
-        yield functools.partial(_stored, own), own.__delitem__
+        yield functools.partial(_stored, group), group.__delitem__
     finally:
         del scratch[name]
 
