@@ -13,12 +13,13 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.interpreters import ad
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardmap._jax import other_jax
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.types import Equation, Jaxpr, Params, Primitive, Value
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, jaxprs_in
 
 
 def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
@@ -87,6 +88,49 @@ def is_pmap(equation: Equation) -> bool:
 def argument_names(jaxpr: Jaxpr) -> list[str]:
     """The key path of each argument of a traced function, such as ``x['w']``."""
     return list(jaxpr.debug_info.safe_arg_names(len(jaxpr.invars)))
+
+
+# Collectives
+
+
+def _registered(name: str) -> Primitive:
+    """A primitive without a public name, found among those with a jvp rule.
+
+    Tracing a function that binds it would take longer.
+    """
+    found = [primitive for primitive in ad.primitive_jvps if primitive.name == name]
+    if len(found) != 1:
+        raise other_jax(
+            f"shardmap has rules for JAX's primitive {name}, but JAX differentiates "
+            f"{len(found)} primitives of that name"
+        )
+    return found[0]
+
+
+REDUCE_SCATTER = _registered("reduce_scatter")
+PBROADCAST = _registered("pbroadcast")
+PSUM_INVARIANT = _registered("psum_invariant")
+"""`jax.lax.psum` in a `jax.shard_map` with ``check_vma=True`` binds this."""
+
+
+def axis_names(params: Params) -> tuple[Any, ...]:
+    """The axes of a collective; numbers among them are dimensions."""
+    names = params.get("axes", params.get("axis_name"))
+    return tuple(names) if isinstance(names, (tuple, list)) else (names,)
+
+
+def with_axis_names(params: Params, names: tuple[Any, ...]) -> dict[str, Any]:
+    """The parameters of the same collective over other axes."""
+    key = "axes" if "axes" in params else "axis_name"
+    is_tuple = isinstance(params[key], (tuple, list))
+    return {**params, key: names if is_tuple else names[0]}
+
+
+def named_axes(equation: Equation) -> tuple[Any, ...]:
+    """The mapped axes in the parameters of an equation; none of a map."""
+    names = axis_names(equation.params)
+    named = tuple(name for name in names if not isinstance(name, int | None))
+    return () if named and jaxprs_in(equation.params) else named
 
 
 # Where an equation was traced

@@ -6,7 +6,7 @@ from jax.sharding import AbstractMesh, AxisType
 from shardmap._jax.errors import names_set_mesh, names_spec
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
-from shardmap.map import axis_env, contexts
+from shardmap.map import contexts, tracing
 from shardmap.sharding.mesh import mesh_devices
 
 
@@ -49,20 +49,20 @@ def check_in_shard_map(name: str, options: SpmapOptions) -> None:
 
 def axis_env_markers(
     name: str, options: SpmapOptions
-) -> list[axis_env.DevicesMarker | axis_env.MeshAxisMarker]:
+) -> list[tracing.DevicesMarker | tracing.MeshAxisMarker]:
     """The markers of a map in the axis environment, for maps inside it.
 
     Raises:
       ValueError: it is inside another map of other devices.
     """
-    known: list[axis_env.DevicesMarker | axis_env.MeshAxisMarker] = [
-        axis_env.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
+    known: list[tracing.DevicesMarker | tracing.MeshAxisMarker] = [
+        tracing.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
     ]
-    if not axis_env.inside_map():
-        return [*known, axis_env.DevicesMarker(tuple(devices_of(options)))]
+    if not tracing.inside_map():
+        return [*known, tracing.DevicesMarker(tuple(devices_of(options)))]
     if options.devices is not None or options.backend is not None:
         devices = devices_of(options)
-        if not axis_env.is_bound(axis_env.DevicesMarker(tuple(devices))):
+        if not tracing.is_bound(tracing.DevicesMarker(tuple(devices))):
             raise ValueError(
                 f"spmap of {name} names the devices "
                 f"{[device.id for device in devices]}, but is inside another map that "

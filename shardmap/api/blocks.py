@@ -44,7 +44,7 @@ from shardmap.api.programs import (
 )
 from shardmap.api.user_function import Args, FlatFunction, Kwargs, UserFunction
 from shardmap.arrays import placement, trees
-from shardmap.map import axis_env, contexts, tracing
+from shardmap.map import contexts, tracing
 from shardmap.map.batch import Batch, batched_results
 from shardmap.map.collectives.rewrites import for_shard_map
 from shardmap.map.layout import MapShardings
@@ -55,11 +55,11 @@ from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import mesh_devices, with_manual_axes
 from shardmap.units import is_integer
 
-Axes = dict[str, int]
+MeshAxes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
 
 
-# Axes
+# MeshAxes
 
 
 def is_axes(value: object) -> bool:
@@ -70,7 +70,7 @@ def is_axes(value: object) -> bool:
     )
 
 
-def _dim_to_mesh_axes(axes: Axes) -> dict[int, tuple[str, ...]]:
+def _dim_to_mesh_axes(axes: MeshAxes) -> dict[int, tuple[str, ...]]:
     """The mesh axes that cut each dimension, major to minor."""
     mesh_axes: dict[int, tuple[str, ...]] = {}
     for name, dimension in axes.items():
@@ -78,12 +78,15 @@ def _dim_to_mesh_axes(axes: Axes) -> dict[int, tuple[str, ...]]:
     return mesh_axes
 
 
-def _partition_spec(axes: Axes) -> PartitionSpec:
+def _partition_spec(axes: MeshAxes) -> PartitionSpec:
     return cut_spec(_dim_to_mesh_axes(axes))
 
 
 def _scaled(
-    mesh: AnyMesh, scale: Callable[[int, int], int], shape: Sequence[int], axes: Axes
+    mesh: AnyMesh,
+    scale: Callable[[int, int], int],
+    shape: Sequence[int],
+    axes: MeshAxes,
 ) -> list[int]:
     """The shape of a block, if ``scale`` divides; of all blocks, if it multiplies."""
     scaled = list(shape)
@@ -118,8 +121,8 @@ class _Blocks(NamedTuple):
 
     mesh: AnyMesh
     names: Sequence[str]
-    in_axes: Sequence[Axes]
-    out_axes: Sequence[Axes]
+    in_axes: Sequence[MeshAxes]
+    out_axes: Sequence[MeshAxes]
 
     def shard_map(self, run: Callable[..., Any], leaves: Sequence[Value]) -> Any:
         """Runs a function of blocks under `jax.shard_map`."""
@@ -158,14 +161,14 @@ class _Blocks(NamedTuple):
         results = run(*map(self._tiled, leaves, self.in_axes))
         return list(map(self._joined, results, self.out_axes))
 
-    def _tiled(self, array: Value, axes: Axes) -> Value:
+    def _tiled(self, array: Value, axes: MeshAxes) -> Value:
         """Splits each dimension that is cut: its mesh axes, and then the block's."""
         block = _scaled(self.mesh, operator.floordiv, jnp.shape(array), axes)
         sizes: dict[Any, int] = dict(self.mesh.shape) | dict(enumerate(block))
         dims = _dims_of_tiles(axes, len(block))
         return jnp.reshape(array, [sizes[each] for each in dims])
 
-    def _joined(self, tiles: Value, axes: Axes) -> Value:
+    def _joined(self, tiles: Value, axes: MeshAxes) -> Value:
         """The reverse of `_tiled`."""
         dims = _dims_of_tiles(axes, tiles.ndim - len(axes))
         block = [
@@ -174,13 +177,13 @@ class _Blocks(NamedTuple):
         return jnp.reshape(tiles, _scaled(self.mesh, operator.mul, block, axes))
 
 
-def _dims_of_tiles(axes: Axes, ndim: int) -> list[Any]:
+def _dims_of_tiles(axes: MeshAxes, ndim: int) -> list[Any]:
     """The dimensions of an array that is split, with the mesh axes before them."""
     mesh_axes = _dim_to_mesh_axes(axes)
     return [each for dim in range(ndim) for each in (*mesh_axes.get(dim, ()), dim)]
 
 
-def _axis_of_tiles(axes: Axes, name: str, around: Sequence[str]) -> int | None:
+def _axis_of_tiles(axes: MeshAxes, name: str, around: Sequence[str]) -> int | None:
     """Where an array that is split has a mesh axis, inside of the maps around."""
     if name not in axes:
         return None
@@ -275,7 +278,7 @@ class BlockMap:
         arguments: Arguments,
         function: FlatFunction,
         avals: Sequence[Aval],
-        in_axes: Sequence[Axes],
+        in_axes: Sequence[MeshAxes],
         names: Sequence[str],
     ) -> Call:
         """The call as `jax.shard_map` with ``check_vma=True`` has it."""
@@ -309,7 +312,7 @@ class BlockMap:
         )
 
     def _shard_mapped(
-        self, function: FlatFunction, in_axes: Sequence[Axes], names: Sequence[str]
+        self, function: FlatFunction, in_axes: Sequence[MeshAxes], names: Sequence[str]
     ) -> Callable[..., PyTree]:
         """`jax.shard_map` that checks; JAX finds its trace again by this object."""
         is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
@@ -352,7 +355,7 @@ class BlockMap:
             name
             for name in mesh.axis_names
             if name in there.manual_axes
-            or axis_env.is_bound(axis_env.MeshAxisMarker(name))
+            or tracing.is_bound(tracing.MeshAxisMarker(name))
         }
         if both := self._named_axes & around:
             raise ValueError(
@@ -408,7 +411,7 @@ class BlockMap:
         """Traces the function with mesh axes bound, some of which are Manual."""
         bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in names}
         if self.options.lowering == "spmd":
-            bound |= {axis_env.MeshAxisMarker(name): 1 for name in self._named_axes}
+            bound |= {tracing.MeshAxisMarker(name): 1 for name in self._named_axes}
             manual = ()
         mesh = self._under(manual)
         # With the types of `jax.shard_map`.
@@ -434,7 +437,7 @@ class BlockMap:
     # Checks
 
     def _check_arguments(
-        self, arguments: Arguments, avals: Sequence[Aval], in_axes: Sequence[Axes]
+        self, arguments: Arguments, avals: Sequence[Aval], in_axes: Sequence[MeshAxes]
     ) -> None:
         """Checks that arguments have the dimensions that are cut, which divide."""
         if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
@@ -474,10 +477,10 @@ class BlockMap:
 
     def _check_vmaps(self, jaxpr: Jaxpr) -> None:
         """Checks that no `jax.vmap` around has the name of an axis that is used."""
-        if self.options.lowering == "spmd" or axis_env.inside_map():
+        if self.options.lowering == "spmd" or tracing.inside_map():
             return
         for name in axes_used(jaxpr.effects) & set(self.options.mesh.axis_names):
-            if axis_env.is_bound(name):
+            if tracing.is_bound(name):
                 raise ValueError(
                     f"{self.function.full_name} has a mesh axis {name!r}, and is "
                     f"inside a jax.vmap with axis_name={name!r}: JAX would compute "
@@ -489,8 +492,8 @@ class BlockMap:
         self,
         jaxpr: Jaxpr,
         out_tree: TreeDef,
-        in_axes: Sequence[Axes],
-        out_axes: Sequence[Axes],
+        in_axes: Sequence[MeshAxes],
+        out_axes: Sequence[MeshAxes],
         names: Sequence[str],
     ) -> None:
         """Checks that results do not differ along mesh axes that they do not name."""
@@ -530,9 +533,9 @@ def _bind_without_types(
 
 def _shardings(
     mesh: AnyMesh,
-    in_axes: Sequence[Axes],
+    in_axes: Sequence[MeshAxes],
     in_avals: Sequence[Aval],
-    out_axes: Sequence[Axes],
+    out_axes: Sequence[MeshAxes],
     out_avals: Sequence[Aval],
 ) -> MapShardings:
     sharding = functools.partial(placement.array_sharding, mesh)
@@ -543,7 +546,7 @@ def _shardings(
 
 
 def _check_ranks(
-    out_axes: Sequence[Axes], blocks: Sequence[Aval], out_tree: TreeDef
+    out_axes: Sequence[MeshAxes], blocks: Sequence[Aval], out_tree: TreeDef
 ) -> None:
     """Checks that each result has the dimensions that are cut."""
     for k, (axes, aval) in enumerate(zip(out_axes, blocks, strict=True)):

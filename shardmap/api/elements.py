@@ -11,10 +11,8 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from shardmap._jax import context
 from shardmap._jax.effects import ORDERED_DEBUG_EFFECT
 from shardmap._jax.types import (
-    AnyMesh,
     Aval,
     Axes,
-    Jaxpr,
     PyTree,
     Value,
 )
@@ -30,7 +28,7 @@ from shardmap.api.options import SpmapOptions
 from shardmap.api.programs import Call, agree, run, run_on_set_mesh, run_without_mesh
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.map import axis_env, contexts, tracing
+from shardmap.map import contexts, tracing
 from shardmap.map.batch import Batch, batched_results
 from shardmap.map.layout import (
     MapShardings,
@@ -40,7 +38,7 @@ from shardmap.map.layout import (
 from shardmap.map.lowering import spmap_p
 from shardmap.map.mesh_compatibility import check_inside
 from shardmap.map.primitives.map_primitive import insert_axis, remove_axis
-from shardmap.map.primitives.params import MapParams, MeshPlacement
+from shardmap.map.primitives.params import MapParams
 from shardmap.units import Auto
 
 
@@ -62,7 +60,7 @@ class ElementMap:
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         avals = self.function.leaf_avals(arguments)
         in_axes = self._in_axes(arguments, avals)
-        if axis_env.inside_map() or not self._is_across_processes():
+        if tracing.inside_map() or not self._is_across_processes():
             return self._trace(arguments, avals, in_axes, is_top_level)[0]
         return over_processes.trace_call(
             functools.partial(self._trace, is_top_level=is_top_level),
@@ -138,10 +136,11 @@ class ElementMap:
             name=self.function.name,
             batch_size=None if is_auto else cast(int | None, options.batch_size),
             lowering=options.lowering,
-        ).on(*self._on_devices(axis_size, body.jaxpr, is_top_level))
+        )
+        params = self._on_devices(params, is_top_level)
         if is_auto:
             params = _with_batch_that_fits(params, cast(int, options.memory))
-        if params.mesh is not None and not axis_env.inside_map():
+        if params.mesh is not None and not tracing.inside_map():
             check_inside(params)
         call = Call(
             arguments,
@@ -205,34 +204,31 @@ class ElementMap:
             ambient_mesh.explain_meshes(self.function.name, around, error)
             raise
 
-    def _on_devices(
-        self, axis_size: int, call_jaxpr: Jaxpr, is_top_level: bool
-    ) -> tuple[AnyMesh | None, MeshPlacement | None]:
-        """The mesh, and the placement of the map on it."""
-        mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
-        nowhere = None, None
+    def _on_devices(self, params: MapParams, is_top_level: bool) -> MapParams:
+        """The map on its devices; inside another one, as it is."""
+        options, name = self.options, self.function.full_name
         if jax.sharding.get_abstract_mesh().manual_axes:
-            ambient_mesh.check_in_shard_map(self.function.name, self.options)
-            if mesh is None:
-                return nowhere
+            ambient_mesh.check_in_shard_map(self.function.name, options)
+            if options.mesh is None:
+                return params
         else:
-            contexts.check_devices(self.function.full_name, self._devices())
-        if mesh is not None:
-            contexts.check_mesh(self.function.full_name, cast(Mesh, mesh))
-            _refuse_ordered_debug(self.function.full_name, call_jaxpr, mesh)
-            return mesh, MeshPlacement(mesh_axes or (), ())
-        if axis_env.inside_map():
-            return nowhere
-        mesh, placement = map_mesh(
-            self.options.axis_name,
-            axis_size,
-            call_jaxpr,
-            self._devices(),
-            use_all_devices=not is_top_level,
-        )
-        contexts.check_mesh(self.function.full_name, mesh)
-        _refuse_ordered_debug(self.function.full_name, call_jaxpr, mesh)
-        return mesh, placement
+            contexts.check_devices(name, self._devices())
+        if options.mesh is not None:
+            params = params.on(options.mesh, options.mesh_axes or ())
+        elif tracing.inside_map():
+            return params
+        else:
+            mesh, mesh_axes, inner_axes = map_mesh(
+                params.axis_name,
+                params.axis_size,
+                params.call_jaxpr,
+                self._devices(),
+                use_all_devices=not is_top_level,
+            )
+            params = params.on(mesh, mesh_axes, inner_axes)
+        contexts.check_mesh(name, cast(Mesh, params.mesh))
+        _refuse_ordered_debug(name, params)
+        return params
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
         avals = [var.aval for var in body.jaxpr.outvars]
@@ -304,9 +300,12 @@ def _bind_map(
     return spmap_p.bind(*constants, *operands, **params.as_dict())
 
 
-def _refuse_ordered_debug(who: str, call_jaxpr: Jaxpr, mesh: AnyMesh) -> None:
+def _refuse_ordered_debug(who: str, params: MapParams) -> None:
     """Refuses what JAX has on one device only, in its own words without a remedy."""
-    if mesh.size > 1 and ORDERED_DEBUG_EFFECT in call_jaxpr.effects:
+    mesh = params.mesh
+    if mesh is None or mesh.size == 1:
+        return
+    if ORDERED_DEBUG_EFFECT in params.call_jaxpr.effects:
         raise ValueError(
             f"{who} calls jax.debug.print or jax.debug.callback with ordered=True, "
             f"which JAX has on one device only, but the map is for {mesh.size}. Use "

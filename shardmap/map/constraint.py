@@ -32,7 +32,7 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import equations, rewrite_jaxpr
 from shardmap.arrays import placement
-from shardmap.map import axis_env, contexts
+from shardmap.map import contexts, tracing
 from shardmap.map.layout import PARTITION_RULES, PartitionRule
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
@@ -228,7 +228,7 @@ def constrain(
     else:
         total = total_partitions(parts)
     mesh = None
-    inside = axis_env.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
+    inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
     if total is not None and not inside:
         devices = partition_devices(total, what)
         if not nothing_is_traced() and len(devices) % total == 0:

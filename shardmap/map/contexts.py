@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from shardmap._jax.context import concrete_mesh, without_mesh
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement
-from shardmap.map import axis_env
+from shardmap.map import tracing
 from shardmap.sharding.mesh import group_counts
 
 
@@ -24,7 +24,7 @@ def has_mesh() -> bool:
     if mesh.empty or mesh.manual_axes:
         return False
     # JAX sets a mesh without devices while it traces a `jax.shard_map`.
-    return not concrete_mesh().empty and not axis_env.inside_map()
+    return not concrete_mesh().empty and not tracing.inside_map()
 
 
 def current_mesh_devices() -> list[jax.Device]:

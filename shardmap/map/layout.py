@@ -24,7 +24,7 @@ from shardmap._jax.walk import equations, equations_with, primitives_in
 from shardmap.arrays import placement, processes
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.params import MapParams, MeshPlacement
+from shardmap.map.primitives.params import MapParams
 from shardmap.map.propagation import DimToMeshAxes, propagate
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import is_mesh_axis_name
@@ -86,8 +86,8 @@ def map_mesh(
     call_jaxpr: Jaxpr,
     devices: Sequence[jax.Device],
     use_all_devices: bool,
-) -> tuple[Mesh, MeshPlacement]:
-    """The mesh that an outermost map makes, and the map's placement on it.
+) -> tuple[Mesh, tuple[str, ...], tuple[str, ...]]:
+    """The mesh that an outermost map makes, its axes there, and those of maps inside.
 
     Axes for partitions take their devices first. A level of nesting gets a mesh axis as
     long as there are devices left; below that, maps are vectorised on each device. Over
@@ -135,7 +135,7 @@ def map_mesh(
     used = [device for group in groups for device in group[:per_group]]
     axes[own[0]] *= len(groups)
     grid = np.asarray(used, dtype=object).reshape(tuple(axes.values()))
-    return Mesh(grid, tuple(axes)), MeshPlacement(own[:1], own[1:])
+    return Mesh(grid, tuple(axes)), own[:1], own[1:]
 
 
 def _partition_axes(
@@ -203,10 +203,10 @@ def inner_maps(jaxpr: Jaxpr) -> list[Any]:
     return [equation for equation in outside if equation.primitive is spmap_p]
 
 
-def inner_placement(
+def placed_inside(
     params: MapParams, mesh: AnyMesh, inner_axes: Sequence[str]
-) -> MeshPlacement | None:
-    """The placement of a map inside another; None: each device vectorises it.
+) -> MapParams | None:
+    """A map inside another, laid over its mesh; None: each device vectorises it.
 
     Args:
       params: of the inner map.
@@ -214,13 +214,13 @@ def inner_placement(
       inner_axes: the mesh axes left for maps without ``mesh_axes``.
     """
     if params.mesh_axes is not None:
-        return MeshPlacement(params.mesh_axes, tuple(inner_axes))
+        return params.on(mesh, params.mesh_axes, tuple(inner_axes))
     if not inner_axes:
         return None
     devices = mesh.shape[inner_axes[0]]
     if devices_for(params.axis_size, devices) != devices:
         return None
-    return MeshPlacement((inner_axes[0],), tuple(inner_axes[1:]))
+    return params.on(mesh, (inner_axes[0],), tuple(inner_axes[1:]))
 
 
 # The shardings of operands and results
@@ -293,7 +293,7 @@ def _element_dims(
     ) -> tuple[Sequence[DimToMeshAxes], Sequence[DimToMeshAxes]] | None:
         if equation.primitive is spmap_p:
             inner = MapParams.of(equation)
-            return _map_dims(inner.on(mesh, inner_placement(inner, mesh, inner_axes)))
+            return _map_dims(placed_inside(inner, mesh, inner_axes) or inner.on(mesh))
         if equation.primitive in PARTITION_RULES:
             rule = PARTITION_RULES[equation.primitive]
             dims = [rule.dim_to_mesh_axes(equation, mesh)]

@@ -1,6 +1,12 @@
-"""From Python functions to the jaxprs that the map primitive carries."""
+"""From Python functions to the jaxprs that the map primitive carries.
+
+While the function of one element is traced, its axis is bound, and markers for the maps
+inside it are too. JAX's environment of axes has them, which is in the keys of its
+caches.
+"""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,14 +22,45 @@ from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.types import without_sharding
 from shardmap._jax.walk import per_jaxpr, without_constants
 from shardmap.arrays.trees import Flattened
-from shardmap.map.axis_env import (
-    INSIDE,
-    DevicesMarker,
-    MeshAxisMarker,
-)
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+
+# What is bound
+
+INSIDE = "_inside_spmap"
+"""What `inside_map` looks up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DevicesMarker:
+    """Marker in the axis environment: the devices of the outermost map."""
+
+    devices: tuple[jax.Device, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshAxisMarker:
+    """Marker in the axis environment: a mesh axis that a map around uses."""
+
+    mesh_axis: str
+
+
+def is_bound(axis_name: Hashable) -> bool:
+    """Whether the axis environment has this name, which is in JAX's cache keys."""
+    try:
+        jax.lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True
+
+
+def inside_map() -> bool:
+    """Whether the function of one element of a map is being traced."""
+    return is_bound(INSIDE)
+
+
+# What is traced
 
 
 class Body(NamedTuple):

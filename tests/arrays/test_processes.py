@@ -94,7 +94,7 @@ def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
         return x if inner is None else sm.spmap(lambda y: y)(x)
 
     jaxpr = jax.make_jaxpr(body)(np.ones(inner or 1)).jaxpr
-    mesh, _ = layout.map_mesh(
+    mesh, *_ = layout.map_mesh(
         "i", elements, jaxpr, devices_of(0, 0, 0, 0, 1, 1, 1, 1), use_all_devices=False
     )
     assert mesh.devices.shape == shape

@@ -10,9 +10,8 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import jit_p, scan_p, while_p
 from jax.sharding import NamedSharding
 
-from shardmap._jax.collectives import named_axes
 from shardmap._jax.context import NO_MESH
-from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
+from shardmap._jax.primitives import SHARD_MAP, manual_axes_of, named_axes
 from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of, without_sharding
 from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in
 from shardmap.explaining.report import Collective

@@ -10,12 +10,12 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core.primitives import scan_p, slice_p, while_p
 
-from shardmap._jax.collectives import named_axes
 from shardmap._jax.primitives import (
     SHARD_MAP,
     is_pmap,
     is_transposed,
     manual_axes_of,
+    named_axes,
     scan_counts,
     vmaps_around,
 )
@@ -25,7 +25,7 @@ from shardmap.explaining.read.constraints import LayoutConstraint, constraints_o
 from shardmap.explaining.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explaining.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.layout import inner_placement
+from shardmap.map.layout import placed_inside
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import Decision, EnclosingProgram
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
@@ -103,10 +103,10 @@ class Scope(NamedTuple):
         """How a map of this package is lowered, and the scope of its function."""
         params = MapParams.of(equation)
         if self.mesh is not None:
-            on = inner_placement(params, self.mesh, self.inner_axes)
-            params = params.on(self.mesh, on)
+            placed = placed_inside(params, self.mesh, self.inner_axes)
+            params = placed or params.on(self.mesh)
         decided = decision.decide(params, self.program)
-        is_placed = params.placement is not None
+        is_placed = params.mesh is not None and params.mesh_axes is not None
         return decided, self._replace(
             mesh=params.mesh,
             inner_axes=params.inner_axes if is_placed else self.inner_axes,

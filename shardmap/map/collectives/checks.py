@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core.primitives import ppermute_p
 
-from shardmap._jax.collectives import PBROADCAST, axis_names, named_axes
 from shardmap._jax.effects import axes_used
+from shardmap._jax.primitives import PBROADCAST, axis_names, named_axes
 from shardmap._jax.types import DType, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import jaxprs_in, rewrite_in_context
 from shardmap.map.collectives.rewrites import tiled

@@ -11,11 +11,11 @@ from typing import Any
 import jax.extend.core as jex_core
 from jax.extend.core.primitives import psum_p
 
-from shardmap._jax.collectives import axis_names, with_axis_names
 from shardmap._jax.effects import has_external_effect, without_axis
-from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
+from shardmap._jax.primitives import axis_names, with_axis_names
+from shardmap._jax.types import Atom, Jaxpr, aval_of
 from shardmap._jax.walk import effects_after
-from shardmap.map.collectives.split import collectives_of, is_collective
+from shardmap.map.collectives.split import collectives_of, combines_all
 from shardmap.map.primitives.first_element import first_element_p
 
 
@@ -41,7 +41,7 @@ def without_masked_sums(
         differing = {v for v in _variables(equation.invars) if v in differ}
         is_masked = bool(differing) and differing <= unmasked.keys()
         held = collectives_of(equation, axis_name)
-        if _is_sum(equation, axis_name):
+        if equation.primitive is psum_p and combines_all(equation, axis_name):
             others = tuple(n for n in axis_names(equation.params) if n != axis_name)
             if not is_masked:
                 new.append(equation)
@@ -72,16 +72,6 @@ def without_masked_sums(
     new = _needed(new, outvars)
     effects = effects_after(jaxpr, jaxpr.eqns, new)
     return jaxpr.replace(eqns=new, outvars=outvars, effects=effects)
-
-
-def _is_sum(equation: Equation, axis_name: Hashable) -> bool:
-    """Whether an equation sums over the whole axis: all elements have its result."""
-    return (
-        equation.primitive is psum_p
-        and is_collective(equation, axis_name)
-        and equation.params.get("axis_index_groups") is None
-        and not any(isinstance(name, int) for name in axis_names(equation.params))
-    )
 
 
 def _variables(atoms: Iterable[Atom]) -> list[Any]:

@@ -9,13 +9,13 @@ import jax.extend.core.primitives as p
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap._jax.collectives import (
+from shardmap._jax.effects import axis_of, with_axis
+from shardmap._jax.primitives import (
     REDUCE_SCATTER,
     axis_names,
     named_axes,
     with_axis_names,
 )
-from shardmap._jax.effects import axis_of, with_axis
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, aval_of, with_shape
 from shardmap._jax.walk import equations_for, primitives_in, rewrite_jaxpr
 from shardmap.map.collectives.rules import permutation_in_order

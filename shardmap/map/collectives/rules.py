@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.collectives import axis_names, with_axis_names
+from shardmap._jax.primitives import axis_names, with_axis_names
 from shardmap._jax.types import Aval, DType, Groups, Param, Primitive, Value
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last

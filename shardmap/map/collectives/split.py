@@ -15,10 +15,14 @@ import jax.extend.core.primitives as p
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from shardmap._jax.collectives import axis_names
 from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import without_axis
-from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK, SHARD_MAP
+from shardmap._jax.primitives import (
+    CUSTOM_PARTITIONING,
+    PURE_CALLBACK,
+    SHARD_MAP,
+    axis_names,
+)
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Aval, Equation, Jaxpr, Param, Primitive, aval_of
 from shardmap._jax.walk import (
@@ -84,6 +88,16 @@ def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:
 def is_collective(equation: Equation, name: Hashable) -> bool:
     """Whether the equation itself is a collective over the axis."""
     return equation.primitive in COLLECTIVES and name in axis_names(equation.params)
+
+
+def combines_all(equation: Equation, name: Hashable) -> bool:
+    """Whether it reduces over the whole axis: all elements have its result."""
+    return (
+        is_collective(equation, name)
+        and COLLECTIVES[equation.primitive].is_reduction
+        and equation.params.get("axis_index_groups") is None
+        and not any(isinstance(axis, int) for axis in axis_names(equation.params))
+    )
 
 
 def has_collectives(jaxpr: Jaxpr) -> bool:

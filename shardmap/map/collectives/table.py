@@ -8,7 +8,7 @@ import jax
 import jax.extend.core.primitives as p
 import jax.numpy as jnp
 
-from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
+from shardmap._jax.primitives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
 from shardmap.arrays import plan_rules
 from shardmap.map.collectives import rules

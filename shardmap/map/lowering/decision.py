@@ -144,9 +144,9 @@ def platform_of(mesh: AnyMesh) -> str:
 
 def decide(params: MapParams, around: EnclosingProgram) -> Decision:
     """How a map is lowered, in the program that it is a part of."""
-    mesh, placement, axis = params.mesh, params.placement, params.axis
+    mesh, mesh_axes, axis = params.mesh, params.mesh_axes, params.axis
     one_block = dataclasses.replace(axis, device_axes=(), devices=1, block=axis.size)
-    if mesh is None or placement is None:
+    if mesh is None or mesh_axes is None:
         return Decision(one_block, "inline")
     manual = {*around.mesh.manual_axes}
     if manual and around.mesh.axis_names != mesh.axis_names:
@@ -154,15 +154,15 @@ def decide(params: MapParams, around: EnclosingProgram) -> Decision:
     if around.is_partitioned or (params.lowering == "spmd" and not manual):
         return Decision(axis, "partitioned")
     # The partitioner refuses collectives along one device where others are.
-    if not placement.mesh_axes or axis.devices == 1 < mesh.size:
+    if not mesh_axes or axis.devices == 1 < mesh.size:
         return Decision(one_block, "unsharded")
     # Not every collective of JAX takes several mesh axes for one name.
     one_each = (
         axis.devices == axis.size
-        and len(placement.mesh_axes) == 1
+        and len(mesh_axes) == 1
         and lowers_per_device(params.call_jaxpr, axis.name, platform_of(mesh))
     )
-    manual_axes = placement.mesh_axes
+    manual_axes = mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in manual:
         manual_axes = (*manual_axes, REPLICAS)
     if {*manual_axes} != {*mesh.axis_names} and (
@@ -175,5 +175,5 @@ def decide(params: MapParams, around: EnclosingProgram) -> Decision:
         axis,
         "element" if one_each else "blocks",
         manual_axes,
-        slices_and_gathers=manual >= {*placement.mesh_axes},
+        slices_and_gathers=manual >= {*mesh_axes},
     )

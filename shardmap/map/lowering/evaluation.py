@@ -34,9 +34,7 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     of_map = MapParams(**params)
     under_mesh = of_map.mesh is not None and contexts.has_mesh()
     if any(map(config_value, _DEBUGGING)):
-        return _evaluate_by_operations(
-            args, of_map.on(None, None) if under_mesh else of_map
-        )
+        return _evaluate_by_operations(args, of_map.on(None) if under_mesh else of_map)
     if under_mesh:
         return _program_under_mesh(of_map)(*contexts.place_on_mesh(args))
     if REPLICAS in getattr(of_map.mesh, "axis_names", ()):
@@ -48,7 +46,7 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
 def _evaluate_by_operations(args: Sequence[Value], params: MapParams) -> list[Any]:
     """Runs a map on one device; its results are sharded as those of its program."""
     # A jitted function that finds a NaN raises what only `jax.jit` itself understands.
-    axis = params.on(None, None).axis
+    axis = params.on(None).axis
     run = block_function(
         _inlined(params.call_jaxpr),
         params.in_axes,
@@ -79,7 +77,7 @@ def _on_devices_of_operands(args: Sequence[Any], params: MapParams) -> MapParams
     A traced map has all devices. If an operand is on those that the map would have
     alone, it runs there, so that its results can be combined with the operand.
     """
-    mesh, placement = map_mesh(
+    mesh, mesh_axes, inner_axes = map_mesh(
         params.axis_name,
         params.axis_size,
         params.call_jaxpr,
@@ -93,7 +91,7 @@ def _on_devices_of_operands(args: Sequence[Any], params: MapParams) -> MapParams
         and arg.sharding.device_set == needed
         for arg in args
     ):
-        return params.on(mesh, placement)
+        return params.on(mesh, mesh_axes, inner_axes)
     return params
 
 

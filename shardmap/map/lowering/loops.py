@@ -15,12 +15,12 @@ import numpy as np
 from jax import lax
 from jax.extend.core.primitives import axis_index_p, psum_p
 
-from shardmap._jax.collectives import axis_names, with_axis_names
 from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
+from shardmap._jax.primitives import axis_names, with_axis_names
 from shardmap._jax.types import Atom, Equation, Jaxpr, Value, aval_of
 from shardmap._jax.walk import equations_for, inline_calls
 from shardmap.map.collectives.masked_sums import without_masked_sums
-from shardmap.map.collectives.split import collectives_of, is_collective
+from shardmap.map.collectives.split import collectives_of, combines_all, is_collective
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.effects import has_effect, if_present
 from shardmap.map.primitives.axis import AxisLayout
@@ -77,36 +77,37 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
     made_in_epilogue: set[Any] = set()
     differ = {v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is not None}
     for equation in jaxpr.eqns:
-        found = collectives_of(equation, axis.name)
+        held = collectives_of(equation, axis.name)
         is_direct = is_collective(equation, axis.name)
         differing = _variables(equation.invars) & differ
-        if found or differing or has_effect(equation):
+        if held or differing or has_effect(equation):
             differ.update(equation.outvars)
-        if is_direct and _is_sum(equation) and not differing:
+        reduces = combines_all(equation, axis.name)
+        if reduces and equation.primitive is psum_p and not differing:
             per_element += _sum_of_shared(equation, axis)
             differ -= {*equation.outvars}
         elif _variables(equation.invars) & made_in_epilogue:
-            if found or has_effect(equation):
+            if held or has_effect(equation):
                 refuse_collective(reductions[-1], "in the middle of")
             epilogue.append(equation)
             made_in_epilogue.update(equation.outvars)
-        elif not found:
+        elif not held:
             per_element.append(equation)
         elif is_direct and equation.primitive is axis_index_p:
             indices += equation.outvars
-        elif is_direct and _is_plain_reduction(equation):
+        elif reduces:
             reductions.append(equation)
             made_in_epilogue.update(equation.outvars)
         elif is_direct:
             refuse_collective(equation, "in the middle of")
-        elif all(e.primitive is axis_index_p for e in found):
+        elif all(e.primitive is axis_index_p for e in held):
             refuse(
                 f"and a {equation.primitive} in the function asks for axis_index over "
                 "that axis. Call jax.lax.axis_index before it, and use its result "
                 "inside."
             )
         else:
-            refuse_collective(found[0], f"in a {equation.primitive} in")
+            refuse_collective(held[0], f"in a {equation.primitive} in")
 
     unmapped = [v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is None]
     reduced = [equation.outvars[0] for equation in reductions]
@@ -138,18 +139,6 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
 
 def _variables(atoms: Iterable[Atom]) -> set[Any]:
     return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}
-
-
-def _is_plain_reduction(equation: Equation) -> bool:
-    return (
-        COLLECTIVES[equation.primitive].is_reduction
-        and equation.params.get("axis_index_groups") is None
-        and not any(isinstance(axis, int) for axis in axis_names(equation.params))
-    )
-
-
-def _is_sum(equation: Equation) -> bool:
-    return equation.primitive is psum_p and _is_plain_reduction(equation)
 
 
 def _sum_of_shared(equation: Equation, axis: AxisLayout) -> list[Any]:

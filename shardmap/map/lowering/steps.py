@@ -13,7 +13,7 @@ from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import rewrite_in_context
 from shardmap.map.collectives import rewrites, split
-from shardmap.map.layout import inner_placement
+from shardmap.map.layout import placed_inside
 from shardmap.map.lowering import effects, retracing
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
@@ -161,10 +161,8 @@ def place_map(equation: Equation, context: Context) -> Any:
     is_inner = equation.primitive is spmap_p and context.within == "map"
     if not is_inner or mesh is None or axes is None:
         return equation
-    params = MapParams.of(equation)
-    if (on := inner_placement(params, mesh, axes)) is None:
-        return equation
-    return equation.replace(params=params.on(mesh, on).as_dict())
+    placed = placed_inside(MapParams.of(equation), mesh, axes)
+    return equation if placed is None else equation.replace(params=placed.as_dict())
 
 
 def widen_bfloat16(equation: Equation, context: Context) -> Any:

@@ -3,22 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Hashable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from shardmap._jax.types import AnyMesh, Axes, Equation, Jaxpr
 from shardmap.map.primitives.axis import UNNAMED, AxisLayout, axis_text
-
-
-class MeshPlacement(NamedTuple):
-    """The axes of a mesh that a map uses.
-
-    Attributes:
-      mesh_axes: those of its elements, major to minor.
-      inner_axes: those for the maps inside without ``mesh_axes``, one for each level.
-    """
-
-    mesh_axes: tuple[str, ...]
-    inner_axes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +63,13 @@ class MapParams:
         """The parameters for `spmap_p.bind`, and for an equation."""
         return dict(vars(self))
 
-    @property
-    def placement(self) -> MeshPlacement | None:
-        """The mesh axes that it uses; None: each device runs all of it."""
-        if self.mesh is None or self.mesh_axes is None:
-            return None
-        return MeshPlacement(self.mesh_axes, self.inner_axes)
-
-    def on(self, mesh: AnyMesh | None, placement: MeshPlacement | None) -> "MapParams":
-        """The map on a mesh; without a placement, each device runs all of it."""
-        mesh_axes, inner_axes = placement or (None, ())
+    def on(
+        self,
+        mesh: AnyMesh | None,
+        mesh_axes: tuple[str, ...] | None = None,
+        inner_axes: tuple[str, ...] = (),
+    ) -> "MapParams":
+        """The map on a mesh; see its attributes."""
         return dataclasses.replace(
             self, mesh=mesh, mesh_axes=mesh_axes, inner_axes=inner_axes
         )
@@ -102,7 +87,7 @@ class MapParams:
     def axis_in_words(self) -> str:
         """The layout of the elements, for jaxprs."""
         axis = f"{axis_text(self.axis_name)} of {self.axis_size:,}"
-        if self.placement is None:
+        if self.mesh is None or self.mesh_axes is None:
             return f"{axis}, as the map around it decides"
         layout = self.axis
         rest, empty = layout.block % layout.vectorised, layout.padding

@@ -5,8 +5,7 @@ from typing import Any
 
 from jax.extend.core import primitives as p
 
-from shardmap._jax.collectives import axis_names
-from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.primitives import PURE_CALLBACK, axis_names
 from shardmap.arrays.plan_rules import COLLECTIVES
 from shardmap.planning.engine.factors import Factors, taken_whole
 from shardmap.planning.engine.nodes import Node, Refused

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap._jax.collectives import axis_names
 from shardmap._jax.context import configuration
 from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
-from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.primitives import PURE_CALLBACK, axis_names
 from shardmap._jax.walk import jaxprs_in
 from shardmap.planning.engine.factors import bind
 from shardmap.planning.engine.jaxpr_key import key_of
