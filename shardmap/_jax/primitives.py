@@ -98,13 +98,13 @@ def _registered(name: str) -> Primitive:
 
     Tracing a function that binds it would take longer.
     """
-    found = [primitive for primitive in ad.primitive_jvps if primitive.name == name]
-    if len(found) != 1:
+    primitives = [each for each in ad.primitive_jvps if each.name == name]
+    if len(primitives) != 1:
         raise other_jax(
             f"shardmap has rules for JAX's primitive {name}, but JAX differentiates "
-            f"{len(found)} primitives of that name"
+            f"{len(primitives)} primitives of that name"
         )
-    return found[0]
+    return primitives[0]
 
 
 REDUCE_SCATTER = _registered("reduce_scatter")

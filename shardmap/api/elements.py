@@ -274,8 +274,8 @@ def _with_batch_that_fits(params: MapParams, memory: int) -> MapParams:
     from shardmap.map.lowering.batch_size import batch_that_fits
     from shardmap.planning.memory.held import peak_of
 
-    found = batch_that_fits(params, memory, peak_of)
-    return dataclasses.replace(params, batch_size=found)
+    batch_size = batch_that_fits(params, memory, peak_of)
+    return dataclasses.replace(params, batch_size=batch_size)
 
 
 def _leaf_shardings(constants: Sequence[Value], params: MapParams) -> MapShardings:

@@ -63,10 +63,10 @@ def check_callable(caller: str, fun: object) -> None:
 def check_mesh(mesh: AnyMesh | None, caller: str = "spmap") -> None:
     """Checks that ``mesh`` is a mesh of different devices."""
     if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
-        made = f"make_mesh({shown(mesh)})" if isinstance(mesh, Mapping) else "make_mesh"
+        call = f"make_mesh({shown(mesh)})" if isinstance(mesh, Mapping) else "make_mesh"
         raise TypeError(
             f"{caller} mesh must be a jax.sharding.Mesh, but got {shown(mesh)}. "
-            f"shardmap.{made} makes one."
+            f"shardmap.{call} makes one."
         )
     if isinstance(mesh, Mesh):
         check_devices(caller, mesh.devices.flat, "mesh.devices")
@@ -115,8 +115,11 @@ def _check_donated(
     except (TypeError, ValueError):  # Some builtins have none.
         return
     kinds = [parameter.kind for parameter in parameters]
-    own = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    count = sum(kind in own for kind in kinds)
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    count = sum(kind in positional for kind in kinds)
     if inspect.Parameter.VAR_POSITIONAL not in kinds and max(donated, default=0) >= max(
         count, 1
     ):

@@ -137,23 +137,23 @@ def _check_elements(
         count = processes_along(mesh, mesh_axes)
         divisor = math.prod(mesh.shape[n] for n in mesh_axes)
     if any(axis is not None for axis in in_axes) or wanted is None:
-        own = mapped_size(in_axes, avals, names, None)
+        here = mapped_size(in_axes, avals, names, None)
     else:
-        own = wanted // count
-    if own == 0:
+        here = wanted // count
+    if here == 0:
         raise ValueError(
             f"spmap of {name} over {count} processes needs at least one element on "
             "each."
         )
-    if wanted is not None and own * count != wanted:
+    if wanted is not None and here * count != wanted:
         raise ValueError(
             f"spmap got axis_size {wanted}, which counts the elements on all "
-            f"processes, but {own} on each of {count} are {own * count}. Pass the "
+            f"processes, but {here} on each of {count} are {here * count}. Pass the "
             "elements of each process only, all processes equally many."
         )
-    if own * count % divisor:
+    if here * count % divisor:
         raise ValueError(
-            f"spmap of {name}: {own} elements on each of {count} processes do not "
+            f"spmap of {name}: {here} elements on each of {count} processes do not "
             f"divide among the {divisor} devices of the mesh that share them. Pass a "
             "multiple, or global arrays."
         )

@@ -25,10 +25,10 @@ def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
       options: a named tuple, which may have ``devices`` and a ``mesh``.
     """
     module = getattr(mapped, "__module__", None)
-    found: Any = sys.modules.get(module) if isinstance(module, str) else None
+    there: Any = sys.modules.get(module) if isinstance(module, str) else None
     for name in getattr(mapped, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    if found is mapped and module != "__main__":
+        there = getattr(there, name, None)
+    if there is mapped and module != "__main__":
         return mapped.__qualname__  # By its name, as functions of a module are.
     by_name: dict[str, Any] = {}
     if devices := getattr(options, "devices", None):
@@ -57,7 +57,7 @@ def _names(devices: Iterable[jax.Device]) -> list[tuple[str, int]]:
 
 
 def _devices(names: Iterable[tuple[str, int]]) -> list[jax.Device]:
-    found = []
+    devices = []
     for platform, number in names:
         here = {device.id: device for device in jax.devices(platform)}
         if number not in here:
@@ -67,5 +67,5 @@ def _devices(names: Iterable[tuple[str, int]]) -> list[jax.Device]:
                 "devices= and mesh=, or start this process with as many devices."
                 f"{too_few_devices(number + 1)}"
             )
-        found.append(here[number])
-    return found
+        devices.append(here[number])
+    return devices

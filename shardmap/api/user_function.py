@@ -94,9 +94,9 @@ class UserFunction:
         structure, with the static arguments in it.
         """
         key = arguments.in_tree, tuple(arguments.statics.values())
-        found = self._flat.get(key)
-        if found is not None:
-            return found
+        known = self._flat.get(key)
+        if known is not None:
+            return known
         fun, in_tree = self.fun, arguments.in_tree
 
         def flat(*leaves: Value) -> Flattened:

@@ -121,9 +121,9 @@ def compiled(
     name = getattr(jitted, "__name__", "a map")
     _check_runs(name, devices)
     traced = jitted.trace(*args, **kwargs)
-    made = traced.lower().compile()
-    call = dispatcher(made)
-    if not (_is_serialized(devices, True) and _has_collectives(made)):
+    program = traced.lower().compile()
+    call = dispatcher(program)
+    if not (_is_serialized(devices, True) and _has_collectives(program)):
         return call
     return functools.partial(_lock.run, name, _computed_result(traced.jaxpr), call)
 

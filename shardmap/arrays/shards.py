@@ -394,11 +394,11 @@ def _indices(
     rank: int, dropped: Sequence[int], ranges: Sequence[range]
 ) -> list[tuple[Any, ...]]:
     """The index of each element in the whole array."""
-    found = []
+    indices = []
     for place in itertools.product(*ranges):
         at = dict(zip(dropped, place, strict=True))
-        found.append(tuple(at.get(d, slice(None)) for d in range(rank)))
-    return found
+        indices.append(tuple(at.get(d, slice(None)) for d in range(rank)))
+    return indices
 
 
 def _elements(

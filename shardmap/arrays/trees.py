@@ -99,13 +99,13 @@ def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:
 def sparse_leaves(tree: TreeDef) -> dict[int, str]:
     """Which leaves are parts of a sparse array of JAX, and the name of its type."""
     sparse: Any = sys.modules.get("jax.experimental.sparse")
-    found: dict[int, str] = {}
+    kinds: dict[int, str] = {}
 
     def visit(tree: TreeDef, first: int) -> None:
         kind = (tree.node_data() or (None,))[0]
         if isinstance(kind, type) and issubclass(kind, sparse.JAXSparse):
             leaves = range(first, first + tree.num_leaves)
-            found.update(dict.fromkeys(leaves, kind.__name__))
+            kinds.update(dict.fromkeys(leaves, kind.__name__))
             return
         for child in tree.children():
             visit(child, first)
@@ -113,7 +113,7 @@ def sparse_leaves(tree: TreeDef) -> dict[int, str]:
 
     if sparse is not None:
         visit(tree, 0)
-    return found
+    return kinds
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:

@@ -130,17 +130,17 @@ def _within_time_limit(
         return {}
     # In a thread of its own, as only a thread can be left waiting. It also sees no
     # mesh and no trace of its caller's.
-    found: Future[dict[int, str]] = Future()
+    texts: Future[dict[int, str]] = Future()
 
     def run() -> None:
         try:
-            found.set_result(_exchange(devices, text))
+            texts.set_result(_exchange(devices, text))
         except Exception as error:
-            found.set_exception(error)
+            texts.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return found.result(limit)
+        return texts.result(limit)
     except TimeoutError:
         taking_part = sorted(device.process_index for device in devices)
         raise RuntimeError(

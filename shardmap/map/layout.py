@@ -127,15 +127,15 @@ def map_mesh(
     inside = {
         equation.params["axis_name"] for equation in equations_with(call_jaxpr, spmap_p)
     }
-    own = _mesh_axis_names([axis_name, *names], {axis_name} | inside)
-    axes = dict(zip(own, sizes, strict=True)) | partitions
+    levels = _mesh_axis_names([axis_name, *names], {axis_name} | inside)
+    axes = dict(zip(levels, sizes, strict=True)) | partitions
     if has_replicas:
         axes[REPLICAS] = count // math.prod(sizes)
     per_group = math.prod(axes.values())
     used = [device for group in groups for device in group[:per_group]]
-    axes[own[0]] *= len(groups)
+    axes[levels[0]] *= len(groups)
     grid = np.asarray(used, dtype=object).reshape(tuple(axes.values()))
-    return Mesh(grid, tuple(axes)), own[:1], own[1:]
+    return Mesh(grid, tuple(axes)), levels[:1], levels[1:]
 
 
 def _partition_axes(

@@ -60,14 +60,14 @@ def uses_axis(jaxpr: Jaxpr, name: Hashable) -> list[Any]:
     """The collective equations over the axis, in whatever other equations hold them."""
     if primitives_in(jaxpr).isdisjoint(COLLECTIVES):
         return []
-    found = equations(jaxpr, lambda equation: not binds(equation, name))
-    return [equation for equation in found if is_collective(equation, name)]
+    each = equations(jaxpr, lambda equation: not binds(equation, name))
+    return [equation for equation in each if is_collective(equation, name)]
 
 
 def collectives_of(equation: Equation, name: Hashable) -> list[Any]:
     """The collectives over the axis that an equation is, or holds."""
-    found = equations_of(equation, lambda equation: not binds(equation, name))
-    return [equation for equation in found if is_collective(equation, name)]
+    each = equations_of(equation, lambda equation: not binds(equation, name))
+    return [equation for equation in each if is_collective(equation, name)]
 
 
 def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:

@@ -150,10 +150,12 @@ def register_collective(primitive: Primitive, combiner: str | None = None) -> No
             "used."
         )
     name, rule = primitive.name, rules.rule_of_vmap(primitive)
-    made = (
+    collective = (
         Collective(name, "all-gather", rule)
         if combiner is None
         else _reduction(name, combiner)
     )
-    made = dataclasses.replace(made, lowers_per_device=lambda aval, platform: False)
-    COLLECTIVES[primitive] = plan_rules.COLLECTIVES[primitive] = made
+    collective = dataclasses.replace(
+        collective, lowers_per_device=lambda aval, platform: False
+    )
+    COLLECTIVES[primitive] = plan_rules.COLLECTIVES[primitive] = collective

@@ -113,15 +113,15 @@ def _predicates_differ(
 
     def change(equation: Equation) -> Any:
         if equation.primitive is cond_p:
-            predicate, made = observed(equation.invars[0], equation)
+            predicate, observing = observed(equation.invars[0], equation)
             invars = [predicate, *equation.invars[1:]]
-            return [*made, equation.replace(invars=invars)]
+            return [*observing, equation.replace(invars=invars)]
         if equation.primitive is while_p:
             closed = equation.params["cond_jaxpr"]
             condition = closed.jaxpr
-            predicate, made = observed(condition.outvars[0], equation)
+            predicate, observing = observed(condition.outvars[0], equation)
             condition = condition.replace(
-                eqns=[*condition.eqns, *made], outvars=[predicate]
+                eqns=[*condition.eqns, *observing], outvars=[predicate]
             )
             changed = {"cond_jaxpr": closed.replace(jaxpr=condition)}
             return equation.replace(params=equation.params | changed)

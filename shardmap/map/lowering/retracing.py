@@ -14,13 +14,13 @@ from shardmap._jax.types import AnyJaxpr, AnyMesh, Atom, Aval, Equation, Jaxpr, 
 from shardmap._jax.walk import rewrite_in_context, with_same_constants
 
 
-def retrace_under(equation: Equation, mesh: AnyMesh, made: dict[Any, Any]) -> Any:
+def retrace_under(equation: Equation, mesh: AnyMesh, contexts: dict[Any, Any]) -> Any:
     """An equation as if traced under an abstract mesh.
 
     Args:
       equation: whose jaxprs are so already.
       mesh: to have instead of one with the same axis names.
-      made: the contexts of equations made so far in this rewrite; each takes long.
+      contexts: the contexts so far in this rewrite; to make one takes long.
     """
     params = equation.params
     if equation.primitive is not SHARD_MAP:
@@ -30,18 +30,18 @@ def retrace_under(equation: Equation, mesh: AnyMesh, made: dict[Any, Any]) -> An
     else:
         return equation  # It has a mesh of its own.
     key = id(equation.ctx), mesh
-    if key not in made:
-        made[key] = equation_context(equation, mesh)
-    return equation.replace(params=params, ctx=made[key])
+    if key not in contexts:
+        contexts[key] = equation_context(equation, mesh)
+    return equation.replace(params=params, ctx=contexts[key])
 
 
 def retraced(jaxpr: AnyJaxpr, mesh: AnyMesh) -> Any:
     """``jaxpr``, which holds no maps, as if traced under an abstract mesh."""
-    made: dict[Any, Any] = {}
+    contexts: dict[Any, Any] = {}
     return rewrite_in_context(
         jaxpr,
         mesh,
-        lambda equation, mesh: retrace_under(equation, mesh, made),
+        lambda equation, mesh: retrace_under(equation, mesh, contexts),
         lambda equation, mesh: mesh,
         with_mesh_in_types,
     )
@@ -70,16 +70,16 @@ def with_mesh_in_types(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
 
 def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
     """``jaxpr`` with other avals for its variables, but not in inner jaxprs."""
-    made: dict[Any, Any] = {}
+    variables: dict[Any, Any] = {}
 
     def new(atom: Atom) -> Any:
         if isinstance(atom, jex_core.Literal):
             # A JAX array would keep its own type.
             value, aval = np.asarray(atom.val), retype(atom.aval)
             return jex_core.Literal(value.item() if aval.weak_type else value, aval)
-        if atom not in made:
-            made[atom] = jex_core.Var(retype(atom.aval))
-        return made[atom]
+        if atom not in variables:
+            variables[atom] = jex_core.Var(retype(atom.aval))
+        return variables[atom]
 
     def every(atoms: Sequence[Any]) -> list[Any]:
         return list(map(new, atoms))

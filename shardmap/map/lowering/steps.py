@@ -40,7 +40,7 @@ class Context:
         a map in it, whose own lowering does the rest.
       in_scope: whether no other axis of the map's name is around.
       renames: the new names of axes, by those in the traced function.
-      made: what `retracing` keeps for the time of a rewrite.
+      contexts: what `retracing` keeps for the time of a rewrite.
     """
 
     axis: AxisLayout
@@ -52,7 +52,7 @@ class Context:
     within: Literal["map", "shard_map", "inner map"] = "map"
     in_scope: bool = True
     renames: tuple[tuple[Hashable, Hashable], ...] = ()
-    made: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False)
+    contexts: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def outermost(
@@ -174,7 +174,7 @@ def retrace(equation: Equation, context: Context) -> Any:
     """Equations are as if traced under the mesh: JAX lowers each under its own."""
     if context.under is None or context.within == "inner map":
         return equation
-    return retracing.retrace_under(equation, context.under, context.made)
+    return retracing.retrace_under(equation, context.under, context.contexts)
 
 
 def block_collective(equation: Equation, context: Context) -> Any:

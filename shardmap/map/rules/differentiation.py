@@ -209,8 +209,8 @@ def _zero_tangent(result: Value) -> ad.Zero:
 
 
 def _has_references(jaxpr: Jaxpr) -> bool:
-    made = (var.aval for e in equations(jaxpr) for var in e.outvars)
-    return any(isinstance(aval, jax.ref.AbstractRef) for aval in made)
+    avals = (var.aval for e in equations(jaxpr) for var in e.outvars)
+    return any(isinstance(aval, jax.ref.AbstractRef) for aval in avals)
 
 
 def _by_transposition(
