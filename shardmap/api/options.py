@@ -164,7 +164,6 @@ class SpmapOptions(NamedTuple):
     batch_size: int | Auto | None = None
     memory: int | None = None
     lowering: Lowering = "manual"
-    check_replicas: bool = False
 
 
 def checked_axes(name: str, axes: PyTree) -> PyTree:

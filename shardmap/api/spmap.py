@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from shardmap._jax.context import current_mesh
@@ -17,7 +16,6 @@ from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh, check_devices, too_few_devices
 from shardmap.units import (
     Auto,
-    check_bool,
     decorator_with_options,
     integer_of,
 )
@@ -41,12 +39,6 @@ class MappedFunction(Mapped[P, R]):
 
     _kind = ElementMap
 
-    def _check_results(self, results: PyTree) -> bool:
-        looks_always: bool = self._transformed.options.check_replicas
-        if looks_always:
-            _check_copies_agree(self._function.name, results)
-        return looks_always
-
 
 class Decorator(Protocol):
     """What `spmap` returns without a function."""
@@ -69,7 +61,6 @@ class Keywords(TypedDict, total=False):
     batch_size: int | Auto | None
     memory: int | str | None
     lowering: Lowering
-    check_replicas: bool
 
 
 @overload
@@ -101,7 +92,6 @@ def spmap(
     batch_size: int | Auto | None = None,
     memory: int | str | None = None,
     lowering: Lowering = "manual",
-    check_replicas: bool = False,
 ) -> Any:
     """Maps a function over an array axis, one element on each device.
 
@@ -147,9 +137,6 @@ def spmap(
       lowering: ``"manual"``: a program per device, with explicit collectives.
         ``"spmd"``: one vectorised program, which XLA's partitioner splits. The results
         are the same. Default: ``"manual"``.
-      check_replicas: whether to compare the copies of results with ``out_axes=None``
-        after each call outside of `jax.jit`. A RuntimeError names copies that differ.
-        Default: False.
 
     Returns:
       The mapped function. It has ``lower`` and ``trace``, like a `jax.jit` function,
@@ -184,7 +171,6 @@ def spmap(
                 "'devices' argument to spmap must be non-empty, or None."
                 f"{too_few_devices(2)}"
             )
-    check_bool("spmap check_replicas", check_replicas)
     if axis_size is not None:
         axis_size = integer_of("spmap axis_size", axis_size, least=0)
     given_static = "static_broadcasted_argnums", static_broadcasted_argnums
@@ -208,32 +194,5 @@ def spmap(
         batch_size=batch,
         memory=allowed,
         lowering=options.lowering(lowering, batch_size),
-        check_replicas=check_replicas,
     )
     return MappedFunction(fun, chosen)
-
-
-def _check_copies_agree(name: str, results: PyTree) -> None:
-    """Compares what devices hold of the same shard of a result, bit by bit.
-
-    Args:
-      name: the mapped function's, for the error.
-      results: a pytree of arrays.
-
-    Raises:
-      RuntimeError: names the result, the devices and how many values differ.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        first: dict[str, Any] = {}
-        for shard in leaf.addressable_shards:
-            held = first.setdefault(str(shard.index), shard)
-            one, other = np.asarray(held.data), np.asarray(shard.data)
-            if one.tobytes() != other.tobytes():
-                raise RuntimeError(
-                    f"spmap of {name}: copies of result{jax.tree_util.keystr(path)} "
-                    f"disagree: of its {one.size} values, {np.sum(one != other)} "
-                    f"differ between {held.device} and {shard.device}. Something in "
-                    "the function is not the same on every device, such as a callback."
-                )

@@ -286,11 +286,6 @@ CASES = {
         ValueError,
         r"spmap of <lambda> cannot run on an AbstractMesh, which has no devices",
     ),
-    "check_replicas is text": (
-        lambda: sm.spmap(add, check_replicas="no"),
-        TypeError,
-        r"spmap check_replicas must be True or False, got 'no'",
-    ),
     "a rule for a name": (
         lambda: sm.register_rule("add", "a, a -> a"),
         TypeError,
