@@ -17,6 +17,8 @@ X = np.ones((2, 2), np.float32)
 def test_a_primitive_that_is_not_there_is_missed_loudly():
     with pytest.raises(ImportError, match=r"primitive sine, .* gives \['sin'\]"):
         primitives.primitive_of("sine", jnp.sin, 1.0)
+    with pytest.raises(ImportError, match=r"primitive no_such, .* 0 primitives of"):
+        primitives._registered("no_such")
 
 
 def test_pmap_is_told_from_shard_map():
