@@ -36,7 +36,7 @@ class Static:
         if not isinstance(other, Static):
             return False
         mine, its = self.value, other.value
-        return mine is its or typed(mine) == typed(its)
+        return mine is its or with_types(mine) == with_types(its)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -47,16 +47,16 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def typed(value: Hashable) -> Hashable:
+def with_types(value: Hashable) -> Hashable:
     """A value with its types, equal only for equal values of equal types.
 
-    >>> typed(1) == typed(1.0)
+    >>> with_types(1) == with_types(1.0)
     False
     """
     if isinstance(value, tuple):
-        return type(value), *map(typed, value)
+        return type(value), *map(with_types, value)
     if isinstance(value, frozenset):
-        return type(value), frozenset(map(typed, value))
+        return type(value), frozenset(map(with_types, value))
     return type(value), value
 
 

@@ -415,7 +415,7 @@ class BlockMap:
             manual = ()
         mesh = self._under(manual)
         # With the types of `jax.shard_map`.
-        typed = [
+        block_avals = [
             without_sharding(aval).update(
                 sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
             )
@@ -426,7 +426,7 @@ class BlockMap:
             bound_axes(bound),
             explained_axis_names(*names),
         ):
-            traced: Any = jax.make_jaxpr(function, return_shape=True)(*typed)
+            traced: Any = jax.make_jaxpr(function, return_shape=True)(*block_avals)
         closed, out = traced
         tracing.check_constants(closed.consts)
         return closed, out.tree

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax.types import AnyMesh, PyTree
-from shardmap.api.arguments import typed
+from shardmap.api.arguments import with_types
 from shardmap.sharding.mesh import check_axis_names, check_devices, names_of
 from shardmap.units import AUTO, Auto, bytes_of, is_integer, shown
 
@@ -19,7 +19,7 @@ def key_of(options: PyTree, is_leaf: Callable[[Any], bool]) -> Hashable:
     """A hashable key of a named tuple of options, equal for equal options."""
     leaves, tree = jax.tree.flatten(options, is_leaf=is_leaf)
     keys = [
-        tuple(leaf.items()) if isinstance(leaf, dict) else typed(leaf)
+        tuple(leaf.items()) if isinstance(leaf, dict) else with_types(leaf)
         for leaf in leaves
     ]
     return tree, tuple(keys)
