@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap._jax.context import bound_axis
+from shardmap._jax.context import bound_axes
 from shardmap._jax.rules import check_jaxpr
 from shardmap.map.lowering.steps import Context, prepare
 from shardmap.map.primitives.axis import AxisLayout
@@ -193,7 +193,7 @@ def test_what_stands_in_for_equations_is_checked(fun, scans):
     axes = [("i", 8), ("k", 4)]
     traced = jax.make_jaxpr(in_scan(fun) if scans else fun, axis_env=axes)(v)
     jaxpr = prepare(traced.jaxpr, Context.outermost(AXIS))
-    with bound_axis("k", 4):
+    with bound_axes({"k": 4}):
         check_jaxpr(jaxpr)
         if scans:  # JAX does not look into them.
             jaxpr = jaxpr.eqns[0].params["jaxpr"].jaxpr
@@ -207,6 +207,6 @@ def test_renaming_an_axis_renames_its_effects():
 
     on_mesh = AxisLayout("i", 8, ("k",), 8)
     renamed = prepare(jaxpr, Context.outermost(on_mesh, is_element=True))
-    with bound_axis("k", 8):
+    with bound_axes({"k": 8}):
         check_jaxpr(renamed)
     assert {effect.name for effect in renamed.effects} == {"k"}
