@@ -165,17 +165,13 @@ def _level_sizes(
     level = inner_maps(jaxpr)
     while level:
         left = count // math.prod(sizes)
-        size = max(inner(e.params["axis_size"], left) for e in level)
+        size = max(inner(each.axis_size, left) for each in level)
         if size == 1:
             break
-        inner_names = {equation.params["axis_name"] for equation in level}
+        inner_names = {each.axis_name for each in level}
         names.append(inner_names.pop() if len(inner_names) == 1 else None)
         sizes.append(size)
-        level = [
-            deeper
-            for equation in level
-            for deeper in inner_maps(equation.params["call_jaxpr"])
-        ]
+        level = [deeper for each in level for deeper in inner_maps(each.call_jaxpr)]
     return sizes, names
 
 
@@ -195,12 +191,12 @@ def _mesh_axis_names(
     return tuple(chosen)
 
 
-def inner_maps(jaxpr: Jaxpr) -> list[Any]:
-    """The map equations one level down, in control flow and calls too."""
+def inner_maps(jaxpr: Jaxpr) -> list[MapParams]:
+    """The maps one level down, in control flow and calls too."""
     if spmap_p not in primitives_in(jaxpr):
         return []
     outside = equations(jaxpr, into=lambda equation: equation.primitive is not spmap_p)
-    return [equation for equation in outside if equation.primitive is spmap_p]
+    return [MapParams.of(each) for each in outside if each.primitive is spmap_p]
 
 
 def placed_inside(

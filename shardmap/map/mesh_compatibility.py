@@ -58,7 +58,7 @@ def _check_inside(
         for equation in equations(params.call_jaxpr, is_no_map):
             if equation.primitive is SHARD_MAP:
                 _check_shard_map(equation, outermost, {*used, *outermost.inner_axes})
-    for inner in map(MapParams.of, inner_maps(params.call_jaxpr)):
+    for inner in inner_maps(params.call_jaxpr):
         if inner.mesh is not None and inner.mesh != outermost.mesh:
             raise ValueError(
                 f"{inner} names the mesh {inner.mesh}, but the map of {params.name} "

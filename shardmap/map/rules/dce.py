@@ -1,5 +1,6 @@
 """The DCE rule of `spmap`."""
 
+import dataclasses
 from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import Any
@@ -10,6 +11,7 @@ from shardmap._jax.rules import def_dce, without_dead_code
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import per_jaxpr
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.params import MapParams
 
 
 @per_jaxpr
@@ -31,23 +33,21 @@ def _dce_rule(
     is_seen = any(axis_of(effect) is NO_AXIS for effect in equation.effects)
     if not any(used_outputs) and not is_seen:
         return [False] * len(equation.invars), None
-    params = equation.params
+    params = MapParams.of(equation)
     call_jaxpr, used_inputs = _without_dead_code(
-        params["call_jaxpr"],
-        tuple(used_outputs),
-        params["axis_name"],
-        params["axis_size"],
+        params.call_jaxpr, tuple(used_outputs), params.axis_name, params.axis_size
     )
-    changed = {
-        "call_jaxpr": call_jaxpr,
-        "in_axes": tuple(compress(params["in_axes"], used_inputs)),
-        "out_axes": tuple(compress(params["out_axes"], used_outputs)),
-    }
-    gone = params["call_jaxpr"].effects - call_jaxpr.effects
+    live = dataclasses.replace(
+        params,
+        call_jaxpr=call_jaxpr,
+        in_axes=tuple(compress(params.in_axes, used_inputs)),
+        out_axes=tuple(compress(params.out_axes, used_outputs)),
+    )
+    gone = params.call_jaxpr.effects - call_jaxpr.effects
     return used_inputs, equation.replace(
         invars=list(compress(equation.invars, used_inputs)),
         outvars=list(compress(equation.outvars, used_outputs)),
-        params=params | changed,
+        params=live.as_dict(),
         effects=equation.effects - gone,
     )
 

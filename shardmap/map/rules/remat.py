@@ -5,6 +5,7 @@ backward one computes the others again. JAX's rule for nested `jax.checkpoint` s
 the function of one element.
 """
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from itertools import compress
@@ -19,6 +20,7 @@ from shardmap._jax.rules import Policy, Split, def_partial_eval_custom, split_ch
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import per_jaxpr
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
+from shardmap.map.primitives.params import MapParams
 from shardmap.map.rules.differentiation import residual_sources
 
 _remat_p = jex_core.primitives.remat_p
@@ -31,20 +33,20 @@ def _split_rule(
     equation: Equation,
 ) -> Split:
     """Splits a map into a forward and a backward one; see `SplitRule`."""
-    params = equation.params
+    params = MapParams.of(equation)
     element = equation.replace(
-        primitive=_remat_p, params={**remat_params(), "jaxpr": params["call_jaxpr"]}
+        primitive=_remat_p, params={**remat_params(), "jaxpr": params.call_jaxpr}
     )
     # JAX checks and traces parts of the element.
     with (
-        bound_axes({params["axis_name"]: params["axis_size"]}),
+        bound_axes({params.axis_name: params.axis_size}),
         jax.sharding.use_abstract_mesh(NO_MESH),
     ):
         split: Any = split_checkpoint(policy, unknown_in, available_in, element)
     known, staged, unknown_out, available_out, _ = split
 
-    ins: list[Any] = list(zip(equation.invars, params["in_axes"], strict=True))
-    outs: list[Any] = list(zip(equation.outvars, params["out_axes"], strict=True))
+    ins: list[Any] = list(zip(equation.invars, params.in_axes, strict=True))
+    outs: list[Any] = list(zip(equation.outvars, params.out_axes, strict=True))
     operands = list(compress(ins, map(operator.not_, unknown_in)))
     results = list(compress(outs, map(operator.not_, unknown_out)))
     jaxpr, sources = _without_copies(
@@ -52,11 +54,11 @@ def _split_rule(
         tuple(not isinstance(v, jex_core.DropVar) for v, _ in results),
     )
     computed = [
-        (jex_core.Var(insert_axis(v.aval, params["axis_size"], 0)), 0)
+        (jex_core.Var(insert_axis(v.aval, params.axis_size, 0)), 0)
         for v in jaxpr.outvars[len(results) :]
     ]
-    found = {"operand": operands, "result": results, "computed": computed}
-    residuals = [found[kind][k] for kind, k in sources]
+    known_by = {"operand": operands, "result": results, "computed": computed}
+    residuals = [known_by[kind][k] for kind, k in sources]
     available = list(compress(ins, available_in))
     forward = _map_of(equation, jaxpr, operands, [*results, *computed])
     backward = _map_of(
@@ -97,11 +99,12 @@ def _map_of(
     results: Sequence[tuple[Any, int | None]],
 ) -> Any | None:
     """The map of a part; None without results and effects."""
-    params = equation.params | {
-        "call_jaxpr": jaxpr,
-        "in_axes": tuple(axis for _, axis in operands),
-        "out_axes": tuple(axis for _, axis in results),
-    }
+    params = dataclasses.replace(
+        MapParams.of(equation),
+        call_jaxpr=jaxpr,
+        in_axes=tuple(axis for _, axis in operands),
+        out_axes=tuple(axis for _, axis in results),
+    ).as_dict()
     _, effects = spmap_p.abstract_eval(*(v.aval for v, _ in operands), **params)
     if not results and not effects:
         return None
