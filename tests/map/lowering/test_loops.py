@@ -242,10 +242,13 @@ def test_a_loop_without_shardy():
     jax.tree.map(np.testing.assert_array_equal, given, wanted)
 
 
-def test_groups_of_an_axis_around_the_loop():
+@pytest.mark.parametrize("seen", [lambda v: v, lambda v: sm.tap(len, v)])
+def test_groups_of_an_axis_around_the_loop(seen):
+    """With a call of the host, the loop is over single elements."""
+
     def swapped(v):
         groups = [[0, 1]]
-        return lax.all_to_all(v, "i", 0, 0, axis_index_groups=groups, tiled=True)
+        return seen(lax.all_to_all(v, "i", 0, 0, axis_index_groups=groups, tiled=True))
 
     x = array(2, 12, 4)
     looped = sm.spmap(sm.spmap(swapped, "j", batch_size=2), "i")(x)
