@@ -36,15 +36,15 @@ def iota(*shape, dtype=np.int32):
 
 def check(fun, *args, in_slices, shards=None, stages=1, want=None):
     """Runs the plan, compares it with the function, and returns it."""
-    made = plan(fun, *args, in_slices=in_slices)
-    got = made.run(*args)
+    shard_plan = plan(fun, *args, in_slices=in_slices)
+    got = shard_plan.run(*args)
     assert_same(got, jax.jit(fun)(*args))
     if want is not None:
         np.testing.assert_array_equal(got, want)
     if shards is not None:
-        assert made.num_shards == len(made.shards) == shards
-    assert len(made.stages) == stages
-    return made
+        assert shard_plan.num_shards == len(shard_plan.shards) == shards
+    assert len(shard_plan.stages) == stages
+    return shard_plan
 
 
 def slices(*pairs):
@@ -53,16 +53,16 @@ def slices(*pairs):
 
 def check_cut(fun, *args, in_slices, tolerance=2e-5, **options):
     """Runs the plan in more than one shard, compares, and returns it."""
-    made = plan(fun, *args, in_slices=in_slices, **options)
-    assert_same(made.run(*args), jax.jit(fun)(*args), tolerance)
-    assert made.num_shards > 1
-    return made
+    shard_plan = plan(fun, *args, in_slices=in_slices, **options)
+    assert_same(shard_plan.run(*args), jax.jit(fun)(*args), tolerance)
+    assert shard_plan.num_shards > 1
+    return shard_plan
 
 
-def times_read(made, arguments=slice(None)):
+def times_read(shard_plan, arguments=slice(None)):
     """How often those of the arguments are read, the one that is read most."""
-    read = dict.fromkeys(made._cut_program.graph.inputs[arguments], 0)
-    for stage in made.stages:
+    read = dict.fromkeys(shard_plan._cut_program.graph.inputs[arguments], 0)
+    for stage in shard_plan.stages:
         for number in range(stage.num_shards):
             for value, box in stage.recipe(number)[1].reads:
                 if value in read:

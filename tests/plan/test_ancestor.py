@@ -10,7 +10,7 @@ from tests.plan.plan_programs import X, Y
 
 
 def test_dot_in_rows_and_columns():
-    made = check(
+    shard_plan = check(
         jnp.dot,
         iota(3, 2),
         iota(2, 3),
@@ -18,7 +18,7 @@ def test_dot_in_rows_and_columns():
         shards=9,
         want=[[3, 4, 5], [9, 14, 19], [15, 24, 33]],
     )
-    assert [s.out_slices for s in made.shards] == [
+    assert [s.out_slices for s in shard_plan.shards] == [
         slices((i, i + 1), (j, j + 1)) for i in range(3) for j in range(3)
     ]
 
@@ -34,16 +34,18 @@ def test_a_dot_and_what_follows():
         return jnp.dot(a + b, a - b) * 2 / 4
 
     # Linear in the partial result: one stage is enough where two were needed.
-    made = check(fun, a, b, in_slices=EACH, shards=2, want=-10)
-    assert made.shards[0].combiner == "add"
+    shard_plan = check(fun, a, b, in_slices=EACH, shards=2, want=-10)
+    assert shard_plan.shards[0].combiner == "add"
     check(lambda a, b: jnp.tanh(fun(a, b)), a, b, in_slices=EACH, stages=2)
 
 
 def test_a_value_and_its_transpose():
-    made = check(lambda x: x + x.T, iota(4, 4), in_slices=({0: 2, 1: 2},), shards=4)
-    apart = made.shards[1].in_slices[0]
+    shard_plan = check(
+        lambda x: x + x.T, iota(4, 4), in_slices=({0: 2, 1: 2},), shards=4
+    )
+    apart = shard_plan.shards[1].in_slices[0]
     assert apart == [slices((0, 2), (2, 4)), slices((2, 4), (0, 2))]
-    assert made.cut_fraction <= 0.5
+    assert shard_plan.cut_fraction <= 0.5
 
 
 def test_an_unused_argument_is_not_read():
@@ -54,11 +56,11 @@ def test_an_unused_argument_is_not_read():
             raise AssertionError("this was read")
 
     x = iota(4, dtype=np.float32)
-    made = plan(lambda a, b, c: a * 2 + c, x, Unreadable(), x, in_slices=EACH)
-    np.testing.assert_array_equal(made.run(x, Unreadable(), x), x * 3)
-    assert made.shards[0].in_slices[1] is None
+    shard_plan = plan(lambda a, b, c: a * 2 + c, x, Unreadable(), x, in_slices=EACH)
+    np.testing.assert_array_equal(shard_plan.run(x, Unreadable(), x), x * 3)
+    assert shard_plan.shards[0].in_slices[1] is None
 
 
 def test_different_cuts_are_refined():
-    made = check(jnp.add, X, Y, in_slices=({0: 2}, {0: (3, 5)}), shards=3)
-    assert made.out_slices == {0: [(0, 3), (3, 4), (4, 8)]}
+    shard_plan = check(jnp.add, X, Y, in_slices=({0: 2}, {0: (3, 5)}), shards=3)
+    assert shard_plan.out_slices == {0: [(0, 3), (3, 4), (4, 8)]}

@@ -22,11 +22,11 @@ def _powers(x, power, *, scale, shift=None):
 )
 def test_static_arguments_by_position(static):
     scale = {"by": np.arange(6, dtype=np.float32)[None]}
-    made = plan(_powers, X, 2, scale=scale, in_slices=({0: 2}, None), **static)
-    assert made.num_shards == 2
-    np.testing.assert_allclose(made.run(X, 2, scale=scale), X * X * np.arange(6))
+    shard_plan = plan(_powers, X, 2, scale=scale, in_slices=({0: 2}, None), **static)
+    assert shard_plan.num_shards == 2
+    np.testing.assert_allclose(shard_plan.run(X, 2, scale=scale), X * X * np.arange(6))
     out = None
-    for shard in made.shards:
+    for shard in shard_plan.shards:
         out = shard.reduce(shard.function(*shard.args(X, 2, scale=scale)), out)
     np.testing.assert_allclose(out, X * X * np.arange(6))
 
@@ -34,13 +34,13 @@ def test_static_arguments_by_position(static):
 def test_static_arguments_by_name():
     options = {"power": 2, "shift": None}
     scale = {"by": 2.0}
-    made = plan(
+    shard_plan = plan(
         _powers, X, **options, scale=scale, static_argnames="power", in_slices={}
     )
-    got = made.run(X, **options, scale={"by": 3.0})
+    got = shard_plan.run(X, **options, scale={"by": 3.0})
     np.testing.assert_allclose(got, X * X * 3, rtol=1e-6)
     with pytest.raises(ValueError, match=r"structure .*Static\[2\].* got .*Static\[1"):
-        made.run(X, power=1, shift=None, scale={"by": 3.0})
+        shard_plan.run(X, power=1, shift=None, scale={"by": 3.0})
 
 
 def test_static_arguments_are_checked():
@@ -58,26 +58,26 @@ def test_static_arguments_are_checked():
 def test_keyword_arguments_are_whole():
     scale = {"by": np.arange(6, dtype=np.float32)[None]}
     square = functools.partial(_powers, power=2)
-    made = plan(square, X, scale=scale, in_slices={0: 2})
-    assert made.num_shards == 2
-    np.testing.assert_allclose(made.run(X, scale=scale), X * X * np.arange(6))
-    assert "kwargs['scale']['by']: float32[1, 6]" in str(made.explain())
+    shard_plan = plan(square, X, scale=scale, in_slices={0: 2})
+    assert shard_plan.num_shards == 2
+    np.testing.assert_allclose(shard_plan.run(X, scale=scale), X * X * np.arange(6))
+    assert "kwargs['scale']['by']: float32[1, 6]" in str(shard_plan.explain())
     out = None
-    for shard in made.shards:
+    for shard in shard_plan.shards:
         out = shard.reduce(shard.function(*shard.args(X, scale=scale)), out)
     np.testing.assert_allclose(out, X * X * np.arange(6))
 
 
 def test_other_keyword_arguments_than_planned_are_refused():
     fun = functools.partial(_powers, power=2)
-    made = plan(fun, X, scale={"by": 2.0}, shift=None, in_slices={})
+    shard_plan = plan(fun, X, scale={"by": 2.0}, shift=None, in_slices={})
     with pytest.raises(TypeError, match="run got scal=, which is no option of run"):
-        made.run(X, scal=1)
+        shard_plan.run(X, scal=1)
     for given in ({}, {"scale": {"by": 1.0}}):
         with pytest.raises(ValueError, match=r"of the structure .*'scale': \{'by': \*"):
-            made.run(X, **given)
+            shard_plan.run(X, **given)
     with pytest.raises(ValueError, match="arguments of the structure"):
-        made.run(scale={"by": 2.0}, shift=None)
+        shard_plan.run(scale={"by": 2.0}, shift=None)
 
 
 def test_names_of_options_are_refused():

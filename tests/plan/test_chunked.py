@@ -119,9 +119,9 @@ def test_transformations(name, transformation):
 
 def test_inside_a_plan():
     chunked = sm.chunked(PROGRAMS["sum over rows"], CUT)
-    made = sm.plan(chunked, X, W, in_slices=({0: 3}, None))
-    assert made.num_shards == 3
-    assert_close(made.run(X, W), chunked(X, W))
+    shard_plan = sm.plan(chunked, X, W, in_slices=({0: 3}, None))
+    assert shard_plan.num_shards == 3
+    assert_close(shard_plan.run(X, W), chunked(X, W))
 
 
 def test_integers_and_keys():

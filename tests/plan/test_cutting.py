@@ -25,30 +25,30 @@ ROWS = ({0: sm.AUTO}, None)
 @pytest.mark.few(1)
 @pytest.mark.parametrize("in_slices", [None, ROWS])
 def test_a_plan_is_in_as_few_pieces_as_fit(in_slices):
-    made = sm.plan(score, X, W, in_slices=in_slices, memory="20 kB")
-    assert 10_000 < made.peak_bytes <= 20_000
-    assert_same(made.run(X, W), jax.jit(score)(X, W), tolerance=1e-4)
+    shard_plan = sm.plan(score, X, W, in_slices=in_slices, memory="20 kB")
+    assert 10_000 < shard_plan.peak_bytes <= 20_000
+    assert_same(shard_plan.run(X, W), jax.jit(score)(X, W), tolerance=1e-4)
 
 
 def test_one_shard_if_that_fits():
-    made = sm.plan(score, X, W, in_slices=ROWS, memory="1 MB")
-    assert made.num_shards == 1
+    shard_plan = sm.plan(score, X, W, in_slices=ROWS, memory="1 MB")
+    assert shard_plan.num_shards == 1
     assert sm.plan(score, X, W, memory="1 MB").num_shards == 1
 
 
 def test_arguments_count_as_shards_read_them():
     x = jax.ShapeDtypeStruct((10**9, 64), np.float32)
-    made = sm.plan(lambda x: x.max(), x, memory="1 GB")
-    assert made.peak_bytes <= 10**9
-    assert made.num_shards > 256
+    shard_plan = sm.plan(lambda x: x.max(), x, memory="1 GB")
+    assert shard_plan.peak_bytes <= 10**9
+    assert shard_plan.num_shards > 256
 
 
 def test_a_cut_that_is_given_stays():
     wide = np.ones((16, 512), np.float32)
     cuts = ({0: 4}, {1: sm.AUTO})
-    made = sm.plan(score, X, wide, in_slices=cuts, memory="40 kB")
-    assert len(made.out_slices[0]) > 1
-    assert made.stage_shards(0)[0].in_slices[0] == (slice(0, 250), slice(0, 16))
+    shard_plan = sm.plan(score, X, wide, in_slices=cuts, memory="40 kB")
+    assert len(shard_plan.out_slices[0]) > 1
+    assert shard_plan.stage_shards(0)[0].in_slices[0] == (slice(0, 250), slice(0, 16))
 
 
 def test_too_little_memory_names_what_needs_it():
@@ -82,8 +82,8 @@ def test_given_cuts_hold_the_memory_or_are_refused():
 def test_a_plan_of_64_bits_is_run_with_64_bits():
     x = np.ones((8, 4))
     with jax.enable_x64(True):
-        made = sm.plan(jnp.sin, x, in_slices={0: 2})
-        assert_same(made.run(x), np.sin(x), 1e-12)
+        shard_plan = sm.plan(jnp.sin, x, in_slices={0: 2})
+        assert_same(shard_plan.run(x), np.sin(x), 1e-12)
         few = sm.plan(lambda x: jnp.argmax(x[:, 0]), X, in_slices={0: 2})
     # With arguments of 32 bits, whatever is set now.
     assert_same(few.run(X), np.argmax(X[:, 0]))
@@ -92,7 +92,7 @@ def test_a_plan_of_64_bits_is_run_with_64_bits():
         "jax_enable_x64=True: set this for the run too"
     )
     with pytest.raises(ValueError, match=message):
-        made.run(x)
+        shard_plan.run(x)
 
 
 def test_what_is_only_read_has_no_place():
@@ -113,9 +113,9 @@ def test_what_no_shard_can_do_is_refused_as_without_memory():
 
 
 def test_no_more_pieces_than_it_takes():
-    made = sm.plan(jnp.cos, X, in_slices={0: sm.AUTO}, memory="10 kB")
-    assert made.num_shards == 13  # Of 77 rows, which take 64 bytes twice.
-    assert made.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
+    shard_plan = sm.plan(jnp.cos, X, in_slices={0: sm.AUTO}, memory="10 kB")
+    assert shard_plan.num_shards == 13  # Of 77 rows, which take 64 bytes twice.
+    assert shard_plan.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
 
 
 @pytest.mark.deep
@@ -125,15 +125,15 @@ def test_more_pieces_may_not_help():
     def quantiles(x):
         return jnp.quantile(x, jnp.array([0.2, 0.8]), axis=0)
 
-    def made(memory):
+    def shard_plan(memory):
         return sm.plan(quantiles, X, in_slices={0: sm.AUTO}, memory=memory)
 
     least = sm.plan(quantiles, X, in_slices={0: 256}).peak_bytes
     with pytest.raises(ValueError, match="the function still holds 70") as refused:
-        made(least - 500)
+        shard_plan(least - 500)
     [told] = re.findall(r"([\d,]+) bytes", str(refused.value))
     enough = int(told.replace(",", ""))
-    assert made(enough).peak_bytes <= enough
+    assert shard_plan(enough).peak_bytes <= enough
 
 
 def test_long_programs_are_measured_too():
@@ -143,8 +143,8 @@ def test_long_programs_are_measured_too():
         return x.sum(0)
 
     x = jax.ShapeDtypeStruct((1000, 16), np.float32)
-    made = sm.plan(deep, x, in_slices={0: 10})
-    assert made.peak_bytes >= 100 * 16 * 4
-    assert "temporaries in a shard" in str(made.explain())
+    shard_plan = sm.plan(deep, x, in_slices={0: 10})
+    assert shard_plan.peak_bytes >= 100 * 16 * 4
+    assert "temporaries in a shard" in str(shard_plan.explain())
     fits = sm.plan(deep, x, in_slices={0: sm.AUTO}, memory="100 kB")
     assert fits.peak_bytes <= 100_000

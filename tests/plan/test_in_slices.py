@@ -85,11 +85,11 @@ def test_bad_cuts(cut, kind, message):
 
 
 def test_slices_of_shards_are_cuts():
-    made = plan(jnp.cos, jnp.ones((5, 2)), in_slices={0: (1, 3, 1)})
-    rows = [shard.in_slices[0][0] for shard in made.shards]
+    shard_plan = plan(jnp.cos, jnp.ones((5, 2)), in_slices={0: (1, 3, 1)})
+    rows = [shard.in_slices[0][0] for shard in shard_plan.shards]
     assert rows == [slice(0, 1), slice(1, 4), slice(4, 5)]
     again = plan(jnp.cos, jnp.ones((5, 2)), in_slices={0: rows})
-    assert again.out_slices == made.out_slices
+    assert again.out_slices == shard_plan.out_slices
 
 
 def test_each_prints_and_is_one_object():
@@ -109,8 +109,10 @@ def test_near_equal_pieces(size, count):
 
 def test_cuts_of_one_argument_that_is_a_dict():
     args = {"w": np.ones((3, 2), np.float32), "x": np.ones((6, 3), np.float32)}
-    made = plan(lambda d: d["x"] @ d["w"], args, in_slices={"w": None, "x": {0: 3}})
-    assert made.num_shards == 3
+    shard_plan = plan(
+        lambda d: d["x"] @ d["w"], args, in_slices={"w": None, "x": {0: 3}}
+    )
+    assert shard_plan.num_shards == 3
     with pytest.raises(
         ValueError, match=r"has the keys \[.v.\], the arguments have \[.w"
     ):
@@ -131,22 +133,22 @@ class InChunks:
 
 def test_an_array_is_cut_as_it_lies_in_chunks():
     x = InChunks(X, (3, 4))
-    made = plan(jnp.cos, x, in_slices={0: AS_CHUNKED})
-    assert made.out_slices == {0: [(0, 3), (3, 6), (6, 8)]}
-    np.testing.assert_allclose(made.run(x), np.cos(X), rtol=1e-6)
+    shard_plan = plan(jnp.cos, x, in_slices={0: AS_CHUNKED})
+    assert shard_plan.out_slices == {0: [(0, 3), (3, 6), (6, 8)]}
+    np.testing.assert_allclose(shard_plan.run(x), np.cos(X), rtol=1e-6)
     assert sorted(index[0].start for index in x.reads) == [0, 3, 6]
     of_dask = InChunks(X, ((1, 5, 2), (6,)))
-    made = plan(jnp.cos, of_dask, in_slices={0: AS_CHUNKED, 1: AS_CHUNKED})
-    assert made.out_slices == {0: [(0, 1), (1, 6), (6, 8)]}
+    shard_plan = plan(jnp.cos, of_dask, in_slices={0: AS_CHUNKED, 1: AS_CHUNKED})
+    assert shard_plan.out_slices == {0: [(0, 1), (1, 6), (6, 8)]}
     with pytest.raises(ValueError, match=r"args\[0\](.|\n)*which this is not"):
         plan(jnp.cos, X, in_slices={0: AS_CHUNKED})
 
 
 def test_pieces_that_memory_asks_for_are_whole_chunks():
     x = InChunks(np.ones((64, 4), np.float32), (6, 4))
-    made = plan(jnp.cos, x, in_slices={0: AUTO}, memory="1 kB")
-    assert made.out_slices == {0: [(0, 24), (24, 42), (42, 64)]}
-    assert made.peak_bytes == 2 * 24 * 4 * 4
+    shard_plan = plan(jnp.cos, x, in_slices={0: AUTO}, memory="1 kB")
+    assert shard_plan.out_slices == {0: [(0, 24), (24, 42), (42, 64)]}
+    assert shard_plan.peak_bytes == 2 * 24 * 4 * 4
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ def anomaly(ds):
 
 
 def test_a_dataset_in_and_out(ds):
-    made = plan(anomaly, ds, in_slices={"time": 12})
-    assert made.num_shards == 24
-    got = made.run(ds)
+    shard_plan = plan(anomaly, ds, in_slices={"time": 12})
+    assert shard_plan.num_shards == 24
+    got = shard_plan.run(ds)
     xr.testing.assert_allclose(got, anomaly(ds))
     assert got.attrs == ds.attrs
     assert got.t.attrs == anomaly(ds).t.attrs
@@ -96,8 +96,8 @@ SOME = xr.DataArray([2, 0, 1], dims="p")
     ],
 )
 def test_methods_of_xarray(fun, ds):
-    made = plan(fun, ds.t, in_slices={"time": 2})
-    got, want = made.run(ds.t), fun(ds.t)
+    shard_plan = plan(fun, ds.t, in_slices={"time": 2})
+    got, want = shard_plan.run(ds.t), fun(ds.t)
     xr.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert list(got.coords) == list(want.coords)
     assert list(got.sizes.items()) == list(want.sizes.items())
@@ -117,10 +117,10 @@ def test_missing_values_are_filled_from_before_and_behind(limit, cut):
         both = a.ffill("time", limit), a.bfill("time", limit)
         return *both, a.to_dataset().ffill("time", limit).a
 
-    made = plan(filled, a, in_slices={cut: 3})
+    shard_plan = plan(filled, a, in_slices={cut: 3})
     pandas = a.to_pandas()
     ahead, behind = pandas.ffill(limit=limit), pandas.bfill(limit=limit)
-    for got, want in zip(made.run(a), (ahead, behind, ahead), strict=True):
+    for got, want in zip(shard_plan.run(a), (ahead, behind, ahead), strict=True):
         xr.testing.assert_identical(got, a.copy(data=want.values))
 
 
@@ -199,9 +199,9 @@ def test_several_arguments_and_plain_ones(ds):
         return {"y": jnp.dot(a.data, w), "a": a + more["m"].sum(skipna=False)}
 
     args = ds.t, w, {"m": ds.mask}
-    made = plan(fun, *args, in_slices={"time": 4})
-    assert made.num_shards == 4
-    got = made.run(*args)
+    shard_plan = plan(fun, *args, in_slices={"time": 4})
+    assert shard_plan.num_shards == 4
+    got = shard_plan.run(*args)
     np.testing.assert_allclose(got["y"], ds.t.values @ w, rtol=1e-6)
     xr.testing.assert_allclose(got["a"], ds.t + 3)
     cut = plan(fun, *args, in_slices=({"time": 2}, {1: 2}, None))
@@ -225,11 +225,11 @@ def test_a_plan_holds_labels_but_no_data(fun, ds):
     want, given = fun(ds), ds.copy(deep=True)
     names = {*given.variables} - {"time", "x", *want.coords}
     refs = [weakref.ref(given), *(weakref.ref(given[k].data) for k in names)]
-    made = plan(fun, given, in_slices={"time": 4})
+    shard_plan = plan(fun, given, in_slices={"time": 4})
     del given
     gc.collect()
     assert all(ref() is None for ref in refs)
-    xr.testing.assert_allclose(made.run(ds), want)
+    xr.testing.assert_allclose(shard_plan.run(ds), want)
 
 
 def test_a_report_names_the_line_of_the_function(ds):
@@ -244,9 +244,9 @@ def test_a_report_names_the_line_of_the_function(ds):
 
 def test_memory_chooses_axes_as_of_the_arrays(ds):
     bare = plan(lambda t: t - t.mean(0)[None], ds.t.values, memory=200)
-    made = plan(lambda t: t - t.mean("time", skipna=False), ds.t, memory=200)
-    assert made.num_shards == bare.num_shards > 1
-    assert made.peak_bytes <= 200
+    shard_plan = plan(lambda t: t - t.mean("time", skipna=False), ds.t, memory=200)
+    assert shard_plan.num_shards == bare.num_shards > 1
+    assert shard_plan.peak_bytes <= 200
 
 
 def test_a_name_that_is_no_dimension_is_told(ds):
@@ -261,16 +261,18 @@ def test_a_store_stays_where_it_is(ds, tmp_path):
     ds.drop_vars("name").to_zarr(tmp_path / "z", consolidated=False)
     stored = xr.open_zarr(tmp_path / "z", chunks=None, consolidated=False)
     part = stored.isel(time=slice(2, 20))
-    made = plan(
+    shard_plan = plan(
         lambda ds: (ds.t * 2).mean("x", skipna=False), part, in_slices={"time": 3}
     )
-    got = made.run(part, executor=1)
+    got = shard_plan.run(part, executor=1)
     want = (ds.t[2:20] * 2).mean("x")
     xr.testing.assert_allclose(got, want.drop_attrs())
     out = np.zeros(18, np.float32)
-    assert made.run(part, out=out).data is out
+    assert shard_plan.run(part, out=out).data is out
     np.testing.assert_array_equal(out, got)
-    tasks = [made.run(part, checkpoint=tmp_path / "job", task=(k, 2)) for k in (0, 1)]
+    tasks = [
+        shard_plan.run(part, checkpoint=tmp_path / "job", task=(k, 2)) for k in (0, 1)
+    ]
     assert tasks[0] is None
     xr.testing.assert_identical(tasks[1], got)
 
@@ -285,9 +287,9 @@ def test_pieces_begin_at_the_chunks_of_a_store(ds, tmp_path):
         (stored.t, sm.AS_CHUNKED, [(0, 10), (10, 20), (20, 24)]),
         (stored.t[4:23], sm.AS_CHUNKED, [(0, 6), (6, 16), (16, 19)]),
     ):
-        made = plan(lambda t: t * 2, part, in_slices={"time": pieces})
-        assert made.out_slices[0] == {0: want}
-        xr.testing.assert_allclose(made.run(part), part * 2)
+        shard_plan = plan(lambda t: t * 2, part, in_slices={"time": pieces})
+        assert shard_plan.out_slices[0] == {0: want}
+        xr.testing.assert_allclose(shard_plan.run(part), part * 2)
 
 
 def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
@@ -301,8 +303,8 @@ def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
     def add(a, by):
         return a + by[0]
 
-    made = plan(add, array, (1, 2), in_slices={"a": 2}, static_argnums=1)
-    assert made.num_shards == 2
+    shard_plan = plan(add, array, (1, 2), in_slices={"a": 2}, static_argnums=1)
+    assert shard_plan.num_shards == 2
 
 
 def test_to_dask_gives_labels(ds):
@@ -311,11 +313,11 @@ def test_to_dask_gives_labels(ds):
     def fun(ds):
         return {"t": ds.t * 2, "all": anomaly(ds), "plain": ds.t.data.sum()}
 
-    made = plan(fun, ds, in_slices={"time": 4})
-    got = made.to_dask(ds)
+    shard_plan = plan(fun, ds, in_slices={"time": 4})
+    got = shard_plan.to_dask(ds)
     assert got["t"].chunks is not None
     assert got["all"].t.chunks is not None
-    want = made.run(ds)
+    want = shard_plan.run(ds)
     xr.testing.assert_identical(got["t"].compute(), want["t"])
     xr.testing.assert_identical(got["all"].compute(), want["all"])
     np.testing.assert_array_equal(got["plain"].compute(), want["plain"])

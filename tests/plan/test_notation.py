@@ -28,9 +28,9 @@ def test_an_unknown_primitive_is_whole_until_it_has_a_rule():
     )
     x, y = X[:, 0], Y[0]
     in_slices = ({0: 4}, {0: 2})
-    made = check(outer_p.bind, x, y, in_slices=in_slices, shards=1)
+    shard_plan = check(outer_p.bind, x, y, in_slices=in_slices, shards=1)
     assert "there is no rule for outer (register_rule gives it one)" in str(
-        made.explain()
+        shard_plan.explain()
     )
     register_rule(outer_p, "i, j -> i j")
     check(outer_p.bind, x, y, in_slices=in_slices, shards=8)
@@ -66,13 +66,13 @@ def test_a_rule_that_contradicts_the_primitive_is_refused():
     register_rule(same_p, "i j -> j i")
     with pytest.raises(ValueError, match=r"'i j -> j i' of same does not fit: axis '"):
         plan(same_p.bind, X)
-    made = plan(same_p.bind, X[:6], in_slices={0: 2})
+    shard_plan = plan(same_p.bind, X[:6], in_slices={0: 2})
     with pytest.raises(
         (ValueError, RuntimeError),
         match=r"the rule 'i j -> j i' of same says that a piece of its result has the "
         r"shape \(6, 3\), but the primitive gives \(3, 6\): correct the rule",
     ):
-        made.run(X[:6])
+        shard_plan.run(X[:6])
     register_rule(same_p, lambda node: 3)
     with pytest.raises(TypeError, match="is the rule of same must return text such as"):
         plan(same_p.bind, X)

@@ -20,15 +20,15 @@ from tests.plan.plan_programs import X, Y, reals
 
 def test_constants_are_cut_too():
     constant = jnp.asarray(Y)
-    made = check(lambda x: x * constant, X, in_slices=({0: 4},), shards=4)
-    assert made.cut_fraction == 0.25
+    shard_plan = check(lambda x: x * constant, X, in_slices=({0: 4},), shards=4)
+    assert shard_plan.cut_fraction == 0.25
 
 
 def test_a_cheap_value_is_computed_again():
-    made = check(
+    shard_plan = check(
         lambda x: jnp.exp(x - x.max(0)[None]), X, in_slices=({0: 4},), stages=2
     )
-    assert made.stage_shards(1)[0].in_slices == (slices((0, 2), (0, 6)),)
+    assert shard_plan.stage_shards(1)[0].in_slices == (slices((0, 2), (0, 6)),)
 
 
 def test_results_with_different_loops_do_not_multiply():
@@ -64,9 +64,9 @@ def levels(x):
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_results_of_other_lengths_are_made_by_the_same_shards(fun, count):
     x = reals(80, 3)
-    made = check_cut(fun, x, in_slices={0: count})
-    assert made.num_shards == count
-    assert times_read(made) < 1 + 0.1 * count
+    shard_plan = check_cut(fun, x, in_slices={0: count})
+    assert shard_plan.num_shards == count
+    assert times_read(shard_plan) < 1 + 0.1 * count
     assert_same(chunked(fun, {0: count})(x), jax.jit(fun)(x), 1e-5)
 
 
@@ -74,8 +74,8 @@ def test_loops_of_one_axis_run_beside_loops_of_another_length():
     def products(x):
         return x @ x.T, x[1:] @ x.T, x[1:] @ x[1:].T, x[1:] * 2, x[:-1].sum(1)
 
-    made = check_cut(products, X[:8], in_slices={0: 4})
-    assert made.num_shards == 16
+    shard_plan = check_cut(products, X[:8], in_slices={0: 4})
+    assert shard_plan.num_shards == 16
 
     def scaled(x):
         back = x[::-1]
@@ -88,14 +88,14 @@ def test_loops_of_one_axis_run_beside_loops_of_another_length():
 
 def test_a_shard_reads_no_far_pieces_for_another_result():
     for count in (4, 5):
-        made = check_cut(lambda x: (x[1:] * 2, x[::-1]), X, in_slices={0: count})
-        assert made.num_shards == 2 * count
+        shard_plan = check_cut(lambda x: (x[1:] * 2, x[::-1]), X, in_slices={0: count})
+        assert shard_plan.num_shards == 2 * count
 
 
 def test_two_plans_of_one_function_are_the_same():
     def boxes():
-        made = plan(lambda x: jnp.cumsum(jnp.sin(x), 0), X, in_slices=({0: 3},))
-        return [(shard.stage, shard.in_slices) for shard in made.shards]
+        shard_plan = plan(lambda x: jnp.cumsum(jnp.sin(x), 0), X, in_slices=({0: 3},))
+        return [(shard.stage, shard.in_slices) for shard in shard_plan.shards]
 
     assert boxes() == boxes()
 
@@ -115,8 +115,8 @@ def test_keys_come_out_as_keys():
         return jax.vmap(lambda k: jax.random.fold_in(k, 1))(key)
 
     keys = jax.random.split(jax.random.key(0), 6)
-    made = plan(fun, keys, in_slices=({0: 3},))
-    got = made.run(keys)
+    shard_plan = plan(fun, keys, in_slices=({0: 3},))
+    got = shard_plan.run(keys)
     assert got.dtype == keys.dtype
     assert (jax.random.key_data(got) == jax.random.key_data(fun(keys))).all()
 
@@ -141,13 +141,13 @@ def test_a_map_in_a_plan_and_a_shard_in_a_map():
 
 def test_what_has_a_shape_is_enough_to_plan():
     x = jax.ShapeDtypeStruct((10**6, 1000), np.float32)
-    made = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices=({0: 100_000},))
-    assert made.num_shards == 100_000
-    assert made.shards[-1].in_slices == (slices((999_990, 10**6), (0, 1000)),)
+    shard_plan = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices=({0: 100_000},))
+    assert shard_plan.num_shards == 100_000
+    assert shard_plan.shards[-1].in_slices == (slices((999_990, 10**6), (0, 1000)),)
     # What is read, the sum of its tanh, and four levels of sums of 16 sums; perhaps its
     # tanh.
     moved, computed = (10 + 1 + 4) * 1000 * 4, 10 * 1000 * 4
-    assert moved <= made.peak_bytes <= moved + 1.1 * computed
+    assert moved <= shard_plan.peak_bytes <= moved + 1.1 * computed
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,12 @@ def test_64_bits_that_jax_makes_32_are_told_once(dtype, text, tmp_path):
     file[:] = X
     text = rf"args\[1\]\['a'\]: {text}, as jax_enable_x64 is off"
     with pytest.warns(UserWarning, match=f"^plan: {text}") as warned:
-        made = plan(lambda s, x: s * x["a"], 2, {"a": file}, in_slices=(None, {0: 2}))
+        shard_plan = plan(
+            lambda s, x: s * x["a"], 2, {"a": file}, in_slices=(None, {0: 2})
+        )
     assert [each.filename for each in warned] == [__file__]
-    np.testing.assert_allclose(made.run(2, {"a": file}), 2 * file)
-    for told in (str(made), str(made.explain())):
+    np.testing.assert_allclose(shard_plan.run(2, {"a": file}), 2 * file)
+    for told in (str(shard_plan), str(shard_plan.explain())):
         assert re.search(text, told)
     with jax.enable_x64(True):
         wide = plan(lambda x: x * 2, file, in_slices={0: 2})
@@ -179,9 +181,9 @@ def test_a_plan_of_which_no_cut_has_an_effect_warns():
 
     text = "^plan: the function runs as a whole: none of the cuts reaches its end"
     with pytest.warns(UserWarning, match=text) as warned:
-        made = plan(whole, X, in_slices={0: 2})
+        shard_plan = plan(whole, X, in_slices={0: 2})
     assert [each.filename for each in warned] == [__file__]
-    assert made.num_shards == 1
+    assert shard_plan.num_shards == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan(lambda x: (whole(x), x * 2), X, in_slices={0: 2})
@@ -215,15 +217,15 @@ def test_slices_that_the_dtype_cannot_hold_are_refused(run):
 def test_bad_arguments_are_named():
     with pytest.raises(TypeError, match=r"a shape and a dtype, got 'x' .* name it"):
         plan(lambda x: x, "x")
-    made = plan(jnp.sin, X, in_slices=({0: 2},))
+    shard_plan = plan(jnp.sin, X, in_slices=({0: 2},))
     with pytest.raises(ValueError, match=r"shape of \(8, 6\) in args\[0\]"):
-        made.run(X[:4])
+        shard_plan.run(X[:4])
     with pytest.raises(ValueError, match="for 1 argument, got 2"):
-        made.run(X, X)
+        shard_plan.run(X, X)
     with pytest.raises(
         TypeError, match=r"args\[0\] is a jax.ShapeDtypeStruct, which has"
     ):
-        made.run(jax.ShapeDtypeStruct(X.shape, X.dtype))
+        shard_plan.run(jax.ShapeDtypeStruct(X.shape, X.dtype))
 
 
 @pytest.mark.parametrize(
@@ -245,12 +247,12 @@ def test_masked_elements_are_refused():
     masked = np.ma.MaskedArray(X, X > 1)
     with pytest.raises(ValueError, match=r"args\[0\]: .* elements are masked"):
         plan(jnp.sin, masked)
-    made = plan(jnp.sin, X, in_slices=({0: 2},))
+    shard_plan = plan(jnp.sin, X, in_slices=({0: 2},))
     with pytest.raises(ValueError, match=r"args\[0\]: .* elements are masked"):
-        made.run(masked)
+        shard_plan.run(masked)
     whole = np.ma.MaskedArray(X, False)
     got = plan(jnp.sin, whole, in_slices=({0: 2},)).run(whole)
-    np.testing.assert_array_equal(got, made.run(X))
+    np.testing.assert_array_equal(got, shard_plan.run(X))
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i4", ">i2"])
@@ -259,8 +261,8 @@ def test_the_other_byte_order_is_converted(dtype, tmp_path):
     file = np.memmap(tmp_path / "x", dtype, "w+", shape=x.shape)
     file[...] = x
     for array in (x.astype(dtype), file):
-        made = plan(lambda x: x * 2, array, in_slices=({0: 2},))
-        np.testing.assert_array_equal(made.run(array), x * 2)
+        shard_plan = plan(lambda x: x * 2, array, in_slices=({0: 2},))
+        np.testing.assert_array_equal(shard_plan.run(array), x * 2)
 
 
 def test_a_closed_over_array_is_taken_as_it_was_when_planned():
@@ -274,10 +276,10 @@ def test_a_closed_over_array_is_taken_as_it_was_when_planned():
         looped = jax.lax.scan(lambda s, _: (inner(s), None), x, None, length=2)[0]
         return x + constant * number, looped
 
-    made = plan(fun, X, in_slices=({0: 2},))
+    shard_plan = plan(fun, X, in_slices=({0: 2},))
     want = jax.jit(fun)(X)
     constant[...], number[...] = 7, 7
-    for got, expected in zip(made.run(X), want, strict=True):
+    for got, expected in zip(shard_plan.run(X), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
@@ -292,8 +294,8 @@ def test_a_start_that_32_bits_do_not_reach_is_told_when_planned():
 
 
 def test_a_plan_shows_what_is_documented_and_no_more():
-    made = plan(jnp.sin, X, in_slices=({0: 2},))
-    shown = {name for name in dir(made) if not name.startswith("_")}
+    shard_plan = plan(jnp.sin, X, in_slices=({0: 2},))
+    shown = {name for name in dir(shard_plan) if not name.startswith("_")}
     assert shown == {
         "cut_fraction",
         "explain",
@@ -342,18 +344,18 @@ def test_a_type_with_a_handler_is_taken_as_maps_take_it(asked):
         return jnp.sqrt(x) + 1
 
     mapped = spmap(fun)(Squares())
-    made = plan(fun, Squares(), in_slices=({0: 4},))
-    assert made.num_shards == 4
+    shard_plan = plan(fun, Squares(), in_slices=({0: 4},))
+    assert shard_plan.num_shards == 4
     assert len(asked) == 1  # By the map: a plan reads nothing before it runs.
-    np.testing.assert_allclose(made.run(Squares()), mapped, rtol=1e-6)
+    np.testing.assert_allclose(shard_plan.run(Squares()), mapped, rtol=1e-6)
     assert len(asked) == 2
-    [part, _] = made.shards[1].args(Squares())
+    [part, _] = shard_plan.shards[1].args(Squares())
     np.testing.assert_array_equal(part, [4, 9])
 
 
 def test_what_can_be_sliced_is_read_in_slices(asked):
-    made = plan(jnp.sqrt, Everything(), in_slices=({0: 4},))
-    np.testing.assert_allclose(made.run(Everything()), np.arange(8.0), rtol=1e-6)
+    shard_plan = plan(jnp.sqrt, Everything(), in_slices=({0: 4},))
+    np.testing.assert_allclose(shard_plan.run(Everything()), np.arange(8.0), rtol=1e-6)
     assert asked == []
 
 

@@ -27,9 +27,9 @@ def test_random_compositions(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want = jax.jit(fun)(*args)
-        made = plan(fun, *args, in_slices=in_slices)
-        if made.num_shards <= MOST_SHARDS:
-            assert_same(made.run(*args), want, tolerance=2e-3)
+        shard_plan = plan(fun, *args, in_slices=in_slices)
+        if shard_plan.num_shards <= MOST_SHARDS:
+            assert_same(shard_plan.run(*args), want, tolerance=2e-3)
 
 
 @examples(4)
@@ -96,10 +96,10 @@ TOKENS = reals(4, 6, WIDTH)
     ("cut", "fewest", "stages"), [({0: 4}, 4, 1), ({1: 3}, 3, None), ({2: 2}, 2, None)]
 )
 def test_a_transformer_block(cut, fewest, stages):
-    made = plan(block, BLOCK, TOKENS, in_slices=(None, cut))
-    assert_same(made.run(BLOCK, TOKENS), jax.jit(block)(BLOCK, TOKENS), 2e-4)
-    assert made.num_shards >= fewest
-    assert stages is None or len(made.stages) == stages
+    shard_plan = plan(block, BLOCK, TOKENS, in_slices=(None, cut))
+    assert_same(shard_plan.run(BLOCK, TOKENS), jax.jit(block)(BLOCK, TOKENS), 2e-4)
+    assert shard_plan.num_shards >= fewest
+    assert stages is None or len(shard_plan.stages) == stages
 
 
 @pytest.mark.deep
@@ -108,11 +108,11 @@ def test_the_gradient_of_a_transformer_block():
         return (block(params, x) ** 2).mean()
 
     fun = jax.value_and_grad(loss)
-    made = plan(fun, BLOCK, TOKENS, in_slices=(None, {0: 4}))
-    assert_same(made.run(BLOCK, TOKENS), jax.jit(fun)(BLOCK, TOKENS), 2e-4)
-    assert made.num_shards == 4
-    assert len(made.stages) == 1
-    assert set(jax.tree.leaves(made.shards[0].combiner)) == {"add"}
+    shard_plan = plan(fun, BLOCK, TOKENS, in_slices=(None, {0: 4}))
+    assert_same(shard_plan.run(BLOCK, TOKENS), jax.jit(fun)(BLOCK, TOKENS), 2e-4)
+    assert shard_plan.num_shards == 4
+    assert len(shard_plan.stages) == 1
+    assert set(jax.tree.leaves(shard_plan.shards[0].combiner)) == {"add"}
 
 
 NET = {
@@ -142,6 +142,6 @@ def train_step(params, images, labels):
 @pytest.mark.parametrize("cut", [{0: 4}, {1: 2}])
 def test_a_training_step(cut):
     args = (NET, IMAGES, LABELS)
-    made = plan(train_step, *args, in_slices=(None, cut, {0: 4}))
-    assert_same(made.run(*args), jax.jit(train_step)(*args), 2e-4)
-    assert made.num_shards > 1
+    shard_plan = plan(train_step, *args, in_slices=(None, cut, {0: 4}))
+    assert_same(shard_plan.run(*args), jax.jit(train_step)(*args), 2e-4)
+    assert shard_plan.num_shards > 1

@@ -13,8 +13,8 @@ def test_explain_and_str():
     def fun(x, w):
         return jnp.fft.fft(x, axis=0).real @ w, x.sum(0)
 
-    made = plan(fun, X, Y[:6], in_slices=({0: 2, 1: 3}, None))
-    text = str(made.explain())
+    shard_plan = plan(fun, X, Y[:6], in_slices=({0: 2, 1: 3}, None))
+    text = str(shard_plan.explain())
     for line in (
         "args[0]: float32[8, 6]",
         "axis 0: cut into 2 pieces of 4",
@@ -26,15 +26,15 @@ def test_explain_and_str():
         "axis 0: whole, as asked",
     ):
         assert line in text
-    assert f"ShardPlan: {made.num_shards} shards" in str(made)
+    assert f"ShardPlan: {shard_plan.num_shards} shards" in str(shard_plan)
     assert text == str(plan(fun, X, Y[:6], in_slices=({0: 2, 1: 3}, None)).explain())
 
 
 def test_a_plan_begins_with_its_memory_and_what_it_reads():
-    made = plan(lambda x: x * 2, X, in_slices=({0: (5, 3)},))
-    assert made.peak_bytes == 2 * 5 * 6 * 4
-    assert made.cut_fraction == 5 / 8
-    first, second, *_ = str(made).splitlines()
+    shard_plan = plan(lambda x: x * 2, X, in_slices=({0: (5, 3)},))
+    assert shard_plan.peak_bytes == 2 * 5 * 6 * 4
+    assert shard_plan.cut_fraction == 5 / 8
+    first, second, *_ = str(shard_plan).splitlines()
     assert first == "ShardPlan: 2 shards"
     assert (
         second == "  a shard holds at most 240 B; together the shards read args[0] once"
@@ -45,8 +45,8 @@ def test_slices_of_each_output():
     def fun(x, y):
         return {"both": x + y, "row": y.sum(0), "two": 2}
 
-    made = plan(fun, X, Y, in_slices=({0: 2}, {1: 3}))
-    assert made.out_slices == {
+    shard_plan = plan(fun, X, Y, in_slices=({0: 2}, {1: 3}))
+    assert shard_plan.out_slices == {
         "both": {0: [(0, 4), (4, 8)], 1: [(0, 2), (2, 4), (4, 6)]},
         "row": {0: [(0, 2), (2, 4), (4, 6)]},
         "two": {},
@@ -58,25 +58,25 @@ def test_what_is_kept_counts_and_is_told():
         y = x - x.mean(0, keepdims=True)
         return y / jnp.sqrt((y * y).mean(0, keepdims=True))
 
-    made = plan(standard, X, in_slices=({0: 4},))
-    assert len(made.stages) == 3
+    shard_plan = plan(standard, X, in_slices=({0: 4},))
+    assert len(shard_plan.stages) == 3
     # The second stage reads two rows and a mean of six numbers, and writes six sums.
     # Both are kept.
     read, written, kept = 3 * 6 * 4, 6 * 4, 2 * 6 * 4
-    assert made.peak_bytes >= read + written + kept
+    assert shard_plan.peak_bytes >= read + written + kept
     for line in (
         "stage 0: 4 shards",
         "24 B kept",
         "48 B kept; ",
         "reads args[0] once",
     ):
-        assert line in str(made)
-        assert line in str(made.explain())
+        assert line in str(shard_plan)
+        assert line in str(shard_plan.explain())
 
 
 def test_a_neighbour_is_read_twice_and_so_it_says():
-    made = plan(lambda x: x[1:] - x[:-1], X, in_slices=({0: 2},))
-    assert "reads args[0] 1.12 times" in str(made.explain())
+    shard_plan = plan(lambda x: x[1:] - x[:-1], X, in_slices=({0: 2},))
+    assert "reads args[0] 1.12 times" in str(shard_plan.explain())
 
 
 def test_a_shard_moves_no_more_than_there_is():
@@ -89,11 +89,11 @@ def test_a_shard_moves_no_more_than_there_is():
 
 
 def test_what_a_slice_leaves_out_is_no_news_of_a_cut_that_arrives():
-    made = plan(
+    shard_plan = plan(
         lambda x: jnp.roll(x, 1), np.arange(12, dtype=np.float32), in_slices=({0: 3},)
     )
-    assert "reaches axis 0 of result" in str(made.explain())
-    assert "beside" not in str(made.explain())
+    assert "reaches axis 0 of result" in str(shard_plan.explain())
+    assert "beside" not in str(shard_plan.explain())
     lost = plan(
         lambda x: x[:2], np.arange(12, dtype=np.float32), in_slices=({0: (6, 6)},)
     )
@@ -101,13 +101,13 @@ def test_what_a_slice_leaves_out_is_no_news_of_a_cut_that_arrives():
 
 
 def test_a_plan_is_short_where_it_is_shown():
-    made = plan(jnp.sin, np.arange(12, dtype=np.float32), in_slices=({0: 3},))
-    assert repr(made) == "<ShardPlan: 3 shards in 1 stage>"
+    shard_plan = plan(jnp.sin, np.arange(12, dtype=np.float32), in_slices=({0: 3},))
+    assert repr(shard_plan) == "<ShardPlan: 3 shards in 1 stage>"
 
 
 def test_stages_are_shown_with_what_they_make():
-    made = plan(lambda x: x - x.mean(0)[None], X, in_slices=({0: 4},))
-    assert [repr(stage) for stage in made.stages] == [
+    shard_plan = plan(lambda x: x - x.mean(0)[None], X, in_slices=({0: 4},))
+    assert [repr(stage) for stage in shard_plan.stages] == [
         "<Stage 0: 4 shards make float32[6]>",
         "<Stage 1: 4 shards make float32[8,6]>",
     ]
@@ -119,8 +119,10 @@ def test_many_leaves_of_one_tree_are_counted():
     def fun(params, x):
         return {k: (x @ w).sum(0) for k, w in params.items()}, x * 2
 
-    made = plan(fun, params, np.ones((4, 2), np.float32), in_slices=(None, {0: 2}))
-    told = str(made.explain())
+    shard_plan = plan(
+        fun, params, np.ones((4, 2), np.float32), in_slices=(None, {0: 2})
+    )
+    told = str(shard_plan.explain())
     assert "    gives parts of 5 arrays of result[0], combined by add\n" in told
     assert "2 shards make 5 arrays of result[0], result[1]; " in told
     assert "; reads 5 arrays of args[0] twice, args[1] once" in told
@@ -195,9 +197,9 @@ def test_equal_stages_are_told_once():
 
         return lax.scan(step, jnp.ones(8), None, length=12)[0]
 
-    made = plan(powers, np.ones((64, 8), np.float32), in_slices={0: 4})
-    assert len(made.stages) > 10
-    for lines in (str(made), str(made.explain())):
+    shard_plan = plan(powers, np.ones((64, 8), np.float32), in_slices={0: 4})
+    assert len(shard_plan.stages) > 10
+    for lines in (str(shard_plan), str(shard_plan.explain())):
         lines = [line.split(":")[0].strip() for line in lines.splitlines()]
         found = [line for line in lines if line.startswith("stage")]
         assert len(found) <= 6

@@ -32,11 +32,13 @@ class Chunks:
 )
 def test_chunks_are_counted_as_often_as_they_are_read(cut, often):
     x = Chunks(X)
-    made = sm.plan(lambda x: x * 2, x, in_slices=cut)
-    made.run(x)
+    shard_plan = sm.plan(lambda x: x * 2, x, in_slices=cut)
+    shard_plan.run(x)
     assert x.read == {"once": 8, "5 times": 40}[often]
-    assert f"together the shards read args[0] {often}" in str(made)
-    told = "each chunk of args[0] is read by 5 pieces: cut it AS_CHUNKED" in str(made)
+    assert f"together the shards read args[0] {often}" in str(shard_plan)
+    told = "each chunk of args[0] is read by 5 pieces: cut it AS_CHUNKED" in str(
+        shard_plan
+    )
     assert told == (often != "once")
 
 
@@ -62,9 +64,9 @@ def test_merged_statistics_are_sent_not_those_of_all_pieces():
     want = jax.jit(standardised)(X)
     peaks = []
     for pieces in (10, 40):
-        made = sm.plan(standardised, X, in_slices={0: pieces})
-        assert_same(made.run(X), want, 1e-4)
-        peaks.append(made.stage_costs[-1].shard_bytes)
+        shard_plan = sm.plan(standardised, X, in_slices={0: pieces})
+        assert_same(shard_plan.run(X), want, 1e-4)
+        peaks.append(shard_plan.stage_costs[-1].shard_bytes)
     assert peaks[1] < peaks[0]
 
 

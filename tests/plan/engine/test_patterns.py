@@ -103,10 +103,10 @@ def walks(monkeypatch):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_shards_that_are_alike_are_walked_once(name, walks):
     fun, args, in_slices, most = PROGRAMS[name]
-    made = plan(fun, *args, in_slices=in_slices)
-    found = [[s.recipe(k) for k in range(s.num_shards)] for s in made.stages]
+    shard_plan = plan(fun, *args, in_slices=in_slices)
+    found = [[s.recipe(k) for k in range(s.num_shards)] for s in shard_plan.stages]
     assert len(walks) <= most
-    for stage, row in zip(made.stages, found, strict=True):
+    for stage, row in zip(shard_plan.stages, found, strict=True):
         assert row == [walked(stage, k) for k in range(stage.num_shards)]
 
 
@@ -124,11 +124,11 @@ def test_parts_of_what_is_computed_whole_have_one_recipe():
 def test_a_second_run_walks_no_shard(walks):
     """Nor those that are like no other, such as the only shard of the last stage."""
     x = np.ones((64, 2), np.float32)
-    made = plan(lambda x: x.std(0), x, in_slices={0: (20, 30, 14)})
-    made.run(x)
+    shard_plan = plan(lambda x: x.std(0), x, in_slices={0: (20, 30, 14)})
+    shard_plan.run(x)
     assert walks
     walks.clear()
-    made.run(x)
+    shard_plan.run(x)
     assert not walks
 
 
@@ -176,9 +176,9 @@ def test_a_piece_beside_the_whole_is_read_apart():
     def attention(x):
         return jax.nn.softmax(x @ x.T) @ x
 
-    made = plan(attention, floats(600, 8), in_slices={0: 50}, partial=False)
-    assert made.num_shards == 50
-    assert made.stage_costs[0].functions <= 2
+    shard_plan = plan(attention, floats(600, 8), in_slices={0: 50}, partial=False)
+    assert shard_plan.num_shards == 50
+    assert shard_plan.stage_costs[0].functions <= 2
 
 
 def test_a_constant_of_two_axes_is_read_in_boxes_of_their_own():
@@ -189,7 +189,7 @@ def test_a_constant_of_two_axes_is_read_in_boxes_of_their_own():
         return jax.image.resize(x, (128, 128), "nearest")
 
     x = np.arange(65 * 64, dtype=np.float32).reshape(65, 64) ** 0.5
-    made = plan(upsampled, x, out_slices={0: 16})
-    assert made.num_shards == 16
-    assert made.stage_costs[0].functions <= 3
-    np.testing.assert_array_equal(made.run(x), jax.jit(upsampled)(x))
+    shard_plan = plan(upsampled, x, out_slices={0: 16})
+    assert shard_plan.num_shards == 16
+    assert shard_plan.stage_costs[0].functions <= 3
+    np.testing.assert_array_equal(shard_plan.run(x), jax.jit(upsampled)(x))

@@ -39,13 +39,13 @@ def side(x, c):
     return jnp.tanh(x @ c.T + (c * c).sum(1)[None]).sum(0)
 
 
-def kept(made):
+def kept(shard_plan):
     """The elements of all that later stages read."""
     return sum(
         result.value.size
-        for stage in made.stages[:-1]
+        for stage in shard_plan.stages[:-1]
         for result in stage.results
-        if result.value not in made.stages[-1].results
+        if result.value not in shard_plan.stages[-1].results
     )
 
 
@@ -61,19 +61,19 @@ def kept(made):
 def test_windows_divide_the_work_before_them(fun, shape, cut, monkeypatch):
     monkeypatch.setattr(propagate, "WORTH_KEEPING", 2**6)
     x, kernel = reals(64, 48), reals(*shape)
-    made = plan(fun, x, kernel, in_slices=(cut, None))
-    assert len(made.stages) == 1
-    assert made.num_shards == np.prod(list(cut.values()))
-    assert_same(made.run(x, kernel), jax.jit(fun)(x, kernel), 1e-4)
+    shard_plan = plan(fun, x, kernel, in_slices=(cut, None))
+    assert len(shard_plan.stages) == 1
+    assert shard_plan.num_shards == np.prod(list(cut.values()))
+    assert_same(shard_plan.run(x, kernel), jax.jit(fun)(x, kernel), 1e-4)
 
 
 def test_a_side_operand_alone_is_kept(monkeypatch):
     monkeypatch.setattr(propagate, "WORTH_KEEPING", 2**6)
     x, c = reals(64, 8), reals(6, 8)
-    made = plan(side, x, c, in_slices=({0: 8}, None))
-    assert [stage.num_shards for stage in made.stages] == [1, 8]
-    assert kept(made) == 6
-    assert_same(made.run(x, c), jax.jit(side)(x, c), 1e-4)
+    shard_plan = plan(side, x, c, in_slices=({0: 8}, None))
+    assert [stage.num_shards for stage in shard_plan.stages] == [1, 8]
+    assert kept(shard_plan) == 6
+    assert_same(shard_plan.run(x, c), jax.jit(side)(x, c), 1e-4)
 
 
 def normal(x, w):
@@ -81,9 +81,9 @@ def normal(x, w):
     return (y - y.mean(0, keepdims=True)) / (y.std(0, keepdims=True) + 1)
 
 
-def chosen(made):
+def chosen(shard_plan):
     """The names of what is kept that could be computed again."""
-    return {value.producer.name for value in made._cut_program.analysis.costly}
+    return {value.producer.name for value in shard_plan._cut_program.analysis.costly}
 
 
 @pytest.mark.few(1)
@@ -92,13 +92,13 @@ def chosen(made):
 )
 def test_a_product_is_kept_where_that_costs_less(columns, features, kept):
     x, w = reals(96, columns), reals(columns, features)
-    made = plan(normal, x, w, in_slices=({0: 8}, None))
+    shard_plan = plan(normal, x, w, in_slices=({0: 8}, None))
     size = 96 * features * 4
-    assert ("dot_general" in chosen(made)) == kept
-    assert (max(cost.kept_bytes for cost in made.stage_costs) >= size) == kept
-    assert any(cost.repeated for cost in made.stage_costs) != kept
-    assert_same(made.run(x, w), jax.jit(normal)(x, w), 1e-4)
-    for told in (str(made), str(made.explain())):
+    assert ("dot_general" in chosen(shard_plan)) == kept
+    assert (max(cost.kept_bytes for cost in shard_plan.stage_costs) >= size) == kept
+    assert any(cost.repeated for cost in shard_plan.stage_costs) != kept
+    assert_same(shard_plan.run(x, w), jax.jit(normal)(x, w), 1e-4)
+    for told in (str(shard_plan), str(shard_plan.explain())):
         assert (f"keeps the dot_general of shape (96, {features}) (" in told) == kept
         assert ("operations repeated" in told) != kept
 
@@ -116,10 +116,10 @@ def test_what_each_shard_would_compute_whole_is_kept(fun, monkeypatch):
     """One shard sorts; the others take pieces of that."""
     monkeypatch.setattr(propagate, "WORTH_KEEPING", 2**6)
     x = reals(2**12, 2)
-    made = plan(fun, x, in_slices={0: 8})
-    assert [stage.num_shards for stage in made.stages] == [1, 8]
-    assert [cost.repeated for cost in made.stage_costs] == [0, 0]
-    assert_same(made.run(x), jax.jit(fun)(x), 1e-5)
+    shard_plan = plan(fun, x, in_slices={0: 8})
+    assert [stage.num_shards for stage in shard_plan.stages] == [1, 8]
+    assert [cost.repeated for cost in shard_plan.stage_costs] == [0, 0]
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-5)
 
 
 def test_what_is_kept_beside_pieces_is_computed_once(monkeypatch):
@@ -130,10 +130,10 @@ def test_what_is_kept_beside_pieces_is_computed_once(monkeypatch):
         return jnp.sort(x, 0) * (y - y.max(0, keepdims=True))
 
     x, w = reals(2**12, 64), reals(64, 64)
-    made = plan(fun, x, w, in_slices=({0: 8}, None))
-    assert {"sort", "dot_general"} <= {*chosen(made)}
-    assert [cost.repeated for cost in made.stage_costs] == [0, 0]
-    assert_same(made.run(x, w), jax.jit(fun)(x, w), 1e-5)
+    shard_plan = plan(fun, x, w, in_slices=({0: 8}, None))
+    assert {"sort", "dot_general"} <= {*chosen(shard_plan)}
+    assert [cost.repeated for cost in shard_plan.stage_costs] == [0, 0]
+    assert_same(shard_plan.run(x, w), jax.jit(fun)(x, w), 1e-5)
 
 
 def test_what_does_not_fit_is_computed_again():
@@ -141,10 +141,10 @@ def test_what_does_not_fit_is_computed_again():
     kept = 96 * 32 * 4
     roomy = plan(normal, x, w, in_slices=({0: sm.AUTO}, None), memory=80_000)
     assert chosen(roomy) == {"dot_general"}
-    made = plan(normal, x, w, in_slices=({0: sm.AUTO}, None), memory=40_000)
-    assert not chosen(made)
-    assert made.peak_bytes <= 40_000 < w.nbytes + kept
-    assert_same(made.run(x, w), jax.jit(normal)(x, w), 1e-4)
+    shard_plan = plan(normal, x, w, in_slices=({0: sm.AUTO}, None), memory=40_000)
+    assert not chosen(shard_plan)
+    assert shard_plan.peak_bytes <= 40_000 < w.nbytes + kept
+    assert_same(shard_plan.run(x, w), jax.jit(normal)(x, w), 1e-4)
 
 
 def test_values_without_elements_take_nothing():
@@ -153,9 +153,9 @@ def test_values_without_elements_take_nothing():
         return jnp.cos(none), jnp.tanh(x @ x.T).sum(0)
 
     x = reals(600, 400)
-    made = plan(fun, x, in_slices={0: 3})
-    assert "axis 0" in str(made)
-    none, sums = made.run(x)
+    shard_plan = plan(fun, x, in_slices={0: 3})
+    assert "axis 0" in str(shard_plan)
+    none, sums = shard_plan.run(x)
     assert none.shape == (0, 400)
     assert_same(sums, jax.jit(fun)(x)[1], 1e-3)
     assert sm.chunked(fun, {0: 3})(x)[0].shape == (0, 400)
@@ -186,12 +186,12 @@ def test_the_smallest_of_what_is_computed_is_kept(narrow, nbytes):
         return [y - y.mean(0, keepdims=True) for y in jax.tree.leaves(narrow(x))]
 
     x = reals(2**9, 64)
-    made = plan(fun, x, in_slices={0: 8})
-    assert [stage.num_shards for stage in made.stages] == [8, 8]
-    every = made._cut_program.analysis.costly
+    shard_plan = plan(fun, x, in_slices={0: 8})
+    assert [stage.num_shards for stage in shard_plan.stages] == [8, 8]
+    every = shard_plan._cut_program.analysis.costly
     assert sum(map(keys.nbytes, every)) == nbytes
-    assert not made.stage_costs[1].reads
-    assert_same(made.run(x), jax.jit(fun)(x), 1e-2)
+    assert not shard_plan.stage_costs[1].reads
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-2)
 
 
 def test_a_value_that_is_compared_is_kept_where_it_is_smallest():
@@ -200,16 +200,16 @@ def test_a_value_that_is_compared_is_kept_where_it_is_smallest():
         return jnp.sqrt(y - y.min())
 
     x = reals(2**9, 64)
-    made = plan(fun, x, in_slices={0: 8})
-    assert made.stage_costs[0].kept_bytes <= 4 * (2**9 + 1)
-    assert_same(made.run(x), jax.jit(fun)(x), 1e-3)
+    shard_plan = plan(fun, x, in_slices={0: 8})
+    assert shard_plan.stage_costs[0].kept_bytes <= 4 * (2**9 + 1)
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-3)
 
 
 def test_what_is_computed_whole_is_counted_once_for_two_parts_of_it():
     x = reals(2**12, 256)
-    made = plan(lambda x: [y.sum() for y in columns(x)], x, in_slices={0: 8})
-    assert [stage.num_shards for stage in made.stages] == [8]
-    assert [cost.repeated for cost in made.stage_costs] == [0]
+    shard_plan = plan(lambda x: [y.sum() for y in columns(x)], x, in_slices={0: 8})
+    assert [stage.num_shards for stage in shard_plan.stages] == [8]
+    assert [cost.repeated for cost in shard_plan.stage_costs] == [0]
 
 
 @pytest.mark.deep
@@ -219,22 +219,26 @@ def test_statistics_of_many_rows_are_selected_from_by_one_shard():
         return jnp.quantile(means, jnp.array([0.1, 0.9])), means.mean()
 
     x = reals(2**9, 512)
-    made = plan(fun, x, in_slices={0: 8})
-    assert len(made.stages) <= 3
-    assert made.stages[-1].num_shards == 1
-    assert_same(made.run(x), jax.jit(fun)(x), 1e-5)
+    shard_plan = plan(fun, x, in_slices={0: 8})
+    assert len(shard_plan.stages) <= 3
+    assert shard_plan.stages[-1].num_shards == 1
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-5)
 
 
 def test_selections_of_a_product_that_is_cut_along_both_axes():
     x, w = reals(64, 4000), reals(4000, 8)
-    made = plan(lambda x, w: jnp.median(x @ w, 0), x, w, in_slices=({0: 4}, {1: 2}))
-    assert made.stage_costs[0].reads == "args[0] twice, args[1] 4 times"
-    assert all(not cost.reads for cost in made.stage_costs[1:])
+    shard_plan = plan(
+        lambda x, w: jnp.median(x @ w, 0), x, w, in_slices=({0: 4}, {1: 2})
+    )
+    assert shard_plan.stage_costs[0].reads == "args[0] twice, args[1] 4 times"
+    assert all(not cost.reads for cost in shard_plan.stage_costs[1:])
 
 
 @pytest.mark.deep
 def test_random_numbers_that_do_not_fit_are_drawn_again():
     key = jax.random.key(0)
-    made = plan(lambda key: jax.random.normal(key, (2**15,)).std(), key, memory="80 kB")
-    assert len(made.stages) > 1
-    assert not chosen(made)
+    shard_plan = plan(
+        lambda key: jax.random.normal(key, (2**15,)).std(), key, memory="80 kB"
+    )
+    assert len(shard_plan.stages) > 1
+    assert not chosen(shard_plan)

@@ -383,5 +383,5 @@ def test_searchsorted_runs_in_pieces():
     def fun(x):
         return jnp.searchsorted(edges, x), jnp.histogram(x, edges)[0]
 
-    for made in (sm.chunked(fun, {0: 3})(x), jax.jit(sm.chunked(fun, {0: 3}))(x)):
-        assert_same(made, jax.jit(fun)(x))
+    for result in (sm.chunked(fun, {0: 3})(x), jax.jit(sm.chunked(fun, {0: 3}))(x)):
+        assert_same(result, jax.jit(fun)(x))

@@ -15,10 +15,12 @@ from tests.strategies import examples
 
 
 def test_a_core_axis_is_whole_and_says_why():
-    made = plan(jnp.linalg.cholesky, SYMMETRIC, in_slices=({0: 2, 2: 5},))
-    assert made.num_shards == 2
-    assert "works on the whole of this axis (cut a batch axis" in str(made.explain())
-    assert_same(made.run(SYMMETRIC), jax.jit(jnp.linalg.cholesky)(SYMMETRIC))
+    shard_plan = plan(jnp.linalg.cholesky, SYMMETRIC, in_slices=({0: 2, 2: 5},))
+    assert shard_plan.num_shards == 2
+    assert "works on the whole of this axis (cut a batch axis" in str(
+        shard_plan.explain()
+    )
+    assert_same(shard_plan.run(SYMMETRIC), jax.jit(jnp.linalg.cholesky)(SYMMETRIC))
 
 
 def test_a_sort_and_its_places_are_cut_beside_it():
@@ -30,8 +32,10 @@ def test_a_sort_and_its_places_are_cut_beside_it():
 
 def test_a_sort_along_the_axis_that_is_cut_is_whole():
     with pytest.warns(UserWarning, match="runs as a whole"):
-        made = plan(lambda x: jnp.sort(x, 0), X, in_slices=({0: 4},))
-    assert "may move an element anywhere (cut another axis)" in str(made.explain())
+        shard_plan = plan(lambda x: jnp.sort(x, 0), X, in_slices=({0: 4},))
+    assert "may move an element anywhere (cut another axis)" in str(
+        shard_plan.explain()
+    )
 
 
 # Linear solves
@@ -71,8 +75,8 @@ BATCHED = {
 def test_each_piece_of_a_batch_is_computed_alone(name):
     fun, args = BATCHED[name]
     cut = {0: (1, len(args[0]) - 1)}
-    made = check_cut(fun, *args, in_slices=(cut,) * len(args), tolerance=2e-4)
-    assert (made.num_shards, len(made.stages)) == (2, 1)
+    shard_plan = check_cut(fun, *args, in_slices=(cut,) * len(args), tolerance=2e-4)
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (2, 1)
 
 
 @pytest.mark.few(1)
@@ -80,8 +84,8 @@ def test_each_piece_of_a_batch_is_computed_alone(name):
 def test_the_gradient_of_a_solve(name):
     fun, args = BATCHED[name]
     gradient = jax.grad(lambda *args: (fun(*args) ** 2).sum(), (0, 1))
-    made = check_cut(gradient, *args, in_slices=(BATCH, BATCH), tolerance=2e-3)
-    assert (made.num_shards, len(made.stages)) == (3, 1)
+    shard_plan = check_cut(gradient, *args, in_slices=(BATCH, BATCH), tolerance=2e-3)
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (3, 1)
 
 
 def by_cholesky(a, b):
@@ -96,8 +100,8 @@ def test_right_hand_sides_are_solved_alone(fun, how):
         inner = fun
         fun = jax.grad(lambda a, b: (inner(a, b) ** 2).sum(), 1)
     args = DEFINITE[0], SIDES
-    made = check_cut(fun, *args, in_slices=(None, {1: (2, 1, 4)}), tolerance=2e-3)
-    assert made.num_shards == 3
+    shard_plan = check_cut(fun, *args, in_slices=(None, {1: (2, 1, 4)}), tolerance=2e-3)
+    assert shard_plan.num_shards == 3
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -113,5 +117,5 @@ def test_rows_of_a_triangular_solve(left):
 @given(st.data(), st.sampled_from(["det", "inv", "solve"]))
 def test_solves_under_any_cut(data, name):
     fun, args = BATCHED[name]
-    made = plan(fun, *args, in_slices=data.draw(cuts(args)))
-    assert_same(made.run(*args), jax.jit(fun)(*args), 1e-3)
+    shard_plan = plan(fun, *args, in_slices=data.draw(cuts(args)))
+    assert_same(shard_plan.run(*args), jax.jit(fun)(*args), 1e-3)

@@ -27,9 +27,9 @@ def test_parts_do_not_meet_zeros_and_infinities(fun):
     """``1 / 0`` is infinite, ``3 / 0 - 2 / 0`` is no number."""
     x = np.eye(8, 6, dtype=np.float32) - 0.5 * np.eye(8, 6, -3, dtype=np.float32)
     y = np.array([0, np.inf, 1, -np.inf, 0, 2], np.float32)
-    made = plan(fun, x, y, in_slices=({0: 4}, None))
-    assert_same(made.run(x, y), jax.jit(fun)(x, y))
-    assert made.num_shards > 1
+    shard_plan = plan(fun, x, y, in_slices=({0: 4}, None))
+    assert_same(shard_plan.run(x, y), jax.jit(fun)(x, y))
+    assert shard_plan.num_shards > 1
 
 
 WEIGHTS = reals(6, 4, seed=3)
@@ -55,5 +55,5 @@ def smoothed(x):
     ],
 )
 def test_parts_pass_products_with_constants_unless_they_grow(fun, stages):
-    made = check_cut(fun, reals(8, 6), in_slices=({0: 4},))
-    assert len(made.stages) == stages
+    shard_plan = check_cut(fun, reals(8, 6), in_slices=({0: 4},))
+    assert len(shard_plan.stages) == stages

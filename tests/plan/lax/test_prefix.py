@@ -34,9 +34,9 @@ def test_any_cut_of_a_running_reduction(name, reverse, x):
     @examples(1)
     @given(cuts((x,)))
     def check(in_slices):
-        made = plan(fun, x, in_slices=in_slices)
-        assert_same(made.run(x), want, 1e-4)
-        assert made.num_shards > 1
+        shard_plan = plan(fun, x, in_slices=in_slices)
+        assert_same(shard_plan.run(x), want, 1e-4)
+        assert shard_plan.num_shards > 1
 
     check()
 
@@ -46,10 +46,10 @@ def test_any_cut_of_a_running_reduction(name, reverse, x):
 def test_small_floats_are_rounded_once(dtype):
     x = (np.abs(np.concatenate([X, X + 1, X * 3])) + 1).astype(dtype)
     want = np.cumsum(x.astype(np.float64), 0)
-    made = plan(lambda x: jnp.cumsum(x, 0), x, in_slices={0: 7})
-    got = made.run(x)
+    shard_plan = plan(lambda x: jnp.cumsum(x, 0), x, in_slices={0: 7})
+    got = shard_plan.run(x)
     assert got.dtype == dtype
-    assert made.num_shards > 7
+    assert shard_plan.num_shards > 7
     # Half of the last digit, that of float32 besides.
     digit = float(jnp.finfo(dtype).eps)
     assert (np.abs(got.astype(np.float64) / want - 1) <= digit / 2 * 1.01).all()
@@ -59,20 +59,20 @@ def test_small_floats_are_rounded_once(dtype):
 
 
 def test_its_three_stages():
-    made = plan(lambda x: jnp.cumsum(x, 0), X, in_slices=({0: (3, 5)},))
-    assert [stage.num_shards for stage in made.stages] == [2, 1, 2]
-    rows = [shard.in_slices[0][0] for shard in made.stage_shards(2)]
+    shard_plan = plan(lambda x: jnp.cumsum(x, 0), X, in_slices=({0: (3, 5)},))
+    assert [stage.num_shards for stage in shard_plan.stages] == [2, 1, 2]
+    rows = [shard.in_slices[0][0] for shard in shard_plan.stage_shards(2)]
     assert rows == [slice(0, 3), slice(3, 8)]
-    assert made.out_slices == {0: [(0, 3), (3, 8)]}
+    assert shard_plan.out_slices == {0: [(0, 3), (3, 8)]}
 
 
 def test_its_gradient():
     def fun(x):
         return jax.grad(lambda x: (jnp.cumsum(x, 0) ** 2).sum())(x)
 
-    made = plan(fun, X, in_slices=({0: 4},))
-    assert_same(made.run(X), jax.jit(fun)(X), 1e-4)
-    assert made.num_shards > 8
+    shard_plan = plan(fun, X, in_slices=({0: 4},))
+    assert_same(shard_plan.run(X), jax.jit(fun)(X), 1e-4)
+    assert shard_plan.num_shards > 8
 
 
 def test_one_function_called_with_different_cuts():
@@ -83,10 +83,10 @@ def test_one_function_called_with_different_cuts():
     def fun(x, y):
         return running(x), running(y)
 
-    made = plan(fun, X, X, in_slices=({0: (3, 5)}, {0: (6, 2)}))
-    assert_same(made.run(X, X), jax.jit(fun)(X, X), 1e-4)
+    shard_plan = plan(fun, X, X, in_slices=({0: (3, 5)}, {0: (6, 2)}))
+    assert_same(shard_plan.run(X, X), jax.jit(fun)(X, X), 1e-4)
     # Each call has its own cuts: two pieces of each argument.
-    assert [stage.num_shards for stage in made.stages] == [4, 1, 4]
+    assert [stage.num_shards for stage in shard_plan.stages] == [4, 1, 4]
 
 
 @pytest.mark.deep
@@ -95,13 +95,13 @@ def test_one_in_a_call_that_jax_writes_anew():
     def fun(x):
         return jnp.nonzero(x[:, 0] > 0, size=6, fill_value=-1)
 
-    made = plan(fun, X, in_slices=({0: (3, 4, 1)},))
-    assert_same(made.run(X), jax.jit(fun)(X))
-    assert "stops at" not in str(made)
-    assert [stage.num_shards for stage in made.stages][-2:] == [3, 1]
+    shard_plan = plan(fun, X, in_slices=({0: (3, 4, 1)},))
+    assert_same(shard_plan.run(X), jax.jit(fun)(X))
+    assert "stops at" not in str(shard_plan)
+    assert [stage.num_shards for stage in shard_plan.stages][-2:] == [3, 1]
 
 
 def test_whole_without_partial_results():
-    made = plan(lambda x: jnp.cumsum(x, 0), X, in_slices=({0: 4},), partial=False)
-    assert made.num_shards == 1
-    assert "each element depends on all before it" in str(made.explain())
+    shard_plan = plan(lambda x: jnp.cumsum(x, 0), X, in_slices=({0: 4},), partial=False)
+    assert shard_plan.num_shards == 1
+    assert "each element depends on all before it" in str(shard_plan.explain())

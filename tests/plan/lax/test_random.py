@@ -25,9 +25,9 @@ DRAWN = {
 )
 def test_a_piece_of_what_is_drawn_has_the_same_bits(name):
     key = jax.random.key(3)
-    made = plan(DRAWN[name], key, out_slices={0: (2, 5)})
-    assert (made.num_shards, len(made.stages)) == (2, 1)
-    np.testing.assert_array_equal(made.run(key), jax.jit(DRAWN[name])(key))
+    shard_plan = plan(DRAWN[name], key, out_slices={0: (2, 5)})
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (2, 1)
+    np.testing.assert_array_equal(shard_plan.run(key), jax.jit(DRAWN[name])(key))
 
 
 @pytest.mark.deep
@@ -39,12 +39,14 @@ def test_gamma_draws_are_whole_but_for_keys_of_their_own():
         return jax.vmap(lambda key: jax.random.gamma(key, a, (4,)))(keys)
 
     key = jax.random.key(3)
-    made = plan(of_one, key, SHAPES, in_slices=(None, {0: (2, 5)}))
-    assert made.num_shards == 1
-    assert "draw with a key for each row" in str(made.explain())
+    shard_plan = plan(of_one, key, SHAPES, in_slices=(None, {0: (2, 5)}))
+    assert shard_plan.num_shards == 1
+    assert "draw with a key for each row" in str(shard_plan.explain())
     args = jax.random.split(key, 6), np.float32(1.4)
-    made = check_cut(of_each, *args, in_slices=({0: (1, 5)}, None), tolerance=1e-4)
-    assert (made.num_shards, len(made.stages)) == (2, 1)
+    shard_plan = check_cut(
+        of_each, *args, in_slices=({0: (1, 5)}, None), tolerance=1e-4
+    )
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (2, 1)
 
 
 def test_what_is_drawn_at_once_is_told():
@@ -52,9 +54,9 @@ def test_what_is_drawn_at_once_is_told():
         return jax.random.uniform(key, x.shape) + x
 
     args = jax.random.key(0, impl="rbg"), X
-    made = plan(fun, *args, in_slices=(None, {0: 2}))
-    assert_same(made.run(*args), jax.jit(fun)(*args))
-    text = str(made.explain())
+    shard_plan = plan(fun, *args, in_slices=(None, {0: 2}))
+    assert_same(shard_plan.run(*args), jax.jit(fun)(*args))
+    text = str(shard_plan.explain())
     assert "draws all of random_bits" in text
     assert "this generator makes all its bits at once" in text
     large = jax.ShapeDtypeStruct((2**17, 2**16), np.float32)
@@ -82,11 +84,11 @@ SUMS_OF_NOISE = {
 )
 def test_cuts_begin_at_random_numbers_that_do_not_fit(name):
     fun, args = SUMS_OF_NOISE[name]
-    made = plan(fun, *args, memory="200 kB")
-    assert made.num_shards > 1
-    assert made.peak_bytes <= 200_000
+    shard_plan = plan(fun, *args, memory="200 kB")
+    assert shard_plan.num_shards > 1
+    assert shard_plan.peak_bytes <= 200_000
     want = jax.jit(fun)(*args)
-    assert_same(made.run(*args), want, tolerance=1e-3)
+    assert_same(shard_plan.run(*args), want, tolerance=1e-3)
     assert_same(sm.chunked(fun, memory="200 kB")(*args), want, tolerance=1e-3)
 
 
@@ -105,6 +107,6 @@ def test_cuts_that_begin_inside_stand_beside_axes_that_are_auto():
         return x.sum(), jax.random.normal(key, (14_001,)).max()
 
     x = np.ones(10_003, np.float32)
-    made = plan(fun, KEY, x, in_slices=(None, {0: sm.AUTO}), memory="20 kB")
-    assert made.peak_bytes <= 20_000
-    assert_same(made.run(KEY, x), jax.jit(fun)(KEY, x))
+    shard_plan = plan(fun, KEY, x, in_slices=(None, {0: sm.AUTO}), memory="20 kB")
+    assert shard_plan.peak_bytes <= 20_000
+    assert_same(shard_plan.run(KEY, x), jax.jit(fun)(KEY, x))

@@ -23,8 +23,10 @@ from tests.plan.plan_programs import reals
     ],
 )
 def test_the_first_of_merged_and_split_axes_stays_cut(shape, new, cut, shards):
-    made = check_cut(lambda x: x.reshape(new) * 2, reals(*shape), in_slices=(cut,))
-    assert made.num_shards == shards
+    shard_plan = check_cut(
+        lambda x: x.reshape(new) * 2, reals(*shape), in_slices=(cut,)
+    )
+    assert shard_plan.num_shards == shards
 
 
 @settings(max_examples=8)
@@ -37,12 +39,12 @@ def test_any_box_of_any_shape(new, data):
         return x.reshape(new)[..., start:] * 1
 
     x = reals(8, 6)
-    made = plan(fun, x, in_slices=({0: data.draw(st.integers(2, 8))},))
-    assert_same(made.run(x), jax.jit(fun)(x))
+    shard_plan = plan(fun, x, in_slices=({0: data.draw(st.integers(2, 8))},))
+    assert_same(shard_plan.run(x), jax.jit(fun)(x))
 
 
 def test_a_slice_of_split_axes_under_x64():
     x = np.arange(96, dtype=np.float32).reshape(24, 4)
     with jax.enable_x64(True):
-        made = plan(lambda x: x.reshape(6, 4, 4)[:, 0], x, in_slices={0: 2})
-        np.testing.assert_array_equal(made.run(x), x.reshape(6, 4, 4)[:, 0])
+        shard_plan = plan(lambda x: x.reshape(6, 4, 4)[:, 0], x, in_slices={0: 2})
+        np.testing.assert_array_equal(shard_plan.run(x), x.reshape(6, 4, 4)[:, 0])

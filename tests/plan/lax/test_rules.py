@@ -62,10 +62,10 @@ def test_any_cut_gives_the_same_result(name):
     @examples(1)
     @given(cuts(program.args))
     def check(in_slices):
-        made = plan(program.fun, *program.args, in_slices=in_slices)
-        assert_same(made.run(*program.args), want, program.tolerance)
+        shard_plan = plan(program.fun, *program.args, in_slices=in_slices)
+        assert_same(shard_plan.run(*program.args), want, program.tolerance)
         # Refused cuts have a reason.
-        assert made.num_shards > 1 or "stops at" in str(made.explain())
+        assert shard_plan.num_shards > 1 or "stops at" in str(shard_plan.explain())
 
     check()
     for line in rules_of(program.fun, *program.args).splitlines():
@@ -79,8 +79,8 @@ def test_most_cuts_of_single_primitives_are_carried_out():
         for axis in (0, -1):
             in_slices = tuple({axis: 2} if x.ndim else None for x in program.args)
             asked += 1
-            made = plan(program.fun, *program.args, in_slices=in_slices)
-            done += made.num_shards > 1
+            shard_plan = plan(program.fun, *program.args, in_slices=in_slices)
+            done += shard_plan.num_shards > 1
     assert done / asked > 0.75, (done, asked)
 
 
@@ -91,14 +91,14 @@ def test_arrays_without_elements():
         taken = x[:, np.array([1, 5])]
         return x.reshape(3, 0, 2), x.sum(0), taken, jnp.cumsum(x, 1), jnp.pad(x, 1)
 
-    made = plan(fun, x, in_slices=({1: 3},))
-    assert_same(made.run(x), jax.jit(fun)(x))
+    shard_plan = plan(fun, x, in_slices=({1: 3},))
+    assert_same(shard_plan.run(x), jax.jit(fun)(x))
 
     def edges(x):
         return jnp.pad(x[:, :0], ((2, 1), (0, 0)), mode="edge")
 
-    made = plan(edges, X, in_slices=({0: 4},))
-    assert_same(made.run(X), jax.jit(edges)(X))
+    shard_plan = plan(edges, X, in_slices=({0: 4},))
+    assert_same(shard_plan.run(X), jax.jit(edges)(X))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_arrays_without_elements():
     ],
 )
 def test_what_is_whole_says_why(fun, reason):
-    made = plan(fun, X, in_slices=({0: 2},))
-    text = str(made.explain())
+    shard_plan = plan(fun, X, in_slices=({0: 2},))
+    text = str(shard_plan.explain())
     assert reason in text
     assert "test_rules.py" in text
 
@@ -131,6 +131,6 @@ def test_custom_derivatives_and_linear_solves():
         solved = jax.scipy.sparse.linalg.cg(lambda v: v * 3, x)[0]
         return half(x) + solved, jax.grad(lambda y: half(y).sum())(x)
 
-    made = plan(fun, X, in_slices=({0: 2},))
-    assert_same(made.run(X), jax.jit(fun)(X))
-    assert made.num_shards == 4
+    shard_plan = plan(fun, X, in_slices=({0: 2},))
+    assert_same(shard_plan.run(X), jax.jit(fun)(X))
+    assert shard_plan.num_shards == 4

@@ -11,19 +11,19 @@ from tests.plan.checks import check_cut, slices, times_read
 from tests.plan.plan_programs import X, Y, reals
 
 
-def read(made):
-    return [shard.in_slices[0][0] for shard in made.shards]
+def read(shard_plan):
+    return [shard.in_slices[0][0] for shard in shard_plan.shards]
 
 
 def test_a_reversed_axis_is_read_from_its_end():
-    made = check_cut(lambda x: x[::-1], X, in_slices=({0: (3, 5)},))
-    assert sorted(read(made), key=lambda s: s.start) == [slice(0, 3), slice(3, 8)]
-    assert read(made)[0] == slice(3, 8)
+    shard_plan = check_cut(lambda x: x[::-1], X, in_slices=({0: (3, 5)},))
+    assert sorted(read(shard_plan), key=lambda s: s.start) == [slice(0, 3), slice(3, 8)]
+    assert read(shard_plan)[0] == slice(3, 8)
 
 
 def test_a_strided_slice_reads_no_more_than_its_span():
-    made = check_cut(lambda x: x[1::3], X, in_slices=({0: 3},))
-    assert all(part.stop - part.start <= 4 for part in read(made))
+    shard_plan = check_cut(lambda x: x[1::3], X, in_slices=({0: 3},))
+    assert all(part.stop - part.start <= 4 for part in read(shard_plan))
 
 
 def test_a_sum_passes_zeros_around_it_and_nothing_else():
@@ -38,13 +38,13 @@ def test_a_sum_passes_zeros_around_it_and_nothing_else():
 
 
 def test_joined_arrays_are_cut_at_their_seams():
-    made = check_cut(
+    shard_plan = check_cut(
         lambda x, y: jnp.concatenate([x, y]), X, Y, in_slices=({0: 2}, None)
     )
-    assert made.out_slices == {0: [(0, 4), (4, 8), (8, 16)]}
+    assert shard_plan.out_slices == {0: [(0, 4), (4, 8), (8, 16)]}
     # A shard reads nothing of what does not reach it.
-    assert made.shards[0].in_slices[1] is None
-    assert made.shards[2].in_slices[0] is None
+    assert shard_plan.shards[0].in_slices[1] is None
+    assert shard_plan.shards[2].in_slices[0] is None
 
 
 def test_parts_pass_a_concatenation_of_parts_only():
@@ -56,8 +56,8 @@ def test_parts_pass_a_concatenation_of_parts_only():
 
     in_slices = ({0: 2}, {0: 2})
     for fun in (parts, mixed):
-        made = plan(fun, X, Y, in_slices=in_slices)
-        np.testing.assert_allclose(made.run(X, Y), jax.jit(fun)(X, Y), rtol=1e-5)
+        shard_plan = plan(fun, X, Y, in_slices=in_slices)
+        np.testing.assert_allclose(shard_plan.run(X, Y), jax.jit(fun)(X, Y), rtol=1e-5)
 
 
 @pytest.mark.parametrize("copies", [(3, 1), (1, 40), (20, 2)])
@@ -66,24 +66,24 @@ def test_tiles_few_and_many(copies):
 
 
 def test_splits_read_their_own_part():
-    made = check_cut(lambda x: jnp.split(x, [3, 4]), X, in_slices=({1: 2},))
-    assert made.shards[0].in_slices == (slices((0, 8), (0, 3)),)
+    shard_plan = check_cut(lambda x: jnp.split(x, [3, 4]), X, in_slices=({1: 2},))
+    assert shard_plan.shards[0].in_slices == (slices((0, 8), (0, 3)),)
 
 
 def test_positions_start_where_a_shard_does():
-    made = check_cut(
+    shard_plan = check_cut(
         lambda x: x * lax.broadcasted_iota(jnp.float32, (8, 6), 0),
         X,
         in_slices=({0: 4},),
     )
-    assert len({shard.function for shard in made.shards}) == 1
+    assert len({shard.function for shard in shard_plan.shards}) == 1
 
 
 def test_a_change_of_width_has_its_words_whole():
-    made = check_cut(
+    shard_plan = check_cut(
         lambda x: lax.bitcast_convert_type(x, jnp.uint8), X, in_slices=({0: 4},)
     )
-    assert made.out_slices[0] == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert shard_plan.out_slices[0] == [(0, 2), (2, 4), (4, 6), (6, 8)]
     back = np.asarray(lax.bitcast_convert_type(X, jnp.uint8))
     whole = plan(
         lambda b: lax.bitcast_convert_type(b, jnp.float32), back, in_slices=({2: 2},)
@@ -101,7 +101,7 @@ def test_shifts_in_all_directions_read_their_own_parts(shifts):
             * 0.9
         )
 
-    made = check_cut(
+    shard_plan = check_cut(
         lambda f: step(step(f)), reals(len(shifts), 120, 2), in_slices=({1: 6},)
     )
-    assert times_read(made) < 1.3
+    assert times_read(shard_plan) < 1.3

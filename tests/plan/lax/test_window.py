@@ -23,9 +23,9 @@ def test_gradients_of_pooling():
         return jax.grad(lambda x: (max_pool(x) ** 2).sum())(x)
 
     for fun in (tangent, gradient):
-        made = plan(fun, IMAGE, in_slices=({0: 2, 1: 2},))
-        assert_same(made.run(IMAGE), jax.jit(fun)(IMAGE))
-        assert made.num_shards > 1
+        shard_plan = plan(fun, IMAGE, in_slices=({0: 2, 1: 2},))
+        assert_same(shard_plan.run(IMAGE), jax.jit(fun)(IMAGE))
+        assert shard_plan.num_shards > 1
 
 
 @pytest.mark.few(1)
@@ -44,10 +44,10 @@ def test_the_gradient_of_a_pooling_is_whole_along_the_axes_that_are_pooled(paddi
 
         return jax.grad(loss)(x)
 
-    made = plan(gradient, x, in_slices={0: 2, 1: 3, 2: 2})
-    assert_same(made.run(x), jax.jit(gradient)(x))
-    assert made.num_shards > 1
-    assert "cut the batch or the features instead" in str(made.explain())
+    shard_plan = plan(gradient, x, in_slices={0: 2, 1: 3, 2: 2})
+    assert_same(shard_plan.run(x), jax.jit(gradient)(x))
+    assert shard_plan.num_shards > 1
+    assert "cut the batch or the features instead" in str(shard_plan.explain())
     batches = plan(gradient, x, in_slices={0: 4})
     assert_same(batches.run(x), jax.jit(gradient)(x))
     assert (batches.num_shards, len(batches.stages)) == (4, 1)
@@ -72,19 +72,19 @@ def test_the_gradient_of_a_kernel_is_a_sum_over_tiles(name, cut):
 
     def gradients(kernels, images):
         def loss(kernels, images):
-            made = lax.conv_general_dilated(
+            shard_plan = lax.conv_general_dilated(
                 images, kernels, strides, padding, rhs_dilation=dilation
             )
-            return (made**2).sum()
+            return (shard_plan**2).sum()
 
         return jax.grad(loss, (0, 1))(kernels, images)
 
-    made = plan(gradients, kernels, images, in_slices=(None, cut))
+    shard_plan = plan(gradients, kernels, images, in_slices=(None, cut))
     want = jax.jit(gradients)(kernels, images)
-    assert_same(made.run(kernels, images), want, 1e-3)
-    assert len(made.stages) == 1
-    assert {shard.combiner[0] for shard in made.shards} >= {"add"}
-    assert "stops at" not in str(made)
+    assert_same(shard_plan.run(kernels, images), want, 1e-3)
+    assert len(shard_plan.stages) == 1
+    assert {shard.combiner[0] for shard in shard_plan.shards} >= {"add"}
+    assert "stops at" not in str(shard_plan)
 
 
 def test_a_kernel_that_is_larger_than_the_result_gives_parts():
@@ -96,9 +96,11 @@ def test_a_kernel_that_is_larger_than_the_result_gives_parts():
         return lax.conv_general_dilated(images, kernels, (1,), "VALID")
 
     for cuts in (({2: 4}, None), (None, {2: (5, 10)}), ({2: (3, 14)}, {2: 3})):
-        made = plan(fun, images, kernels, in_slices=cuts)
-        assert_same(made.run(images, kernels), jax.jit(fun)(images, kernels), 1e-4)
-        assert made.shards[0].combiner == "add"
+        shard_plan = plan(fun, images, kernels, in_slices=cuts)
+        assert_same(
+            shard_plan.run(images, kernels), jax.jit(fun)(images, kernels), 1e-4
+        )
+        assert shard_plan.shards[0].combiner == "add"
 
 
 LAYOUTS = [("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC"), ("CNH", "IOH", "HCN")]
@@ -181,8 +183,8 @@ def test_images_between_two_convolutions_of_a_map_are_not_kept():
         return jax.vmap(of_one)(images)
 
     args = reals(8, 2, 6, 6), reals(4, 2, 3, 3), reals(4, 4, 3, 3)
-    made = check_cut(fun, *args, in_slices=({0: 4}, None, None), tolerance=1e-4)
-    assert [stage.num_shards for stage in made.stages] == [4]
+    shard_plan = check_cut(fun, *args, in_slices=({0: 4}, None, None), tolerance=1e-4)
+    assert [stage.num_shards for stage in shard_plan.stages] == [4]
 
 
 def in_groups(image, kernel):
@@ -206,8 +208,8 @@ def test_a_filter_for_each_sample():
     """`jax.vmap` makes groups of them."""
     filtered = jax.vmap(lambda row, kernel: jnp.convolve(row, kernel, "same"))
     cuts = {0: 4}, {0: 4}
-    made = check_cut(filtered, reals(8, 20), reals(8, 3), in_slices=cuts)
-    assert times_read(made) == 1
+    shard_plan = check_cut(filtered, reals(8, 20), reals(8, 3), in_slices=cuts)
+    assert times_read(shard_plan) == 1
 
     def loss(image, kernel):
         return (in_groups(image, kernel) ** 2).sum()

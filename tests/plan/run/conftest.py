@@ -8,7 +8,7 @@ from tests.plan.run.checks import W, X, columns
 
 
 @pytest.fixture(scope="module")
-def made():
+def shard_plan():
     return plan(columns, X, W, in_slices=({0: 8}, None))
 
 

@@ -110,7 +110,7 @@ def measured(fun, shapes, folder, max_in_flight=None, **cuts):
     ]
     for x in args:
         x[:] = np.random.default_rng(0).standard_normal(x.shape[-1], np.float32)
-    made = sm.plan(fun, *args, **cuts)
+    shard_plan = sm.plan(fun, *args, **cuts)
     shapes, structure = jax.tree.flatten(jax.eval_shape(fun, *args))
     outs = [
         np.lib.format.open_memmap(folder / f"y{k}.npy", "w+", y.dtype, y.shape or (1,))
@@ -118,7 +118,7 @@ def measured(fun, shapes, folder, max_in_flight=None, **cuts):
     ]
     outs = [out.reshape(y.shape) for out, y in zip(outs, shapes, strict=True)]
     out = jax.tree.unflatten(structure, outs)
-    said = made.peak_bytes
+    said = shard_plan.peak_bytes
     before = status("RssAnon")
     most, done = [before], threading.Event()
 
@@ -128,7 +128,7 @@ def measured(fun, shapes, folder, max_in_flight=None, **cuts):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    made.run(*args, out=out, max_in_flight=max_in_flight)
+    shard_plan.run(*args, out=out, max_in_flight=max_in_flight)
     done.set()
     watcher.join()
     return {"said": said, "took": most[0] - before}

@@ -26,11 +26,11 @@ from tests.plan.run.checks import (
 )
 
 
-def run_tasks(made, *args, count=3, **options):
+def run_tasks(shard_plan, *args, count=3, **options):
     """The result of an array job whose tasks run at the same time."""
     with ThreadPoolExecutor(count) as pool:
         *others, last = pool.map(
-            lambda k: made.run(*args, task=(k, count), **options), range(count)
+            lambda k: shard_plan.run(*args, task=(k, count), **options), range(count)
         )
     assert others == [None] * (count - 1)
     return last
@@ -48,45 +48,45 @@ def moments(x):
 )
 def test_tasks_give_the_bytes_of_one_run(pieces, count, tmp_path):
     x = reals(60, 8)
-    made = plan(moments, x, in_slices=pieces)
-    got = run_tasks(made, x, count=count, checkpoint=tmp_path)
-    assert_bytes(got, made.run(x))
+    shard_plan = plan(moments, x, in_slices=pieces)
+    got = run_tasks(shard_plan, x, count=count, checkpoint=tmp_path)
+    assert_bytes(got, shard_plan.run(x))
 
 
 def test_large_values_that_later_stages_need_are_read_from_the_folder(tmp_path):
     """Rows are sorted, then columns: each shard reads boxes of all the first ones."""
     x = reals(512, 1024)
-    made = plan(lambda x: jnp.sort(jnp.sort(x, 1), 0), x, in_slices={0: 2, 1: 2})
-    got = run_tasks(made, x, count=2, checkpoint=tmp_path)
+    shard_plan = plan(lambda x: jnp.sort(jnp.sort(x, 1), 0), x, in_slices={0: 2, 1: 2})
+    got = run_tasks(shard_plan, x, count=2, checkpoint=tmp_path)
     np.testing.assert_array_equal(got, np.sort(np.sort(x, 1), 0))
 
 
 def test_a_plan_of_one_stage_runs_task_by_task(tmp_path):
-    made = plan(lambda x: (x.sum(0), x * 2), X, in_slices={0: 40})
+    shard_plan = plan(lambda x: (x.sum(0), x * 2), X, in_slices={0: 40})
     x, out = Recorded(X), (None, np.zeros_like(X))
     got = [
-        made.run(x, checkpoint=tmp_path, task=(k, 3), out=out, executor=executor)
+        shard_plan.run(x, checkpoint=tmp_path, task=(k, 3), out=out, executor=executor)
         for k, executor in enumerate((None, ThreadPoolExecutor(2), None))
     ]
     assert got[:2] == [None, None]
     assert got[2][1] is out[1]
-    assert_bytes(got[2], made.run(X))
+    assert_bytes(got[2], shard_plan.run(X))
     assert len(read_by_shards(x)) == 40
     again = Recorded(X)
-    assert_bytes(made.run(again, checkpoint=tmp_path, task=(2, 3)), got[2])
-    assert_bytes(made.run(again, checkpoint=tmp_path), got[2])
+    assert_bytes(shard_plan.run(again, checkpoint=tmp_path, task=(2, 3)), got[2])
+    assert_bytes(shard_plan.run(again, checkpoint=tmp_path), got[2])
     assert read_by_shards(again) == []
 
 
-def test_a_task_that_failed_is_started_again(made, tmp_path, capfd):
+def test_a_task_that_failed_is_started_again(shard_plan, tmp_path, capfd):
     x = Recorded(X, failures=[(40, 1)])
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(made.run, X, W, checkpoint=tmp_path, task=(0, 2))
+        first = pool.submit(shard_plan.run, X, W, checkpoint=tmp_path, task=(0, 2))
         with pytest.raises(ShardError, match="the disk is gone"):
-            made.run(x, W, checkpoint=tmp_path, task=(1, 2))
-        got = made.run(X, W, checkpoint=tmp_path, task=(1, 2))
+            shard_plan.run(x, W, checkpoint=tmp_path, task=(1, 2))
+        got = shard_plan.run(X, W, checkpoint=tmp_path, task=(1, 2))
         assert first.result() is None
-    assert_bytes(got, made.run(X, W))
+    assert_bytes(got, shard_plan.run(X, W))
     told = capfd.readouterr().err
     assert f"task 0 of 2 waits for task 1: {tmp_path}" in told
     assert told.count("task 0 of 2 waits for task 1") <= 2  # Once in each stage.
@@ -97,16 +97,16 @@ def total(x, w):
 
 
 def test_the_last_task_alone_makes_damaged_files_of_others_again(tmp_path):
-    made = plan(total, X, W, in_slices=({0: 40}, None))
+    shard_plan = plan(total, X, W, in_slices=({0: 40}, None))
     for k in range(3):
-        got = made.run(X, W, checkpoint=tmp_path, task=(k, 3))
+        got = shard_plan.run(X, W, checkpoint=tmp_path, task=(k, 3))
     for path in tmp_path.glob("*.fold"):
         if path.match("*-0.fold"):  # Of shards of the first two tasks.
             zero(path)
         else:
             path.unlink()
     flip(tmp_path / "0-3.bin")
-    assert_bytes(made.run(X, W, checkpoint=tmp_path, task=(2, 3)), got)
+    assert_bytes(shard_plan.run(X, W, checkpoint=tmp_path, task=(2, 3)), got)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_the_last_task_alone_makes_damaged_files_of_others_again(tmp_path):
         ((0, 1.5), "the count of task must be an integer"),
     ],
 )
-def test_what_is_no_task_is_refused(task, match, made, tmp_path):
+def test_what_is_no_task_is_refused(task, match, shard_plan, tmp_path):
     with pytest.raises((TypeError, ValueError), match=match):
-        made.run(X, W, checkpoint=tmp_path / "job", task=task)
+        shard_plan.run(X, W, checkpoint=tmp_path / "job", task=task)
     with pytest.raises(ValueError, match="task needs checkpoint, the folder"):
-        made.run(X, W, task=(0, 2))
+        shard_plan.run(X, W, task=(0, 2))
     assert not (tmp_path / "job").exists()
 
 
@@ -150,7 +150,7 @@ if result is not None:
 
 
 @pytest.mark.deep
-def test_tasks_that_are_killed_are_started_again(made, tmp_path):
+def test_tasks_that_are_killed_are_started_again(shard_plan, tmp_path):
     def start(index, killed=""):
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, f"{index}", "2", tmp_path / "job", killed],
@@ -163,16 +163,16 @@ def test_tasks_that_are_killed_are_started_again(made, tmp_path):
     again = start(1)
     assert [first.wait(timeout=300), again.wait(timeout=300)] == [0, 0]
     with np.load(tmp_path / "job.npz") as got:
-        for a, b in zip(got.values(), made.run(X, W), strict=True):
+        for a, b in zip(got.values(), shard_plan.run(X, W), strict=True):
             np.testing.assert_array_equal(a, b)
 
 
 def test_tasks_with_other_arguments_that_begin_at_once(tmp_path, monkeypatch):
     """Both find an empty folder; task 0 replaces the manifest of the other."""
-    made = plan(lambda x, w: x * w, X, np.float32(2), in_slices=({0: 2}, None))
+    shard_plan = plan(lambda x, w: x * w, X, np.float32(2), in_slices=({0: 2}, None))
     looked, goes_on, fsync = threading.Event(), threading.Event(), os.fsync
     first = threading.Thread(
-        target=made.run,
+        target=shard_plan.run,
         args=(X, np.float32(3)),
         kwargs={"checkpoint": tmp_path, "task": (0, 2)},
     )
@@ -191,4 +191,4 @@ def test_tasks_with_other_arguments_that_begin_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", synced)
     with pytest.raises(ValueError, match=r"was made with other values of args\[1\]"):
-        made.run(X, np.float32(2), checkpoint=tmp_path, task=(1, 2))
+        shard_plan.run(X, np.float32(2), checkpoint=tmp_path, task=(1, 2))

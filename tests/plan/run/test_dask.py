@@ -14,13 +14,13 @@ from tests.plan.run.test_engines import W, X, assert_bytes, mapped, score
 
 def test_arrays_of_dask_come_out(tmp_path):
     da = pytest.importorskip("dask.array", reason="the result under test")
-    made = plan(score, X, W, in_slices=({0: 8}, None))
-    want = made.run(X, W)
+    shard_plan = plan(score, X, W, in_slices=({0: 8}, None))
+    want = shard_plan.run(X, W)
     for x in (mapped(tmp_path), da.from_array(X, chunks=(24, 5))):
-        got = made.to_dask(x, W)
+        got = shard_plan.to_dask(x, W)
         assert [each.shape for each in got] == [np.shape(each) for each in want]
         assert_bytes([each.compute(scheduler="sync") for each in got], want)
-    got = made.to_dask()
+    got = shard_plan.to_dask()
     assert_bytes([each.compute(scheduler="sync") for each in got], want)
     key = jax.random.key(0)
     with pytest.raises(ValueError, match="Dask has no random keys"):
@@ -29,10 +29,12 @@ def test_arrays_of_dask_come_out(tmp_path):
 
 @pytest.mark.usefixtures("young_heap")
 def test_arguments_that_are_gone_are_asked_for():
-    made = plan(lambda x, by: x * by, np.ones((8, 2), np.float32), 2.0, in_slices={})
+    shard_plan = plan(
+        lambda x, by: x * by, np.ones((8, 2), np.float32), 2.0, in_slices={}
+    )
     gc.collect()
     with pytest.raises(ValueError, match="shapes only, or are gone: pass them ag"):
-        made.to_dask()
+        shard_plan.to_dask()
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def counted(dask_client):
 def test_map_reduce_sends_little(pieces, width, tmp_path, dask_client, counted):
     """To sums over a file, in shards of 0.5 and 0.25 MB."""
     x = mapped(tmp_path, reals(2**22 // width, width))
-    made = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices={0: pieces})
-    got = made.run(x, executor=dask_client)
+    shard_plan = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices={0: pieces})
+    got = shard_plan.run(x, executor=dask_client)
     assert 0 < sum(counted) < x.nbytes / 100
-    assert got.tobytes() == made.run(x).tobytes()
+    assert got.tobytes() == shard_plan.run(x).tobytes()

@@ -63,13 +63,13 @@ def score(x, w):
 
 
 @pytest.fixture(scope="module")
-def made():
+def shard_plan():
     return plan(score, X, W, in_slices=({0: 40}, None))
 
 
 @pytest.fixture(scope="module")
-def want(made):
-    return made.run(X, W)
+def want(shard_plan):
+    return shard_plan.run(X, W)
 
 
 def mapped(tmp_path, x=X):
@@ -95,32 +95,32 @@ def dataset(tmp_path):
 @pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", [None, mapped, stored, dataset])
-def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
+def test_the_same_bytes_from_wherever(engine, source, shard_plan, want, tmp_path):
     x = X if source is None else source(tmp_path)
-    assert_bytes(made.run(x, W, executor=engine.executor), want)
+    assert_bytes(shard_plan.run(x, W, executor=engine.executor), want)
 
 
 @pytest.mark.few(1)
-def test_to_files_and_stores(engine, made, want, tmp_path):
+def test_to_files_and_stores(engine, shard_plan, want, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")
     x = mapped(tmp_path)
     fits = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", np.float32, (64, 4))
     total = np.lib.format.open_memmap(tmp_path / "s.npy", "w+", np.float32, (8, 8))
     out = (None, fits, total, None)
-    assert_bytes(made.run(x, W, out=out, executor=engine.executor), want)
+    assert_bytes(shard_plan.run(x, W, out=out, executor=engine.executor), want)
     shared = zarr.create_array(tmp_path / "y", shape=(64, 4), chunks=(7, 3), dtype="f4")
     with pytest.warns(UserWarning, match=r"chunks of result\[1\] .* at multiples of 7"):
-        made.run(x, W, out=(None, shared, None, None), executor=engine.executor)
+        shard_plan.run(x, W, out=(None, shared, None, None), executor=engine.executor)
     assert shared[:].tobytes() == want[1].tobytes()
 
 
 def test_64_bits(engine, tmp_path):
     x = mapped(tmp_path, np.arange(12.0).reshape(6, 2) + 1e-12)
     with jax.enable_x64(True):
-        made = plan(lambda x: (x * 3, x.sum()), x, in_slices={0: 3})
-        want = made.run(np.asarray(x))
+        shard_plan = plan(lambda x: (x * 3, x.sum()), x, in_slices={0: 3})
+        want = shard_plan.run(np.asarray(x))
         assert want[0].dtype == np.float64
-        assert_bytes(made.run(x, executor=engine.executor), want)
+        assert_bytes(shard_plan.run(x, executor=engine.executor), want)
 
 
 @pytest.mark.few(4)
@@ -128,18 +128,18 @@ def test_64_bits(engine, tmp_path):
 def test_types_that_numpy_does_not_know(engine, name, tmp_path):
     dtype = np.dtype(name)
     x = mapped(tmp_path, np.arange(-4, 4).astype(dtype).reshape(4, 2))
-    made = plan(lambda x: (x + x, x.max(0)), x, in_slices={0: 2})
-    want = made.run(np.asarray(x))
+    shard_plan = plan(lambda x: (x + x, x.max(0)), x, in_slices={0: 2})
+    want = shard_plan.run(np.asarray(x))
     assert_bytes(want, (np.asarray(x) + np.asarray(x), np.asarray(x)[-1]))
     y = np.memmap(tmp_path / "y", dtype, "w+", shape=(4, 2))
     m = np.memmap(tmp_path / "m", dtype, "w+", shape=(2,))
-    got = made.run(np.array(x), executor=engine.executor)
+    got = shard_plan.run(np.array(x), executor=engine.executor)
     assert [each.dtype for each in got] == [dtype, dtype]
     assert_bytes(got, want)
-    assert_bytes(made.run(x, out=(y, m), executor=engine.executor), want)
+    assert_bytes(shard_plan.run(x, out=(y, m), executor=engine.executor), want)
     kept = tmp_path / "kept"
     for _ in range(2):
-        got = made.run(x, executor=engine.executor, checkpoint=kept)
+        got = shard_plan.run(x, executor=engine.executor, checkpoint=kept)
         assert_bytes(got, want)
 
 
@@ -150,9 +150,9 @@ def test_random_keys(engine):
     def fun(key, x):
         return x + jax.random.uniform(key, x.shape), jax.random.fold_in(key, 1)
 
-    made = plan(fun, key, X, in_slices=(None, {0: 4}))
-    got, new = made.run(key, X, executor=engine.executor)
-    want, also = made.run(key, X)
+    shard_plan = plan(fun, key, X, in_slices=(None, {0: 4}))
+    got, new = shard_plan.run(key, X, executor=engine.executor)
+    want, also = shard_plan.run(key, X)
     assert_bytes([got, jax.random.key_data(new)], [want, jax.random.key_data(also)])
 
 
@@ -165,10 +165,13 @@ def test_random_bits_are_those_of_the_plan(engine, partitionable, tmp_path):
         return x + jax.random.uniform(key, x.shape)
 
     with jax.threefry_partitionable(partitionable):
-        made = plan(fun, key, X, in_slices=(None, {0: 4}))
+        shard_plan = plan(fun, key, X, in_slices=(None, {0: 4}))
         want = jax.jit(fun)(key, X)
-        assert_bytes([made.run(key, X, checkpoint=tmp_path)], [np.asarray(want)])
-    for run in (made.run, functools.partial(made.run, executor=engine.executor)):
+        assert_bytes([shard_plan.run(key, X, checkpoint=tmp_path)], [np.asarray(want)])
+    for run in (
+        shard_plan.run,
+        functools.partial(shard_plan.run, executor=engine.executor),
+    ):
         assert_bytes([run(key, X)], [np.asarray(want)])
     with jax.threefry_partitionable(not partitionable):
         other = plan(fun, key, X, in_slices=(None, {0: 4}))
@@ -383,17 +386,17 @@ def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
 
 
 @pytest.mark.few(1)
-def test_a_dask_array_is_read_where_it_is(engine, made, want):
+def test_a_dask_array_is_read_where_it_is(engine, shard_plan, want):
     da = pytest.importorskip("dask.array", reason="the argument under test")
     x = da.from_array(X, chunks=(24, 5))
-    assert_bytes(made.run(x, W, executor=engine.executor), want)
+    assert_bytes(shard_plan.run(x, W, executor=engine.executor), want)
 
 
 @pytest.mark.few(2)
 def test_views_of_one_file(engine, tmp_path):
     x = mapped(tmp_path)
-    made = plan(lambda a, b: a - b, x[:32], x[32:], in_slices=({0: 4}, {0: 4}))
-    got = made.run(x[:32], x[32:], executor=engine.executor)
+    shard_plan = plan(lambda a, b: a - b, x[:32], x[32:], in_slices=({0: 4}, {0: 4}))
+    got = shard_plan.run(x[:32], x[32:], executor=engine.executor)
     np.testing.assert_array_equal(got, X[:32] - X[32:])
 
 
@@ -403,21 +406,25 @@ def test_views_of_one_file(engine, tmp_path):
 def test_sums_are_one_tree(engine, pieces):
     """Of cells that several boxes have, and of whole ones."""
     x = reals(300, 8)
-    made = plan(lambda x: (x.sum(0), (x * 3).max()), x, in_slices={0: pieces, 1: 2})
-    assert_bytes(made.run(x, executor=engine.executor, max_in_flight=4), made.run(x))
+    shard_plan = plan(
+        lambda x: (x.sum(0), (x * 3).max()), x, in_slices={0: pieces, 1: 2}
+    )
+    assert_bytes(
+        shard_plan.run(x, executor=engine.executor, max_in_flight=4), shard_plan.run(x)
+    )
 
 
 @pytest.mark.deep
 def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_client):
     """Only what was not put together here yet is computed again."""
-    made = plan(lambda x: x.sum(0), X, in_slices={0: 64})
-    got = made.run(scripted("56-kill"), executor=dask_client, max_in_flight=4)
-    assert got.tobytes() == made.run(X).tobytes()
+    shard_plan = plan(lambda x: x.sum(0), X, in_slices={0: 64})
+    got = shard_plan.run(scripted("56-kill"), executor=dask_client, max_in_flight=4)
+    assert got.tobytes() == shard_plan.run(X).tobytes()
 
 
-def test_what_runs_nothing_is_refused(made, tmp_path):
+def test_what_runs_nothing_is_refused(shard_plan, tmp_path):
     with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
-        made.run(X, W, executor={}, checkpoint=tmp_path / "kept")
+        shard_plan.run(X, W, executor={}, checkpoint=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
     with pytest.raises(ValueError, match=r"processes, executor, must be at least 1"):
-        made.run(X, W, executor=np.int64(0))
+        shard_plan.run(X, W, executor=np.int64(0))

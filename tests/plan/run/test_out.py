@@ -50,14 +50,14 @@ def test_a_full_disk_is_told_before_a_mapped_file_is_written(tmp_path, monkeypat
 
     path = tmp_path / "out.npy"
     out = np.lib.format.open_memmap(path, "w+", X.dtype, X.shape)
-    made, x = rows(jnp.tanh, X), Recorded(X)
+    shard_plan, x = rows(jnp.tanh, X), Recorded(X)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         message = r"a file of out cannot take its 2\.1 KiB \(No space.*out\.npy"
         with pytest.raises(OSError, match=message):
-            made.run(x, out=out)
+            shard_plan.run(x, out=out)
     assert x.reads == []
-    made.run(x, out=out)
+    shard_plan.run(x, out=out)
     assert os.stat(path).st_blocks * 512 >= out.nbytes
     np.testing.assert_allclose(np.load(path), np.tanh(X), rtol=1e-6)
 
@@ -70,44 +70,44 @@ def test_parts_of_one_array_that_lie_apart_are_none_of_the_same():
 
 
 def test_two_outputs_need_two_arrays():
-    made = rows(lambda x: (x + 1, x + 2), X)
+    shard_plan = rows(lambda x: (x + 1, x + 2), X)
     out = np.zeros_like(X)
     with pytest.raises(ValueError, match=r"result\[0\] and result\[1\] share memory"):
-        made.run(X, out=(out, out))
+        shard_plan.run(X, out=(out, out))
 
 
 def test_out_has_the_structure_of_the_result():
-    made = rows(lambda x: {"mean": x.mean(0), "rest": (x, None)}, X)
+    shard_plan = rows(lambda x: {"mean": x.mean(0), "rest": (x, None)}, X)
     mean, rest = np.zeros(8, np.float32), np.zeros_like(X)
     for out in ({"mean": mean, "rest": (rest, None)}, {"mean": mean, "rest": [None]}):
-        got = made.run(X, out=out)
+        got = shard_plan.run(X, out=out)
         assert got["mean"] is mean
         assert (got["rest"][0] is rest) == (len(out["rest"]) == 2)
     with pytest.raises(ValueError, match=r"out has .*'other': .* returns .*'mean': "):
-        made.run(X, out={"other": mean, "rest": (rest, None)})
+        shard_plan.run(X, out={"other": mean, "rest": (rest, None)})
 
 
 def test_what_cannot_be_written_is_told():
-    made = rows(jnp.tanh, X)
+    shard_plan = rows(jnp.tanh, X)
     with pytest.raises(ValueError, match=r"has a jax.Array as out.*give a NumPy array"):
-        made.run(X, out=jnp.zeros(X.shape))
+        shard_plan.run(X, out=jnp.zeros(X.shape))
     with pytest.raises(ValueError, match="result has a float as out"):
-        made.run(X, out=1.0)
+        shard_plan.run(X, out=1.0)
 
 
 def test_an_array_of_the_other_byte_order_gets_the_values(tmp_path):
-    made = rows(lambda x: (x.sum(0), x * 2), X)
-    want = made.run(X)
+    shard_plan = rows(lambda x: (x.sum(0), x * 2), X)
+    want = shard_plan.run(X)
     for options in ({}, {"checkpoint": tmp_path}, {"checkpoint": tmp_path}):
         out = [np.zeros(each.shape, each.dtype.newbyteorder()) for each in want]
-        made.run(X, out=tuple(out), **options)
+        shard_plan.run(X, out=tuple(out), **options)
         np.testing.assert_array_equal(out[0], want[0])
         np.testing.assert_array_equal(out[1], want[1])
 
 
 def test_a_plan_does_not_run_on_tracers():
-    made = rows(jnp.tanh, X)
-    for run, x in ((jax.jit(made.run), X), (jax.vmap(made.run), X[None])):
+    shard_plan = rows(jnp.tanh, X)
+    for run, x in ((jax.jit(shard_plan.run), X), (jax.vmap(shard_plan.run), X[None])):
         with pytest.raises(TypeError, match=r"cannot run inside.*use sm.chunked"):
             run(x)
 
@@ -116,7 +116,7 @@ def test_a_plan_does_not_run_on_tracers():
 def test_a_chunk_is_written_once_or_the_run_warns(pieces, tmp_path, monkeypatch):
     zarr = pytest.importorskip("zarr", reason="writes the store")
     out = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
-    made = plan(jnp.cosh, X, in_slices={0: pieces})
+    shard_plan = plan(jnp.cosh, X, in_slices={0: pieces})
     written, store = collections.Counter(), type(out.store)
     keep = store.set
 
@@ -127,7 +127,7 @@ def test_a_chunk_is_written_once_or_the_run_warns(pieces, tmp_path, monkeypatch)
     monkeypatch.setattr(store, "set", counted)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made.run(X, out=out)
+        shard_plan.run(X, out=out)
     assert len(written) == 8
     told = [
         "plan.run: shards share chunks of result along axis 0, which are read and "

@@ -50,8 +50,8 @@ def test_a_mapped_file_is_read_and_written_there(mapped, tmp_path):
     big = np.memmap(tmp_path / "big", np.float32, "w+", shape=(2**12, 2**9))
     out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, big.shape)
     pool = PicklingExecutor()
-    made = plan(scaled, big, in_slices={0: 4})
-    made.run(big, out=out, executor=pool)
+    shard_plan = plan(scaled, big, in_slices={0: 4})
+    shard_plan.run(big, out=out, executor=pool)
     assert (out == 1).all()
     assert pool.sent + pool.back < big.nbytes / 100
 
@@ -62,9 +62,9 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
         return y, (y - y.mean(0, keepdims=True)).max(0)
 
     out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, X.shape)
-    made = plan(fun, mapped, in_slices={0: 4})
-    here = made.run(mapped)
-    there = made.run(mapped, out=(out, None), executor=PicklingExecutor())
+    shard_plan = plan(fun, mapped, in_slices={0: 4})
+    here = shard_plan.run(mapped)
+    there = shard_plan.run(mapped, out=(out, None), executor=PicklingExecutor())
     assert_bytes(here, there)
 
 
@@ -74,18 +74,18 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
 def test_no_two_shards_write_one_chunk(pieces, there, mapped, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")
     out = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
-    made = plan(scaled, mapped, in_slices={0: pieces})
-    made.run(mapped, out=out, executor=PicklingExecutor())
+    shard_plan = plan(scaled, mapped, in_slices={0: pieces})
+    shard_plan.run(mapped, out=out, executor=PicklingExecutor())
     np.testing.assert_allclose(out[:], scaled(X), rtol=1e-6)
 
 
 def test_a_checkpoint_wants_results_here(mapped, tmp_path):
     out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, X.shape)
-    made = plan(scaled, mapped, in_slices={0: 4})
+    shard_plan = plan(scaled, mapped, in_slices={0: 4})
     folder = tmp_path / "done"
-    made.run(mapped, out=out, executor=PicklingExecutor(), checkpoint=folder)
+    shard_plan.run(mapped, out=out, executor=PicklingExecutor(), checkpoint=folder)
     out[:] = 0
-    made.run(mapped, out=out, executor=PicklingExecutor(), checkpoint=folder)
+    shard_plan.run(mapped, out=out, executor=PicklingExecutor(), checkpoint=folder)
     np.testing.assert_allclose(out, scaled(X), rtol=1e-6)
 
 
@@ -93,11 +93,11 @@ def test_64_bit_files_are_read_as_they_were_planned(tmp_path):
     x = np.memmap(tmp_path / "x", np.float64, "w+", shape=(8, 2))
     x[:] = 1 + 1e-12
     with pytest.warns(UserWarning, match="float64, computed in float32"):
-        made = plan(scaled, x, in_slices={0: 2})
-    assert made.run(x, executor=PicklingExecutor()).dtype == np.float32
+        shard_plan = plan(scaled, x, in_slices={0: 2})
+    assert shard_plan.run(x, executor=PicklingExecutor()).dtype == np.float32
     with jax.enable_x64(True):
-        made = plan(scaled, x, in_slices={0: 2})
-        got = made.run(x, executor=PicklingExecutor())
+        shard_plan = plan(scaled, x, in_slices={0: 2})
+        got = shard_plan.run(x, executor=PicklingExecutor())
     np.testing.assert_array_equal(got, scaled(np.asarray(x)))
 
 
@@ -106,6 +106,6 @@ def test_two_datasets_that_are_one_share_memory(tmp_path):
     x = zarr.create_array(tmp_path / "z", shape=(8, 2), chunks=(2, 2), dtype="f4")
     same = zarr.open_array(tmp_path / "z", mode="r+")
     x[:] = np.arange(16).reshape(8, 2)
-    made = plan(lambda x: x[::-1] * 1, x, in_slices={0: 4})
+    shard_plan = plan(lambda x: x[::-1] * 1, x, in_slices={0: 4})
     with pytest.raises(ValueError, match=r"result shares memory with args\[0\]"):
-        made.run(x, out=same)
+        shard_plan.run(x, out=same)

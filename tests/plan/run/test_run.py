@@ -19,35 +19,35 @@ from tests.plan.checks import assert_same
 from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, read_by_shards
 
 
-def test_shards_read_their_own_slices_only(made):
+def test_shards_read_their_own_slices_only(shard_plan):
     x = Recorded(X)
-    made.run(x, W)
+    shard_plan.run(x, W)
     rows = [(index[0].start, index[0].stop) for index in x.reads]
     assert rows == [(k, k + 8) for k in range(0, 64, 8)] * 2
 
 
-def test_a_failure_that_stays_is_told(made):
+def test_a_failure_that_stays_is_told(shard_plan):
     x = Recorded(X, failures=[(16, 1), (16, 2)])
     with pytest.raises(
         ShardError, match=r"shard 2 of stage 0 failed 2 times.*slice\(16, 24.*disk"
     ) as info:
-        made.run(x, W, retries=1, max_in_flight=1)
+        shard_plan.run(x, W, retries=1, max_in_flight=1)
     assert isinstance(info.value.__cause__, OSError)
 
 
-def test_out_is_filled_and_returned(made, want, tmp_path):
+def test_out_is_filled_and_returned(shard_plan, want, tmp_path):
     memmap = np.lib.format.open_memmap(
         tmp_path / "out.npy", "w+", shape=(64, 4), dtype=np.float32
     )
     sums = np.full(4, 99, np.float32)
-    got = made.run(X, W, out=(sums, memmap))
+    got = shard_plan.run(X, W, out=(sums, memmap))
     assert got[0] is sums
     assert got[1] is memmap
     assert_same((sums, np.asarray(memmap)), want, 1e-4)
 
 
 @pytest.mark.parametrize("library", ["zarr", "h5py"])
-def test_arrays_of_other_libraries(made, want, library, tmp_path):
+def test_arrays_of_other_libraries(shard_plan, want, library, tmp_path):
     module = pytest.importorskip(library)
     if library == "zarr":
         x = module.create_array(tmp_path / "x", shape=X.shape, dtype=X.dtype)
@@ -65,10 +65,10 @@ def test_arrays_of_other_libraries(made, want, library, tmp_path):
 
 
 def test_one_value_in_two_places(want):
-    made = plan(lambda x: (x * 2, x * 2, x, 7), X, in_slices=({0: 4},))
+    shard_plan = plan(lambda x: (x * 2, x * 2, x, 7), X, in_slices=({0: 4},))
     out = tuple(np.zeros(X.shape, np.float32) for _ in range(3))
     seven = np.zeros((), np.int32)
-    made.run(X, out=(*out, seven))
+    shard_plan.run(X, out=(*out, seven))
     np.testing.assert_array_equal(out[0], X * 2)
     np.testing.assert_array_equal(out[1], X * 2)
     np.testing.assert_array_equal(out[2], X)
@@ -77,23 +77,23 @@ def test_one_value_in_two_places(want):
 
 def test_numbers_that_are_returned_as_they_are():
     half = np.dtype("bfloat16").type(1.5)
-    made = plan(lambda x: (x * 2, np.float32(3), half), X, in_slices={0: 4})
-    twice, three, same = made.run(X)
+    shard_plan = plan(lambda x: (x * 2, np.float32(3), half), X, in_slices={0: 4})
+    twice, three, same = shard_plan.run(X)
     np.testing.assert_array_equal(twice, X * 2)
     assert (three, same, same.dtype) == (3, half, half.dtype)
-    assert made.out_slices[1:] == ({}, {})
+    assert shard_plan.out_slices[1:] == ({}, {})
 
 
-def test_bad_outs_are_told_before_anything_runs(made):
+def test_bad_outs_are_told_before_anything_runs(shard_plan):
     x = Recorded(X)
     locked = np.zeros((64, 4), np.float32)
     locked.flags.writeable = False
     with pytest.raises(ValueError, match=r"result\[0\] is float32\[4\].*\n.*read-only"):
-        made.run(x, W, out=(np.zeros(5, np.float32), locked))
+        shard_plan.run(x, W, out=(np.zeros(5, np.float32), locked))
     with pytest.raises(ValueError, match=r"out has the structure PyTreeDef\(\*\)"):
-        made.run(x, W, out=locked)
+        shard_plan.run(x, W, out=locked)
     with pytest.raises(ValueError, match="max_in_flight must be at least 1, got 0"):
-        made.run(x, W, max_in_flight=0)
+        shard_plan.run(x, W, max_in_flight=0)
     assert x.reads == []
 
 
@@ -102,7 +102,7 @@ def _die(*args):
 
 
 @pytest.mark.deep
-def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
+def test_a_killed_worker_is_told_and_nothing_is_lost(shard_plan, tmp_path):
     pytest.importorskip("flatbuffers")
 
     class Killer(ProcessPoolExecutor):
@@ -119,27 +119,27 @@ def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
         Killer(1, mp_context=context) as pool,
         pytest.raises(ShardError, match=r"executor broke down.*checkpoint= keeps"),
     ):
-        made.run(X, W, executor=pool, checkpoint=tmp_path, max_in_flight=1)
+        shard_plan.run(X, W, executor=pool, checkpoint=tmp_path, max_in_flight=1)
     x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
+    got = shard_plan.run(x, W, checkpoint=tmp_path)
     assert len(read_by_shards(x)) == 13
-    for a, b in zip(got, made.run(X, W), strict=True):
+    for a, b in zip(got, shard_plan.run(X, W), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_a_pool_that_forks_is_refused(made):
+def test_a_pool_that_forks_is_refused(shard_plan):
     context = multiprocessing.get_context("fork")
     with (
         ProcessPoolExecutor(1, context) as pool,
         pytest.raises(ValueError, match=r"executor forks this process.*'spawn'"),
     ):
-        made.run(X, W, executor=pool)
+        shard_plan.run(X, W, executor=pool)
 
 
-def test_a_plan_runs_in_several_threads_at_once(made):
-    want = made.run(X, W)
+def test_a_plan_runs_in_several_threads_at_once(shard_plan):
+    want = shard_plan.run(X, W)
     with ThreadPoolExecutor(3) as pool:
-        for got in pool.map(lambda _: made.run(X, W), range(3)):
+        for got in pool.map(lambda _: shard_plan.run(X, W), range(3)):
             assert_bytes(got, want)
 
 
@@ -157,9 +157,9 @@ def test_one_shard_at_a_time_where_memory_has_no_room_for_two():
             time.sleep(0.02)  # Whoever reads ahead has done so by now.
             order.append("written")
 
-    made = plan(jax.numpy.sin, Noted(), in_slices={0: 6}, memory=1000)
-    assert 500 < made.peak_bytes <= 1000
-    made.run(Noted(), out=Noted())
+    shard_plan = plan(jax.numpy.sin, Noted(), in_slices={0: 6}, memory=1000)
+    assert 500 < shard_plan.peak_bytes <= 1000
+    shard_plan.run(Noted(), out=Noted())
     assert order == ["read", "written"] * 6
 
 
@@ -168,31 +168,33 @@ def test_one_shard_at_a_time_where_memory_has_no_room_for_two():
 def test_within_memory_what_glibc_keeps_is_given_back(has_trim, memory, monkeypatch):
     calls = []
     library = SimpleNamespace(malloc_trim=calls.append) if has_trim else object()
-    made = plan(columns, X, W, **({"memory": memory} if memory else {"in_slices": {}}))
+    shard_plan = plan(
+        columns, X, W, **({"memory": memory} if memory else {"in_slices": {}})
+    )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert_same(made.run(X, W), columns(X, W))
+    assert_same(shard_plan.run(X, W), columns(X, W))
     assert bool(calls) is (has_trim and memory is not None)
 
 
-def test_a_bar_names_its_stage_and_counts_shards_and_bytes(made, capsys):
+def test_a_bar_names_its_stage_and_counts_shards_and_bytes(shard_plan, capsys):
     pytest.importorskip("tqdm", reason="shows it")
-    made.run(X, W, progress=True)
+    shard_plan.run(X, W, progress=True)
     shown = capsys.readouterr().err
     assert "stage 1: 100%" in shown
     assert "16/16" in shown
     assert re.search(r"\d KiB, \d.*/s", shown)
 
 
-def test_without_tqdm_there_are_lines(made, capsys, monkeypatch):
+def test_without_tqdm_there_are_lines(shard_plan, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    made.run(X, W, progress=True)
+    shard_plan.run(X, W, progress=True)
     first, *_, last = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"stage 0: 1 of 16 shards, \d.* B, .*/s, \d+ s left", first)
     assert re.fullmatch(r"stage 1: 16 of 16 shards, \d.*B, .*/s, 0 s left", last)
 
 
 def test_wrong_options_are_refused(tmp_path):
-    made = plan(lambda x: x + 1, X, in_slices={0: 2})
+    shard_plan = plan(lambda x: x + 1, X, in_slices={0: 2})
     file = tmp_path / "file"
     file.touch()
     for options, error, match in (
@@ -222,6 +224,6 @@ def test_wrong_options_are_refused(tmp_path):
         ({"scratch": ""}, ValueError, "scratch must be the path of a folder, got ''"),
     ):
         with pytest.raises(error, match=match):
-            made.run(X, **options)
+            shard_plan.run(X, **options)
     with pytest.raises(ValueError, match=r"must be a folder, but .* is a file"):
-        made.run(X, checkpoint=file)
+        shard_plan.run(X, checkpoint=file)

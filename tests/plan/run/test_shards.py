@@ -13,8 +13,8 @@ from tests.plan.run import checks
 
 
 def test_neighbours_are_read_once():
-    made = check(lambda x: x[1:] - x[:-1], iota(9), in_slices=({0: 3},), shards=3)
-    assert [s.in_slices[0] for s in made.shards] == [
+    shard_plan = check(lambda x: x[1:] - x[:-1], iota(9), in_slices=({0: 3},), shards=3)
+    assert [s.in_slices[0] for s in shard_plan.shards] == [
         slices((0, 3)),
         slices((2, 6)),
         slices((5, 9)),
@@ -23,28 +23,28 @@ def test_neighbours_are_read_once():
 
 def test_positions_are_arguments_so_that_shards_share_a_function():
     x = iota(12).astype(np.float32)
-    made = check(lambda x: x + jnp.arange(12.0), x, in_slices=({0: EACH},))
-    assert len({shard.function for shard in made.shards}) == 1
+    shard_plan = check(lambda x: x + jnp.arange(12.0), x, in_slices=({0: EACH},))
+    assert len({shard.function for shard in shard_plan.shards}) == 1
     edges = check(lambda x: jnp.convolve(x, jnp.ones(3)), x, in_slices=EACH)
     assert len({shard.function for shard in edges.shards}) < 7
 
 
 def test_shards_of_several_stages_in_a_loop():
-    made = plan(jax.nn.softmax, X, in_slices=({1: 2},))
+    shard_plan = plan(jax.nn.softmax, X, in_slices=({1: 2},))
     acc = None
-    for shard in made.shards:
+    for shard in shard_plan.shards:
         acc = shard.reduce(shard.function(*shard.args(X, values=acc)), acc)
     np.testing.assert_allclose(acc.result(), jax.nn.softmax(X), rtol=1e-5)
     with pytest.raises(ValueError, match=r"give args.*values=acc"):
-        made.shards[-1].args(X)
+        shard_plan.shards[-1].args(X)
 
 
 def test_results_of_another_plan_are_refused():
     def fun(x):
         return x - x.sum(0, keepdims=True)
 
-    made, other = (plan(fun, X, in_slices=({0: 2},)) for _ in range(2))
-    shard = made.shards[0]
+    shard_plan, other = (plan(fun, X, in_slices=({0: 2},)) for _ in range(2))
+    shard = shard_plan.shards[0]
     part = shard.function(*shard.args(X))
     acc = shard.reduce(part)
     with pytest.raises(ValueError, match="acc is of another plan: give what reduce"):
@@ -56,8 +56,8 @@ def test_results_of_another_plan_are_refused():
 
 
 def test_arrays_that_do_not_fit_take_no_results():
-    made = plan(lambda x: x.sum(0), X, in_slices=({0: 2},))
-    shard = made.shards[0]
+    shard_plan = plan(lambda x: x.sum(0), X, in_slices=({0: 2},))
+    shard = shard_plan.shards[0]
     part = shard.function(*shard.args(X))
     for acc, why in (
         (np.zeros(5, np.float32), r"result is float32\[6\], out has float32\[5\]"),
@@ -75,21 +75,21 @@ def test_what_no_later_stage_needs_is_let_go():
         z = y / jnp.sqrt((y * y).mean(0, keepdims=True))
         return jnp.tanh(z.sum(0))
 
-    made = plan(fun, X, in_slices=({0: 2},))
+    shard_plan = plan(fun, X, in_slices=({0: 2},))
     acc = None
     held = []
-    for place in range(len(made.stages)):
-        for shard in made.stage_shards(place):
+    for place in range(len(shard_plan.stages)):
+        for shard in shard_plan.stage_shards(place):
             acc = shard.reduce(shard.function(*shard.args(X, values=acc)), acc)
             acc.free(place)
         held.append(len(acc.kept))
     assert held[0] == 1
-    assert max(held) < len(made.stages) + 1
+    assert max(held) < len(shard_plan.stages) + 1
     np.testing.assert_allclose(acc.result(), fun(X), rtol=1e-5, atol=1e-6)
 
 
-def test_a_later_stage_refuses_values_that_are_not_finished(made):
-    first, last = made.stage_shards(0), made.stage_shards(1)
+def test_a_later_stage_refuses_values_that_are_not_finished(shard_plan):
+    first, last = shard_plan.stage_shards(0), shard_plan.stage_shards(1)
     acc = None
     for shard in first[:3]:
         acc = shard.reduce(shard.function(*shard.args(checks.X, checks.W)), acc)
@@ -105,12 +105,12 @@ def test_a_later_stage_refuses_values_that_are_not_finished(made):
         last[2].reduce(result, acc)
 
 
-def test_a_function_as_bytes(made):
+def test_a_function_as_bytes(shard_plan):
     pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
-    for shard in (made.stage_shards(0)[3], made.stage_shards(1)[0]):
+    for shard in (shard_plan.stage_shards(0)[3], shard_plan.stage_shards(1)[0]):
         exported = shard.export()
         acc = None
-        for each in made.stage_shards(0):
+        for each in shard_plan.stage_shards(0):
             each_args = each.args(checks.X, checks.W)
             acc = each.reduce(each.function(*each_args), acc)
         args = shard.args(checks.X, checks.W, values=acc)
@@ -120,13 +120,13 @@ def test_a_function_as_bytes(made):
 
 
 def test_a_shard_that_is_not_there_is_named():
-    made = plan(jnp.sin, X, in_slices={0: 4})
-    assert made.shards[-1].number == made.shards[np.int64(3)].number == 3
+    shard_plan = plan(jnp.sin, X, in_slices={0: 4})
+    assert shard_plan.shards[-1].number == shard_plan.shards[np.int64(3)].number == 3
     with pytest.raises(IndexError, match="99 is out of range of shards: there are 4"):
-        made.shards[99]
+        shard_plan.shards[99]
     with pytest.raises(IndexError, match="the index 1 is out of range of stages"):
-        made.stage_shards(1)
+        shard_plan.stage_shards(1)
     with pytest.raises(
         TypeError, match="the index of shards must be an integer, got 'a"
     ):
-        made.shards["a"]
+        shard_plan.shards["a"]

@@ -31,15 +31,15 @@ class Remote(Recorded):
 
 
 @pytest.mark.parametrize(("given", "most"), [(None, 1), (1, 1), (2, 2), (4, 4)])
-def test_as_many_threads_read_as_shards_may_be_under_way(made, want, given, most):
+def test_as_many_threads_read_as_shards_may_be_under_way(shard_plan, want, given, most):
     x = Remote(X)
-    got = made.run(x, W, max_in_flight=given)
+    got = shard_plan.run(x, W, max_in_flight=given)
     assert x.most == most
-    assert_bytes(got, made.run(X, W))
+    assert_bytes(got, shard_plan.run(X, W))
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
 
 
-def test_no_thread_hands_over_what_is_in_memory(made):
+def test_no_thread_hands_over_what_is_in_memory(shard_plan):
     threads = set()
 
     class Watched(np.ndarray):
@@ -47,11 +47,11 @@ def test_no_thread_hands_over_what_is_in_memory(made):
             threads.add(threading.get_ident())
             return super().__getitem__(index)
 
-    made.run(X.view(Watched), W, max_in_flight=4)
+    shard_plan.run(X.view(Watched), W, max_in_flight=4)
     assert threads == {threading.get_ident()}
 
 
-def test_no_more_is_held_than_may_be_under_way(made):
+def test_no_more_is_held_than_may_be_under_way(shard_plan):
     """The first shard takes long: the others wait for it, though they are read."""
     x = Remote(X, first=0.3)
     ended = []
@@ -66,15 +66,15 @@ def test_no_more_is_held_than_may_be_under_way(made):
         def __getitem__(self, index):
             raise AssertionError("inserting reads nothing")
 
-    made.run(x, W, out=(None, Out()), max_in_flight=3)
+    shard_plan.run(x, W, out=(None, Out()), max_in_flight=3)
     assert [start for start, _ in ended] == list(range(0, 64, 8))
     # At most three besides those that are done.
     assert all(reads <= k + 3 for k, (_, reads) in enumerate(ended))
 
 
-def test_the_error_of_the_first_shard_that_fails_is_told(made):
+def test_the_error_of_the_first_shard_that_fails_is_told(shard_plan):
     # Row 16 fails long before row 0 does, and is the later shard.
     x = Remote(X, failures=[(0, 1), (16, 1)], first=0.2)
     with pytest.raises(ShardError, match="shard 0 of stage 0 failed; it reads"):
-        made.run(x, W, max_in_flight=4)
+        shard_plan.run(x, W, max_in_flight=4)
     assert x.reading == 0

@@ -19,19 +19,19 @@ def test_every_branch_gives_what_it_gives_uncut(which):
         return lax.switch(k, branches, x)
 
     in_slices = (None, {1: (2, 4)}, None)
-    made = check_cut(fun, np.int32(which), X, Y, in_slices=in_slices)
-    assert made.num_shards == 2
+    shard_plan = check_cut(fun, np.int32(which), X, Y, in_slices=in_slices)
+    assert shard_plan.num_shards == 2
 
 
 def test_what_one_branch_mixes_is_whole():
     def fun(k, x):
         return lax.cond(k > 0, jnp.sin, lambda x: jnp.fft.fft(x, axis=0).real, x)
 
-    made = plan(fun, np.int32(0), X, in_slices=(None, {0: 2, 1: 3}))
-    assert made.num_shards == 3
-    assert "mixes this axis" in str(made.explain())
+    shard_plan = plan(fun, np.int32(0), X, in_slices=(None, {0: 2, 1: 3}))
+    assert shard_plan.num_shards == 3
+    assert "mixes this axis" in str(shard_plan.explain())
     for k in (0, 1):
-        assert_same(made.run(np.int32(k), X), jax.jit(fun)(np.int32(k), X))
+        assert_same(shard_plan.run(np.int32(k), X), jax.jit(fun)(np.int32(k), X))
 
 
 def test_branches_that_read_different_boxes():
@@ -43,9 +43,9 @@ def test_branches_that_read_different_boxes():
 
     for k in (0, 1):
         args = np.int32(k), X, Y
-        made = plan(fun, *args, in_slices=(None, {0: 2, 1: 2}, None))
-        assert_same(made.run(*args), jax.jit(fun)(*args))
-        assert made.num_shards > 1
+        shard_plan = plan(fun, *args, in_slices=(None, {0: 2, 1: 2}, None))
+        assert_same(shard_plan.run(*args), jax.jit(fun)(*args))
+        assert shard_plan.num_shards > 1
 
 
 def test_a_result_of_a_literal():
@@ -72,6 +72,6 @@ def test_the_gradient_of_a_diagonal_has_no_branches():
 
     a, b = reals(28, 7), reals(28, 7, seed=1)
     for in_slices in (None, {0: 4}), ({0: 4}, None):
-        made = check_cut(jax.grad(loss), a, b, in_slices=in_slices)
-        assert all(stage.num_shards <= 4 for stage in made.stages)
-        assert "cond" not in str(made)
+        shard_plan = check_cut(jax.grad(loss), a, b, in_slices=in_slices)
+        assert all(stage.num_shards <= 4 for stage in shard_plan.stages)
+        assert "cond" not in str(shard_plan)

@@ -15,17 +15,17 @@ def test_elements_and_the_axes_of_one_are_cut(axes):
     into, out = axes
     fun = spmap(lambda x, w: jnp.sin(x) * 2 + w, in_axes=(into, None), out_axes=out)
     w = reals(X.shape[1] if into == 0 else X.shape[0])
-    made = check_cut(fun, X, w, in_slices=({0: 2, 1: 3}, None))
-    assert made.num_shards == 6
+    shard_plan = check_cut(fun, X, w, in_slices=({0: 2, 1: 3}, None))
+    assert shard_plan.num_shards == 6
 
 
 def test_elements_that_talk_are_all_there():
     def body(x):
         return x - jax.lax.pmean(x, "i"), jax.lax.axis_index("i")
 
-    made = check_cut(spmap(body, axis_name="i"), X, in_slices=({1: 3},))
-    assert made.num_shards == 3
-    assert all(shard.in_slices[0][0] == slice(0, 8) for shard in made.shards)
+    shard_plan = check_cut(spmap(body, axis_name="i"), X, in_slices=({1: 3},))
+    assert shard_plan.num_shards == 3
+    assert all(shard.in_slices[0][0] == slice(0, 8) for shard in shard_plan.shards)
 
 
 RING = [(k, (3 * k + 1) % 8) for k in range(8)]
@@ -73,5 +73,5 @@ def test_a_result_that_is_not_mapped():
 
 def test_a_map_in_a_map():
     fun = spmap(spmap(lambda x: x * 2 + 1))
-    made = check_cut(fun, X, in_slices=({0: 4, 1: 3},))
-    assert made.num_shards == 12
+    shard_plan = check_cut(fun, X, in_slices=({0: 4, 1: 3},))
+    assert shard_plan.num_shards == 12

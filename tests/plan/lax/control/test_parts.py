@@ -74,9 +74,11 @@ def test_the_gradient_of_a_loop(net):
         return (net(weights, inputs) ** 2).mean()
 
     fun = jax.value_and_grad(loss, (0, 1))
-    made = check_cut(fun, WEIGHTS, INPUTS, in_slices=(None, RAGGED), tolerance=2e-4)
-    assert made.num_shards == 3
-    assert len(made.stages) == 1
+    shard_plan = check_cut(
+        fun, WEIGHTS, INPUTS, in_slices=(None, RAGGED), tolerance=2e-4
+    )
+    assert shard_plan.num_shards == 3
+    assert len(shard_plan.stages) == 1
 
 
 def carried(x):
@@ -92,9 +94,9 @@ def carried(x):
 
 
 def test_what_is_carried_first_counts_once():
-    made = check_cut(carried, INPUTS, in_slices=(RAGGED,))
-    assert made.num_shards == 3
-    combiners = [*made.shards[0].combiner[0], *made.shards[0].combiner[1]]
+    shard_plan = check_cut(carried, INPUTS, in_slices=(RAGGED,))
+    assert shard_plan.num_shards == 3
+    combiners = [*shard_plan.shards[0].combiner[0], *shard_plan.shards[0].combiner[1]]
     assert combiners == ["max", "add", "insert", "min", "insert"]
 
 
@@ -103,8 +105,8 @@ def test_what_is_carried_first_counts_once():
 def test_parts_of_any_cut(data):
     in_slices = data.draw(cuts((INPUTS,)))
     for fun in (carried, jax.grad(lambda x: (recurrent(WEIGHTS, x) ** 2).sum())):
-        made = plan(fun, INPUTS, in_slices=in_slices)
-        assert_same(made.run(INPUTS), jax.jit(fun)(INPUTS), 2e-4)
+        shard_plan = plan(fun, INPUTS, in_slices=in_slices)
+        assert_same(shard_plan.run(INPUTS), jax.jit(fun)(INPUTS), 2e-4)
 
 
 def test_a_sum_that_is_not_linear_is_whole():
@@ -115,9 +117,9 @@ def test_a_sum_that_is_not_linear_is_whole():
             (0, x[0]),
         )
 
-    made = plan(fun, X, in_slices=({0: 2, 1: 3},))
-    assert made.num_shards == 3
-    assert_same(made.run(X), jax.jit(fun)(X))
+    shard_plan = plan(fun, X, in_slices=({0: 2, 1: 3},))
+    assert shard_plan.num_shards == 3
+    assert_same(shard_plan.run(X), jax.jit(fun)(X))
 
 
 def test_pieces_of_two_loops_that_are_one_do_not_meet_alone():
@@ -130,8 +132,8 @@ def test_pieces_of_two_loops_that_are_one_do_not_meet_alone():
         return lax.fori_loop(0, times, step, 0.0), x * 2
 
     args = X, np.int32(2)
-    made = plan(fun, *args, in_slices=({0: 2}, None))
-    assert_same(made.run(*args), jax.jit(fun)(*args), 1e-4)
+    shard_plan = plan(fun, *args, in_slices=({0: 2}, None))
+    assert_same(shard_plan.run(*args), jax.jit(fun)(*args), 1e-4)
 
 
 def test_a_condition_sees_what_is_complete():
@@ -142,9 +144,9 @@ def test_a_condition_sees_what_is_complete():
             (0.0, x),
         )[0]
 
-    made = plan(fun, X, in_slices=({0: 2},))
-    assert made.num_shards == 1
-    assert_same(made.run(X), jax.jit(fun)(X))
+    shard_plan = plan(fun, X, in_slices=({0: 2},))
+    assert shard_plan.num_shards == 1
+    assert_same(shard_plan.run(X), jax.jit(fun)(X))
 
 
 def test_a_loop_of_unknown_length_adds():
@@ -154,8 +156,8 @@ def test_a_loop_of_unknown_length_adds():
 
         return lax.fori_loop(0, times, step, (x, jnp.ones(x.shape[1])))
 
-    made = check_cut(fun, np.int32(3), X, in_slices=(None, {0: (3, 5), 1: 2}))
-    assert made.num_shards == 4
+    shard_plan = check_cut(fun, np.int32(3), X, in_slices=(None, {0: (3, 5), 1: 2}))
+    assert shard_plan.num_shards == 4
 
 
 @pytest.mark.few(1)
@@ -169,8 +171,8 @@ def test_a_branch_that_sums(which, how):
         inner = fun
         fun = jax.grad(lambda p, w, x: (inner(p, w, x)).sum(), 1)
     args = which, reals(6, 3), X
-    made = check_cut(fun, *args, in_slices=(None, None, {0: (1, 5, 2)}))
-    assert made.num_shards == 3
+    shard_plan = check_cut(fun, *args, in_slices=(None, None, {0: (1, 5, 2)}))
+    assert shard_plan.num_shards == 3
 
 
 def test_a_map_of_elements_that_sum():
@@ -180,5 +182,5 @@ def test_a_map_of_elements_that_sum():
     w = reals(5, 3)
     check_cut(fun, w, INPUTS, in_slices=(None, {0: 2, 1: 3}))
     gradient = jax.grad(lambda w, x: fun(w, x).sum())
-    made = check_cut(gradient, w, INPUTS, in_slices=(None, RAGGED))
-    assert made.num_shards == 3
+    shard_plan = check_cut(gradient, w, INPUTS, in_slices=(None, RAGGED))
+    assert shard_plan.num_shards == 3

@@ -41,10 +41,10 @@ def descent(points, targets, start):
 
 
 def test_a_stage_for_each_step():
-    made = check_cut(
+    shard_plan = check_cut(
         means, POINTS, POINTS[:4], in_slices=(RAGGED, None), tolerance=2e-4
     )
-    assert [stage.num_shards for stage in made.stages] == [3, 3, 3, 1]
+    assert [stage.num_shards for stage in shard_plan.stages] == [3, 3, 3, 1]
     args = POINTS, TARGETS, START
     check_cut(descent, *args, in_slices=(RAGGED, RAGGED, None), tolerance=2e-4)
 
@@ -75,8 +75,8 @@ def test_steps_under_any_cut(data):
         (power, (reals(6, 6), reals(6))),
     ):
         in_slices = data.draw(cuts(args))
-        made = plan(fun, *args, in_slices=in_slices)
-        assert_same(made.run(*args), jax.jit(fun)(*args), 1e-3)
+        shard_plan = plan(fun, *args, in_slices=in_slices)
+        assert_same(shard_plan.run(*args), jax.jit(fun)(*args), 1e-3)
 
 
 STEPS = 4
@@ -93,9 +93,9 @@ def heat(x):
 @pytest.mark.parametrize("partial", [True, False])
 def test_steps_that_read_their_neighbours_are_one_pass(partial):
     x = reals(40)
-    made = check_cut(heat, x, in_slices=({0: (9, 17, 14)},), partial=partial)
-    assert len(made.stages) == 1
-    assert made.shards[1].in_slices[0] == (slice(5, 30),)
+    shard_plan = check_cut(heat, x, in_slices=({0: (9, 17, 14)},), partial=partial)
+    assert len(shard_plan.stages) == 1
+    assert shard_plan.shards[1].in_slices[0] == (slice(5, 30),)
     check_cut(jax.grad(lambda x: (heat(x) ** 2).sum()), x, in_slices=({0: 3},))
 
 
@@ -138,8 +138,8 @@ def gradient(step):
 def test_steps_that_see_an_axis_as_long_as_their_results(loop, step):
     """The carried axis is the one that a step sees, with the neighbours."""
     fun, x = loop(SAME[step]), reals(60)
-    made = check_cut(fun, x, in_slices=({0: 4},))
-    assert times_read(made) < 2
+    shard_plan = check_cut(fun, x, in_slices=({0: 4},))
+    assert times_read(shard_plan) < 2
     assert_same(chunked(fun, {0: 4})(x), jax.jit(fun)(x))
 
 
@@ -151,17 +151,17 @@ def test_a_loop_is_unrolled_beside_what_is_whole():
         return heat(x), whole
 
     x = reals(40)
-    made = check_cut(fun, x, in_slices=({0: 4},))
-    assert made.num_shards == 4
-    assert "stops at scan" in str(made.explain())
+    shard_plan = check_cut(fun, x, in_slices=({0: 4},))
+    assert shard_plan.num_shards == 4
+    assert "stops at scan" in str(shard_plan.explain())
 
 
 def test_a_loop_that_gains_nothing_stays_a_loop():
     def fun(x):
         return lax.fori_loop(0, 3, lambda _, x: jnp.fft.fft(x, axis=0).real, x)
 
-    made = plan(fun, X, in_slices=({0: 2},))
-    text = str(made.explain())
+    shard_plan = plan(fun, X, in_slices=({0: 2},))
+    text = str(shard_plan.explain())
     assert "stops at scan" in text
     assert "the body of the loop or branch mixes this axis at fft" in text
     assert "test_unroll.py" in text
@@ -175,10 +175,10 @@ def long_descent(points, targets):
 
 
 def test_a_long_loop_that_sums_over_the_cut_is_cut():
-    made = plan(long_descent, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
-    assert [stage.num_shards for stage in made.stages] == [2] * 40 + [1]
+    shard_plan = plan(long_descent, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
+    assert [stage.num_shards for stage in shard_plan.stages] == [2] * 40 + [1]
     # Steps that run the same functions are told in one line.
-    assert str(made).count("\n  stage") <= 6
+    assert str(shard_plan).count("\n  stage") <= 6
 
 
 def test_a_long_loop_without_stages_stays_a_loop():
@@ -186,9 +186,9 @@ def test_a_long_loop_without_stages_stays_a_loop():
         return lax.fori_loop(0, 300, lambda _, x: jnp.roll(x, 1) * 0.5 + x, x)
 
     with pytest.warns(UserWarning, match="runs as a whole"):
-        made = plan(fun, reals(2000), in_slices=({0: 3},))
-    assert "mixes this axis" in str(made.explain())
-    assert "2,048 where they are one function" in str(made.explain())
+        shard_plan = plan(fun, reals(2000), in_slices=({0: 3},))
+    assert "mixes this axis" in str(shard_plan.explain())
+    assert "2,048 where they are one function" in str(shard_plan.explain())
 
 
 def test_a_loop_to_a_tolerance_says_what_would_be_cut():
@@ -199,8 +199,8 @@ def test_a_loop_to_a_tolerance_says_what_would_be_cut():
         return lax.while_loop(lambda w: w.sum() < 3, step, jnp.zeros(3))
 
     with pytest.warns(UserWarning, match="runs as a whole"):
-        made = plan(fun, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
-    assert "as that of lax.fori_loop or lax.scan is" in str(made.explain())
+        shard_plan = plan(fun, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
+    assert "as that of lax.fori_loop or lax.scan is" in str(shard_plan.explain())
 
 
 @pytest.mark.few(1)
@@ -224,9 +224,9 @@ def test_a_branch_that_may_never_end_is_not_computed_for_nothing():
 
         return lax.cond(k > 0, endless, lambda x: x[::-1], x)
 
-    made = plan(fun, np.int32(0), X, in_slices=(None, {0: 2}))
-    assert made.num_shards == 1
-    np.testing.assert_array_equal(made.run(np.int32(0), X), X[::-1])
+    shard_plan = plan(fun, np.int32(0), X, in_slices=(None, {0: 2}))
+    assert shard_plan.num_shards == 1
+    np.testing.assert_array_equal(shard_plan.run(np.int32(0), X), X[::-1])
 
 
 def talking(x):
@@ -242,8 +242,8 @@ def test_sums_in_pieces_go_through_a_sum_of_elements_alone(combine, stages):
     fun = jax.vmap(
         lambda x: combine(jnp.sin(x).sum(), "i"), axis_name="i", out_axes=None
     )
-    made = check_cut(fun, X, in_slices=({1: 3},))
-    assert len(made.stages) == stages
+    shard_plan = check_cut(fun, X, in_slices=({1: 3},))
+    assert len(shard_plan.stages) == stages
 
 
 @pytest.mark.few(1)
@@ -251,8 +251,8 @@ def test_sums_in_pieces_go_through_a_sum_of_elements_alone(combine, stages):
 def test_elements_that_talk_are_cut_along_their_axis(mapped):
     fun = mapped(talking, axis_name="i")
     x = np.abs(X) + 1
-    made = check_cut(fun, x, in_slices=({0: (3, 5), 1: 2},))
-    assert made.num_shards > 4
+    shard_plan = check_cut(fun, x, in_slices=({0: (3, 5), 1: 2},))
+    assert shard_plan.num_shards > 4
 
     def loss(x):
         return jnp.sin(mapped(lambda x: x / lax.psum(x, "i"), axis_name="i")(x)).sum()

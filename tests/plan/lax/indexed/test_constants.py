@@ -64,11 +64,11 @@ def test_constants_in_the_body_of_a_loop_are_known():
         rows = jnp.floor(jnp.arange(8, dtype=np.float32) * 2.5).astype(jnp.int32)
         return x.at[jnp.cumsum(jnp.ones(1, jnp.int32))].add(x[rows].sum(0))
 
-    made = check_cut(
+    shard_plan = check_cut(
         *(lambda x: lax.fori_loop(0, 3, step, x), iota(32, 6, dtype=np.float32)),
         in_slices={1: 3},
     )
-    assert made.num_shards == 3
+    assert shard_plan.num_shards == 3
 
 
 def test_one_call_evaluates_all_that_a_graph_needs(monkeypatch):
@@ -113,9 +113,9 @@ def test_a_zero_keeps_its_sign(name):
     fun = OF_ZEROS[name]
     want = np.signbit(jax.jit(fun)(Z, AT))
     assert want.all()
-    made = plan(fun, Z, AT, in_slices=({0: 4}, {0: 2}))
-    assert made.num_shards > 1
-    assert np.signbit(made.run(Z, AT)).all()
+    shard_plan = plan(fun, Z, AT, in_slices=({0: 4}, {0: 2}))
+    assert shard_plan.num_shards > 1
+    assert np.signbit(shard_plan.run(Z, AT)).all()
     assert np.signbit(chunked(fun, in_slices=({0: 4}, None))(Z, AT)).all()
 
 

@@ -39,9 +39,9 @@ def test_literal_starts_read_what_they_take():
     def fun(x):
         return lax.dynamic_slice(x, (5, 0), (2, 6))
 
-    made = plan(fun, X, in_slices=({0: 8},))
-    assert made.shards[0].in_slices == ((slice(5, 6), slice(0, 6)),)
-    assert_same(made.run(X), jax.jit(fun)(X))
+    shard_plan = plan(fun, X, in_slices=({0: 8},))
+    assert shard_plan.shards[0].in_slices == ((slice(5, 6), slice(0, 6)),)
+    assert_same(shard_plan.run(X), jax.jit(fun)(X))
 
 
 TABLE = reals(120, 8)
@@ -55,11 +55,11 @@ def test_updates_at_literal_starts_are_cut(start, cut):
         along = lax.dynamic_update_slice_in_dim(x, x[:-4] * 2, start, 0)
         return along, lax.dynamic_update_slice(x, jnp.sin(x[5:65, 1:5]), (start, 3))
 
-    made = check_cut(fun, TABLE, in_slices=(cut,))
-    assert made.num_shards == np.prod(
+    shard_plan = check_cut(fun, TABLE, in_slices=(cut,))
+    assert shard_plan.num_shards == np.prod(
         [n if type(n) is int else 4 for n in cut.values()]
     )
-    assert "known only when it runs" not in str(made)
+    assert "known only when it runs" not in str(shard_plan)
     assert_same(chunked(fun, (cut,))(TABLE), jax.jit(fun)(TABLE))
 
 
@@ -67,9 +67,9 @@ def test_pieces_read_their_part_of_updates():
     def fun(x):
         return lax.dynamic_update_slice_in_dim(x, x[:-1] * 2, 1, 0)
 
-    made = check_cut(fun, TABLE, in_slices=({0: 10},))
-    assert times_read(made) < 1.1
-    assert made.peak_bytes < TABLE.nbytes / 2
+    shard_plan = check_cut(fun, TABLE, in_slices=({0: 10},))
+    assert times_read(shard_plan) < 1.1
+    assert shard_plan.peak_bytes < TABLE.nbytes / 2
 
 
 def test_computed_starts_are_known():
@@ -77,8 +77,8 @@ def test_computed_starts_are_known():
         start = jnp.int32(-2) * 10 + len(x)
         return lax.dynamic_update_slice_in_dim(x, x[:10] + 1, start, 0)
 
-    made = check_cut(fun, TABLE, in_slices=({0: 6},))
-    assert times_read(made) < 1.1
+    shard_plan = check_cut(fun, TABLE, in_slices=({0: 6},))
+    assert times_read(shard_plan) < 1.1
 
 
 def test_a_loop_updates_its_inside():
@@ -93,23 +93,25 @@ def test_a_loop_updates_its_inside():
         return lax.scan(lambda x, _: (step(x), x[5]), x, None, length=4)
 
     for fun in (counted, scanned):
-        made = check_cut(fun, TABLE, in_slices=({0: (50, 40, 30)},))
-        assert (made.num_shards, len(made.stages)) == (3, 1)
-        assert times_read(made) < 1.4
+        shard_plan = check_cut(fun, TABLE, in_slices=({0: (50, 40, 30)},))
+        assert (shard_plan.num_shards, len(shard_plan.stages)) == (3, 1)
+        assert times_read(shard_plan) < 1.4
 
 
 def test_only_one_start_is_known():
     def fun(x, k):
         return lax.dynamic_update_slice(x, jnp.sin(x[:60, :4]), (7, k))
 
-    made = check_cut(fun, TABLE, np.int32(2), in_slices=({0: (50, 40, 30)}, None))
-    assert times_read(made, slice(1)) < 1.1
+    shard_plan = check_cut(fun, TABLE, np.int32(2), in_slices=({0: (50, 40, 30)}, None))
+    assert times_read(shard_plan, slice(1)) < 1.1
 
 
 def test_of_unknown_starts_it_is_said():
     def fun(x, k):
         return lax.dynamic_update_slice_in_dim(x, x[:-1] * 2, k, 0)
 
-    made = check_cut(fun, TABLE, np.int32(1), in_slices=({0: 10}, None))
-    assert made.num_shards == 10
-    assert "only when it runs (cut only the operand, or another axis)" in str(made)
+    shard_plan = check_cut(fun, TABLE, np.int32(1), in_slices=({0: 10}, None))
+    assert shard_plan.num_shards == 10
+    assert "only when it runs (cut only the operand, or another axis)" in str(
+        shard_plan
+    )

@@ -20,13 +20,13 @@ MODES = ["fill", "clip", "wrap"]
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint16", "bool", "complex64"])
 def test_a_table_is_cut_along_the_axis_that_is_looked_up(mode, dtype):
     table = (X * 5).astype(dtype)
-    made = check_cut(
+    shard_plan = check_cut(
         lambda x, i: jnp.take(x, i, axis=0, mode=mode),
         table,
         FAR,
         in_slices=({0: (3, 4, 1), 1: 2}, {0: 2}),
     )
-    assert made.num_shards == 3 * 2 * 2
+    assert shard_plan.num_shards == 3 * 2 * 2
 
 
 def test_a_lookup_in_two_axes_fills_once():
@@ -47,8 +47,8 @@ def test_an_embedding_layer_and_its_gradient():
         return (jnp.tanh(table[words]) ** 2).sum()
 
     words = ints(3, 4, high=8)
-    made = check_cut(loss, X, words, in_slices=({0: 4}, None))
-    assert len(made.stages) == 2
+    shard_plan = check_cut(loss, X, words, in_slices=({0: 4}, None))
+    assert len(shard_plan.stages) == 2
     check_cut(jax.grad(loss), X, words, in_slices=({0: 4}, None))
     check_cut(jax.grad(loss), X, words, in_slices=(None, {0: 3}))
 
@@ -59,9 +59,9 @@ def test_keys_have_no_parts():
     def fun(keys, i):
         return jax.random.key_data(keys[i])
 
-    made = plan(fun, keys, ints(3, high=6), in_slices=({0: 3}, None))
-    assert_same(made.run(keys, ints(3, high=6)), fun(keys, ints(3, high=6)))
-    assert "known only when it runs" in str(made.explain())
+    shard_plan = plan(fun, keys, ints(3, high=6), in_slices=({0: 3}, None))
+    assert_same(shard_plan.run(keys, ints(3, high=6)), fun(keys, ints(3, high=6)))
+    assert "known only when it runs" in str(shard_plan.explain())
 
 
 def test_wide_integers_as_indices():
@@ -87,8 +87,8 @@ LABELS = ints(8, high=6)
 @pytest.mark.few(1)
 @pytest.mark.parametrize("cuts", [({0: 4}, None), ({0: 4}, {0: 4}), (None, {0: 2})])
 def test_an_index_that_counts_rows_is_a_loop_over_them(cuts):
-    made = check_cut(cross_entropy, X, LABELS, in_slices=cuts)
-    assert made.num_shards == (cuts[0] or cuts[1])[0]
+    shard_plan = check_cut(cross_entropy, X, LABELS, in_slices=cuts)
+    assert shard_plan.num_shards == (cuts[0] or cuts[1])[0]
     check_cut(jax.grad(lambda *a: cross_entropy(*a)[0]), X, LABELS, in_slices=cuts)
 
 
@@ -99,8 +99,8 @@ def test_counted_rows_and_columns_that_are_cut(mode):
         return x.at[jnp.arange(8), i].get(mode=mode)
 
     inside = LABELS if mode != "fill" else FAR[[0, 1, 2, 3, 4, 5, 0, 1]]
-    made = check_cut(fun, X, inside, in_slices=({0: (3, 4, 1), 1: 2}, None))
-    assert made.num_shards == 3 * 2
+    shard_plan = check_cut(fun, X, inside, in_slices=({0: (3, 4, 1), 1: 2}, None))
+    assert shard_plan.num_shards == 3 * 2
 
 
 @pytest.mark.deep

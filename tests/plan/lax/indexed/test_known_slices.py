@@ -37,23 +37,23 @@ UPDATES = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", UPDATES)
 def test_a_window_is_updated_in_pieces(name):
-    made = check_cut(UPDATES[name], TABLE, in_slices=({0: (3, 4, 5)},))
-    assert (made.num_shards, len(made.stages)) == (3, 1)
+    shard_plan = check_cut(UPDATES[name], TABLE, in_slices=({0: (3, 4, 5)},))
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (3, 1)
 
 
 def test_a_loop_of_updates():
     def fun(x):
         return lax.fori_loop(0, 3, lambda _, x: diffused(x), x)
 
-    made = check_cut(fun, TABLE, in_slices=({0: (3, 4, 5)},))
-    assert (made.num_shards, len(made.stages)) == (3, 1)
+    shard_plan = check_cut(fun, TABLE, in_slices=({0: (3, 4, 5)},))
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (3, 1)
 
 
 @examples(4)
 @given(st.data(), st.sampled_from(sorted(UPDATES)))
 def test_updates_under_any_cut(data, name):
-    made = plan(UPDATES[name], TABLE, in_slices=data.draw(cuts((TABLE,))))
-    assert_same(made.run(TABLE), jax.jit(UPDATES[name])(TABLE))
+    shard_plan = plan(UPDATES[name], TABLE, in_slices=data.draw(cuts((TABLE,))))
+    assert_same(shard_plan.run(TABLE), jax.jit(UPDATES[name])(TABLE))
 
 
 def laplacian(x):
@@ -79,12 +79,12 @@ WAVES = reals(300, 40)
 @pytest.mark.parametrize("cut", [{0: 10}, {0: (9, 30, 1, 160, 100)}, {0: 6, 1: 2}])
 def test_updated_constants_are_computed_in_pieces(name, cut):
     fun = CONSTANT[name]
-    made = check_cut(fun, WAVES, in_slices=(cut,))
+    shard_plan = check_cut(fun, WAVES, in_slices=(cut,))
     longest = max(
-        box[0].stop - box[0].start for [box] in (s.in_slices for s in made.shards)
+        box[0].stop - box[0].start for [box] in (s.in_slices for s in shard_plan.shards)
     )
-    assert made.peak_bytes < 9 * longest * WAVES.nbytes / len(WAVES)
-    assert times_read(made) == 1
+    assert shard_plan.peak_bytes < 9 * longest * WAVES.nbytes / len(WAVES)
+    assert times_read(shard_plan) == 1
     assert_same(chunked(fun, (cut,))(WAVES), jax.jit(fun)(WAVES))
 
 
@@ -102,11 +102,11 @@ def test_waves_from_rest_are_cut_as_any_others():
     def from_rest(c):
         return waves(c, jnp.zeros_like(c))
 
-    made = check_cut(from_rest, WAVES, in_slices=({0: 10},))
+    shard_plan = check_cut(from_rest, WAVES, in_slices=({0: 10},))
     other = check_cut(lambda c: waves(c, c), WAVES, in_slices=({0: 10},))
-    assert (made.num_shards, len(made.stages)) == (10, 1)
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (10, 1)
     # The zeros of one piece come to it.
-    assert made.peak_bytes <= other.peak_bytes + 38 * 40 * 4
+    assert shard_plan.peak_bytes <= other.peak_bytes + 38 * 40 * 4
     assert_same(chunked(from_rest, {0: 7})(WAVES), jax.jit(from_rest)(WAVES))
 
 
@@ -120,9 +120,9 @@ def test_only_pieces_at_the_edges_compute_them(cut):
     def fun(x):
         return lax.fori_loop(0, 5, lambda _, x: step(x), x)
 
-    made = check_cut(fun, WAVES, in_slices=(cut,))
-    assert (made.num_shards, len(made.stages)) == (10, 1)
-    assert times_read(made) < 1.7
+    shard_plan = check_cut(fun, WAVES, in_slices=(cut,))
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (10, 1)
+    assert times_read(shard_plan) < 1.7
 
 
 @pytest.mark.few(1)
@@ -135,9 +135,9 @@ def test_vectorized_updates_at_literal_starts_are_cut(start):
         return jax.vmap(put)(x, y)
 
     args = reals(3, 12, 5), reals(3, 4, 2, seed=1)
-    made = check_cut(fun, *args, in_slices=({1: (3, 4, 5), 2: 2}, {1: 3}))
-    assert made.num_shards == 6
-    assert "known only when it runs" not in str(made)
+    shard_plan = check_cut(fun, *args, in_slices=({1: (3, 4, 5), 2: 2}, {1: 3}))
+    assert shard_plan.num_shards == 6
+    assert "known only when it runs" not in str(shard_plan)
 
 
 def test_of_windows_at_unknown_places_it_is_said():
@@ -148,10 +148,10 @@ def test_of_windows_at_unknown_places_it_is_said():
         return jax.vmap(put)(x, y, k)
 
     args = reals(3, 12, 5), reals(3, 4, 5, seed=1), np.array([2, -3, 40], np.int32)
-    made = plan(fun, *args, in_slices=({1: 3, 2: 5}, {1: 2}, None))
-    assert_same(made.run(*args), jax.jit(fun)(*args))
-    assert made.num_shards == 5
-    assert "or partly outside (cut another axis)" in str(made)
+    shard_plan = plan(fun, *args, in_slices=({1: 3, 2: 5}, {1: 2}, None))
+    assert_same(shard_plan.run(*args), jax.jit(fun)(*args))
+    assert shard_plan.num_shards == 5
+    assert "or partly outside (cut another axis)" in str(shard_plan)
 
 
 def test_windows_without_an_index_start_at_the_first_place():
@@ -161,5 +161,5 @@ def test_windows_without_an_index_start_at_the_first_place():
         return lax.scatter_add(x, jnp.zeros(0, jnp.int32), y, numbers)
 
     args = TABLE, reals(7, 3, seed=1)
-    made = check_cut(fun, *args, in_slices=({0: (3, 4, 5), 1: 2}, None))
-    assert made.num_shards == 6
+    shard_plan = check_cut(fun, *args, in_slices=({0: (3, 4, 5), 1: 2}, None))
+    assert shard_plan.num_shards == 6

@@ -27,12 +27,12 @@ TAKEN = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_only_what_is_looked_at_is_read(name):
     cuts = {0: (2, 3, 7), 1: (5, 7)}
-    made = check_cut(TAKEN[name], TABLE, in_slices=(cuts,))
-    assert len(made.stages) == 1
+    shard_plan = check_cut(TAKEN[name], TABLE, in_slices=(cuts,))
+    assert len(shard_plan.stages) == 1
     # The columns of a triangle come in no order.
     in_order = name != "a triangle"
-    assert made.shards[0].combiner == ("insert" if in_order else "add")
-    boxes = {str(shard.in_slices): shard.in_slices[0] for shard in made.shards}
+    assert shard_plan.shards[0].combiner == ("insert" if in_order else "add")
+    boxes = {str(shard.in_slices): shard.in_slices[0] for shard in shard_plan.shards}
     read = sum(len(TABLE[box].reshape(-1)) for box in boxes.values())
     assert read <= TABLE.size * (0.7 if in_order and name != "columns" else 1)
 
@@ -48,8 +48,8 @@ def test_what_comes_of_it_need_not_be_linear():
     def fun(a):
         return (jnp.tanh(a[PLACES]) * jnp.arange(5.0)[:, None]).sum(0)
 
-    made = check_cut(fun, TABLE, in_slices=({0: (5, 7)},))
-    assert made.num_shards == 2
+    shard_plan = check_cut(fun, TABLE, in_slices=({0: (5, 7)},))
+    assert shard_plan.num_shards == 2
     check_cut(jax.grad(lambda a: fun(a).sum()), TABLE, in_slices=({0: (5, 7)},))
     got = chunked(fun, ({0: (5, 7)},))(TABLE)
     assert_same(got, fun(jnp.asarray(TABLE)))
@@ -71,8 +71,10 @@ PUT = {
 def test_a_piece_reads_the_updates_that_go_there(name):
     fun = PUT[name]
     y = reals(5, 12) * 2
-    made = check_cut(fun, TABLE, y, in_slices=({0: (2, 3, 7)}, None))
-    rows = [box[1] for box in (s.in_slices for s in made.shards) if box[1] is not None]
+    shard_plan = check_cut(fun, TABLE, y, in_slices=({0: (2, 3, 7)}, None))
+    rows = [
+        box[1] for box in (s.in_slices for s in shard_plan.shards) if box[1] is not None
+    ]
     read = sum(len(y[box].reshape(-1)) for box in rows) / y.size
     assert read <= (3 if name == "in no order" else 1)
 
@@ -82,9 +84,9 @@ def test_a_piece_reads_the_updates_that_go_there(name):
 def test_cuts_of_updates_pass_to_where_they_go(name):
     fun = PUT[name]
     y = reals(5, 12) * 2
-    made = check_cut(fun, TABLE, y, in_slices=(None, {0: (1, 2, 2)}))
-    assert made.num_shards >= 2
-    assert made.shards[0].combiner == "insert"
+    shard_plan = check_cut(fun, TABLE, y, in_slices=(None, {0: (1, 2, 2)}))
+    assert shard_plan.num_shards >= 2
+    assert shard_plan.shards[0].combiner == "insert"
     check_cut(fun, TABLE, y, in_slices=({0: 4, 1: 2}, {0: 3}))
 
 
@@ -95,17 +97,17 @@ def test_sums_of_known_segments_are_whole_ones():
         return jax.nn.softmax(jax.ops.segment_sum(y, segments, 40), axis=-1)
 
     y = reals(120, 4)
-    made = check_cut(fun, y, in_slices={0: 4})
-    assert made.num_shards == 4
-    assert len(made.stages) == 1
+    shard_plan = check_cut(fun, y, in_slices={0: 4})
+    assert shard_plan.num_shards == 4
+    assert len(shard_plan.stages) == 1
 
     # All of a segment is in one piece: a few long segments give parts as before.
     def few(y):
         return jax.ops.segment_sum(y, np.arange(120) // 40, 3)
 
-    made = check_cut(few, y, in_slices={0: 8})
-    assert made.num_shards == 8
-    assert made.shards[0].combiner == "add"
+    shard_plan = check_cut(few, y, in_slices={0: 8})
+    assert shard_plan.num_shards == 8
+    assert shard_plan.shards[0].combiner == "add"
 
 
 def test_irregular_places_compile_few_functions():
@@ -117,9 +119,9 @@ def test_irregular_places_compile_few_functions():
         (lambda x, y: x.at[places].add(y), (x, y), ({0: 100}, None)),
         (lambda x, y: x.at[places].add(y), (x, y), (None, {0: 100})),
     ):
-        made = plan(fun, *args, in_slices=cuts)
-        assert made.num_shards >= 75
-        [stage] = made.stages
+        shard_plan = plan(fun, *args, in_slices=cuts)
+        assert shard_plan.num_shards >= 75
+        [stage] = shard_plan.stages
         every = range(stage.num_shards)
         assert len({stage.recipe(k)[1].static for k in every}) <= 20
 
@@ -134,9 +136,9 @@ ROUNDED = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded_floats_are_known(name):
-    made = check_cut(ROUNDED[name], reals(40, 3), in_slices={0: 4})
-    assert [shard.combiner for shard in made.shards] == ["insert"] * 4
-    assert times_read(made) < 1.1
+    shard_plan = check_cut(ROUNDED[name], reals(40, 3), in_slices={0: 4})
+    assert [shard.combiner for shard in shard_plan.shards] == ["insert"] * 4
+    assert times_read(shard_plan) < 1.1
 
 
 @pytest.mark.few(1)

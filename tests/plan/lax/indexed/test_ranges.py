@@ -35,10 +35,10 @@ def test_pieces_look_at_pieces(name):
     def fun(a):
         return jnp.tanh(TAKEN[name](a))
 
-    made = check_cut(fun, TABLE, in_slices={0: 5})
-    assert len(made.stages) == 1
-    assert made.shards[0].combiner == "insert"
-    boxes = {str(shard.in_slices): shard.in_slices[0] for shard in made.shards}
+    shard_plan = check_cut(fun, TABLE, in_slices={0: 5})
+    assert len(shard_plan.stages) == 1
+    assert shard_plan.shards[0].combiner == "insert"
+    boxes = {str(shard.in_slices): shard.in_slices[0] for shard in shard_plan.shards}
     assert max(len(TABLE[box]) for box in boxes.values()) <= SIZE // 2
 
 
@@ -60,12 +60,12 @@ def test_pieces_get_pieces(name, of):
     def fun(x, y):
         return jnp.sin(PUT[name](x, y))
 
-    made = plan(fun, TABLE, reals(SIZE, 3, seed=1) * 2, in_slices=of)
+    shard_plan = plan(fun, TABLE, reals(SIZE, 3, seed=1) * 2, in_slices=of)
     args = TABLE, reals(SIZE, 3, seed=1) * 2
-    assert_same(made.run(*args), jax.jit(fun)(*args))
+    assert_same(shard_plan.run(*args), jax.jit(fun)(*args))
     if name not in ("some dropped", "a few"):
-        assert made.num_shards > 1
-        assert len(made.stages) == 1
+        assert shard_plan.num_shards > 1
+        assert len(shard_plan.stages) == 1
 
 
 @pytest.mark.deep
@@ -76,17 +76,19 @@ def test_tiles_are_cut_along_both_axes():
     def fun(x):
         return jnp.sin(x[rows, columns]).sum((2, 3))
 
-    made = check_cut(fun, reals(SIZE, SIZE), in_slices={0: 4, 1: 3})
-    assert made.num_shards == 12
-    assert len(made.stages) == 1
+    shard_plan = check_cut(fun, reals(SIZE, SIZE), in_slices={0: 4, 1: 3})
+    assert shard_plan.num_shards == 12
+    assert len(shard_plan.stages) == 1
     # A cut of the places that are looked up together goes no further.
-    made = plan(
+    shard_plan = plan(
         lambda x: jnp.sin(x[rows, columns]),
         reals(SIZE, SIZE),
         in_slices={0: 4},
         out_slices={2: 2},
     )
-    assert_same(made.run(reals(SIZE, SIZE)), jnp.sin(reals(SIZE, SIZE)[rows, columns]))
+    assert_same(
+        shard_plan.run(reals(SIZE, SIZE)), jnp.sin(reals(SIZE, SIZE)[rows, columns])
+    )
 
 
 def windows(starts, length):
@@ -100,10 +102,10 @@ def windows(starts, length):
 @pytest.mark.parametrize("starts", [COUNT[:36:3], COUNT[36::-4], COUNT[[30, 2, 33]]])
 def test_windows_at_known_starts_are_cut(starts):
     taken = windows(starts, 4)
-    made = check_cut(lambda x: jnp.sin(taken(x)), TABLE, in_slices={0: 5, 1: 2})
-    assert len(made.stages) == 1
-    assert made.shards[0].combiner == "insert"
-    rows = [shard.in_slices[0][0] for shard in made.shards]
+    shard_plan = check_cut(lambda x: jnp.sin(taken(x)), TABLE, in_slices={0: 5, 1: 2})
+    assert len(shard_plan.stages) == 1
+    assert shard_plan.shards[0].combiner == "insert"
+    rows = [shard.in_slices[0][0] for shard in shard_plan.shards]
     assert max(each.stop - each.start for each in rows) <= SIZE // 2
     check_cut(jax.grad(lambda x: jnp.sin(taken(x)).sum()), TABLE, in_slices={0: 5})
 
@@ -113,26 +115,29 @@ def test_a_spectrogram_reads_what_it_shows():
         return jnp.abs(jax.scipy.signal.stft(x, nperseg=16)[2])
 
     x = reals(4000)
-    made = check_cut(fun, x, in_slices={0: 10})
-    assert (made.num_shards, len(made.stages)) == (10, 1)
+    shard_plan = check_cut(fun, x, in_slices={0: 10})
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (10, 1)
     assert (
-        max(s.in_slices[0][0].stop - s.in_slices[0][0].start for s in made.shards) < 500
+        max(s.in_slices[0][0].stop - s.in_slices[0][0].start for s in shard_plan.shards)
+        < 500
     )
 
 
 def test_windows_that_are_partly_outside_are_not_cut():
     taken = windows(COUNT[::3], 4)  # The last is moved inside.
-    made = plan(taken, TABLE, in_slices={0: 5})
-    assert_same(made.run(TABLE), jax.jit(taken)(TABLE))
-    assert "windows of it are taken, all over it or partly outside" in str(made)
+    shard_plan = plan(taken, TABLE, in_slices={0: 5})
+    assert_same(shard_plan.run(TABLE), jax.jit(taken)(TABLE))
+    assert "windows of it are taken, all over it or partly outside" in str(shard_plan)
 
 
 def test_of_what_is_all_over_it_is_said():
-    made = check_cut(lambda a: a[MIXED], TABLE, in_slices={0: 5})
-    assert made.shards[0].combiner == "add"
-    made = plan(lambda a: (a * 0).at[MIXED].set(a + 1), TABLE, in_slices={0: 5})
-    assert_same(made.run(TABLE), jax.jit(lambda a: (a * 0).at[MIXED].set(a + 1))(TABLE))
-    assert "go to places all over it (cut only the operand" in str(made)
+    shard_plan = check_cut(lambda a: a[MIXED], TABLE, in_slices={0: 5})
+    assert shard_plan.shards[0].combiner == "add"
+    shard_plan = plan(lambda a: (a * 0).at[MIXED].set(a + 1), TABLE, in_slices={0: 5})
+    assert_same(
+        shard_plan.run(TABLE), jax.jit(lambda a: (a * 0).at[MIXED].set(a + 1))(TABLE)
+    )
+    assert "go to places all over it (cut only the operand" in str(shard_plan)
 
 
 def test_regular_windows_make_shards_that_are_alike():
@@ -141,10 +146,10 @@ def test_regular_windows_make_shards_that_are_alike():
     def fun(x):
         return x[jnp.arange(0, len(x) - 8, 4)[:, None] + jnp.arange(8)[None]].max(1)
 
-    made = plan(fun, x, in_slices={0: 1000})
-    assert made.num_shards == 1000
-    assert made.stage_costs[0].functions <= 3
-    [box] = made.shards[500].in_slices
+    shard_plan = plan(fun, x, in_slices={0: 1000})
+    assert shard_plan.num_shards == 1000
+    assert shard_plan.stage_costs[0].functions <= 3
+    [box] = shard_plan.shards[500].in_slices
     assert box[0].stop - box[0].start <= 210
 
 
@@ -168,8 +173,8 @@ def test_any_known_indices(data, seed):
         return jnp.sin(x[index]) + y, x.at[index].add(y), x.at[index].min(y)
 
     for_x, for_y = data.draw(cuts((x, y)))
-    made = plan(fun, x, y, in_slices=(for_x, for_y))
-    assert_same(made.run(x, y), jax.jit(fun)(x, y))
+    shard_plan = plan(fun, x, y, in_slices=(for_x, for_y))
+    assert_same(shard_plan.run(x, y), jax.jit(fun)(x, y))
 
 
 # Indices that are computed
@@ -190,17 +195,17 @@ KNOWN = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", KNOWN)
 def test_pieces_look_at_pieces_where_indices_are_known(name):
-    made = check_cut(lambda x: jnp.sin(x[KNOWN[name]()]), TABLE, in_slices={0: 5})
-    assert made.shards[0].combiner == "insert"
-    assert len(made.stages) == 1
+    shard_plan = check_cut(lambda x: jnp.sin(x[KNOWN[name]()]), TABLE, in_slices={0: 5})
+    assert shard_plan.shards[0].combiner == "insert"
+    assert len(shard_plan.stages) == 1
 
 
 def test_indices_that_depend_on_an_argument_are_not_known():
     def fun(x, k):
         return x[jnp.arange(30) + k]
 
-    made = check_cut(fun, TABLE, np.int32(2), in_slices=({0: 5}, None))
-    assert made.shards[0].combiner == "add"
+    shard_plan = check_cut(fun, TABLE, np.int32(2), in_slices=({0: 5}, None))
+    assert shard_plan.shards[0].combiner == "add"
 
 
 def test_counts_that_wrap_around_are_no_rows():
@@ -209,5 +214,5 @@ def test_counts_that_wrap_around_are_no_rows():
     def fun(x, labels):
         return x[jnp.arange(300).astype(jnp.uint8), labels]
 
-    made = plan(fun, x, labels, in_slices=({0: 3}, {0: 3}))
-    assert_same(made.run(x, labels), jax.jit(fun)(x, labels))
+    shard_plan = plan(fun, x, labels, in_slices=({0: 3}, {0: 3}))
+    assert_same(shard_plan.run(x, labels), jax.jit(fun)(x, labels))

@@ -22,10 +22,10 @@ def test_updates_that_combine_are_cut(name, dtype, mode):
         return getattr(x.at[i], name)(y, mode=mode)
 
     x, y = (X * 9).astype(dtype), (reals(6, 6, seed=5) * 9).astype(dtype)
-    made = check_cut(
+    shard_plan = check_cut(
         fun, x, FAR, y, in_slices=({0: 3}, {0: (1, 5)}, {0: 2, 1: 2}), tolerance=1e-4
     )
-    assert made.num_shards == 3 * 3 * 2
+    assert shard_plan.num_shards == 3 * 3 * 2
 
 
 @pytest.mark.few(1)
@@ -38,8 +38,8 @@ def test_updates_of_counted_rows_are_cut_with_them(how):
 
     values = np.arange(8, dtype=np.float32)
     for cuts in (({0: 4}, None, None), ({0: 4, 1: 2}, None, {0: 4})):
-        made = check_cut(fun, X, labels, values, in_slices=cuts)
-        assert made.num_shards == np.prod(list(cuts[0].values()))
+        shard_plan = check_cut(fun, X, labels, values, in_slices=cuts)
+        assert shard_plan.num_shards == np.prod(list(cuts[0].values()))
 
 
 def test_each_update_is_taken_once():
@@ -51,9 +51,9 @@ def test_each_update_is_taken_once():
 
     x, updates = (jax.ShapeDtypeStruct((n, *row), np.float32) for row in ((8,), ()))
     places = jax.ShapeDtypeStruct((n,), np.int32)
-    made = plan(fun, x, places, updates, in_slices=({1: 4}, None, None))
-    assert [stage.num_shards for stage in made.stages] == [1, 4]
-    assert not any(cost.repeated for cost in made.stage_costs)
+    shard_plan = plan(fun, x, places, updates, in_slices=({1: 4}, None, None))
+    assert [stage.num_shards for stage in shard_plan.stages] == [1, 4]
+    assert not any(cost.repeated for cost in shard_plan.stage_costs)
 
 
 @pytest.mark.few(1)
@@ -61,5 +61,5 @@ def test_a_literal_marks_one_place():
     def fun(x, i):
         return jnp.where(jnp.zeros(x.shape[0], bool).at[i].set(True), x[:, 0], 0), x
 
-    made = check_cut(fun, X, np.int32(3), in_slices=({0: 4}, None))
-    assert made.num_shards == 4
+    shard_plan = check_cut(fun, X, np.int32(3), in_slices=({0: 4}, None))
+    assert shard_plan.num_shards == 4

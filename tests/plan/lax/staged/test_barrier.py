@@ -18,37 +18,37 @@ KEY = jax.random.key(4)
 
 
 def check(fun, *args, out_slices, in_slices=None, tolerance=2e-5):
-    made = plan(fun, *args, in_slices=in_slices, out_slices=out_slices)
-    assert_same(made.run(*args), jax.jit(fun)(*args), tolerance)
-    return made
+    shard_plan = plan(fun, *args, in_slices=in_slices, out_slices=out_slices)
+    assert_same(shard_plan.run(*args), jax.jit(fun)(*args), tolerance)
+    return shard_plan
 
 
 def test_what_is_made_of_no_array_is_made_in_pieces():
-    made = check(
+    shard_plan = check(
         lambda key: jax.random.normal(key, (9, 4)), KEY, out_slices={0: (2, 4, 3)}
     )
-    assert (made.num_shards, len(made.stages)) == (3, 1)
-    assert made.out_slices == {0: [(0, 2), (2, 6), (6, 9)]}
-    made = check(lambda: jnp.linspace(0.0, 1.0, 11), out_slices={0: 3})
-    assert made.num_shards == 3
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (3, 1)
+    assert shard_plan.out_slices == {0: [(0, 2), (2, 6), (6, 9)]}
+    shard_plan = check(lambda: jnp.linspace(0.0, 1.0, 11), out_slices={0: 3})
+    assert shard_plan.num_shards == 3
 
 
 def test_results_of_a_tree():
     def fun(key, x):
         return {"a": jax.random.uniform(key, (7,)), "b": x @ x.T}
 
-    made = check(
+    shard_plan = check(
         fun, KEY, X, out_slices={"a": {0: 2}, "b": {1: (3, 5)}}, tolerance=1e-4
     )
-    assert made.num_shards == 4
+    assert shard_plan.num_shards == 4
 
 
 def test_cuts_of_arguments_and_of_results_meet():
     def fun(x):
         return (x * 2).sum(0), x.T
 
-    made = check(fun, X, in_slices=({0: 2},), out_slices=({0: 3}, {1: (3, 5)}))
-    assert made.out_slices[1][1] == [(0, 3), (3, 4), (4, 8)]
+    shard_plan = check(fun, X, in_slices=({0: 2},), out_slices=({0: 3}, {1: (3, 5)}))
+    assert shard_plan.out_slices[1][1] == [(0, 3), (3, 4), (4, 8)]
 
 
 @examples(3)
@@ -79,8 +79,8 @@ def test_a_result_of_a_literal_or_an_argument():
     def fun(x):
         return x, 1.0, jnp.ones(3)
 
-    made = check(fun, np.ones(6, np.float32), out_slices=({0: 2}, None, {0: 3}))
-    assert made.num_shards == 5
+    shard_plan = check(fun, np.ones(6, np.float32), out_slices=({0: 2}, None, {0: 3}))
+    assert shard_plan.num_shards == 5
 
 
 DRAWN = {
@@ -98,10 +98,10 @@ def test_random_numbers_are_drawn_in_pieces_for_what_is_cut_in_stages(fun):
         return fun(jax.random.normal(key, (4000,)))
 
     memory = 60_000
-    made = plan(drawn, KEY, memory=memory)
+    shard_plan = plan(drawn, KEY, memory=memory)
     whole = plan(drawn, KEY, in_slices={})
-    assert made.peak_bytes <= memory < whole.peak_bytes / 2.5
-    assert_same(made.run(KEY), jax.jit(drawn)(KEY), 1e-4)
+    assert shard_plan.peak_bytes <= memory < whole.peak_bytes / 2.5
+    assert_same(shard_plan.run(KEY), jax.jit(drawn)(KEY), 1e-4)
 
 
 def test_the_gradient_of_a_result_that_is_drawn_in_pieces():

@@ -41,21 +41,21 @@ CASES = [*((name, MONTHS) for name in REDUCTIONS), ("mean", SPANS), ("largest", 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "places"), CASES)
 def test_each_row_is_read_once(name, places):
-    made = check_cut(stacked(REDUCTIONS[name], places), DAYS, in_slices={0: 4})
-    assert [stage.num_shards for stage in made.stages] == [4, 1]
-    rows = [shard.in_slices[0][0] for shard in made.shards[:4]]
+    shard_plan = check_cut(stacked(REDUCTIONS[name], places), DAYS, in_slices={0: 4})
+    assert [stage.num_shards for stage in shard_plan.stages] == [4, 1]
+    rows = [shard.in_slices[0][0] for shard in shard_plan.shards[:4]]
     assert sum(each.stop - each.start for each in rows) < 1.2 * 96
 
 
 def test_shards_of_months_share_a_function():
-    made = plan(stacked(REDUCTIONS["mean"], MONTHS), DAYS, in_slices={0: 4})
-    assert "functions compiled" not in str(made)
+    shard_plan = plan(stacked(REDUCTIONS["mean"], MONTHS), DAYS, in_slices={0: 4})
+    assert "functions compiled" not in str(shard_plan)
 
 
 def test_many_spans_in_order_give_pieces_and_not_parts():
     spans = [slice(k, k + 4) for k in range(0, 96, 4)]
-    made = check_cut(stacked(REDUCTIONS["mean"], spans), DAYS, in_slices={0: 6})
-    assert [shard.in_slices[0][0] for shard in made.shards[:6]] == [
+    shard_plan = check_cut(stacked(REDUCTIONS["mean"], spans), DAYS, in_slices={0: 6})
+    assert [shard.in_slices[0][0] for shard in shard_plan.shards[:6]] == [
         slice(16 * k, 16 * k + 16) for k in range(6)
     ]
 
@@ -67,15 +67,15 @@ def test_groups_may_share_rows_or_leave_them_out():
         ("largest", 15, (2, 40, 20, 60), 5),
     ):
         spans = [slice(k, k + length) for k in starts]
-        made = check_cut(stacked(REDUCTIONS[name], spans), DAYS, in_slices={0: 4})
-        assert 4 < made.num_shards <= most
+        shard_plan = check_cut(stacked(REDUCTIONS[name], spans), DAYS, in_slices={0: 4})
+        assert 4 < shard_plan.num_shards <= most
 
 
 @pytest.mark.filterwarnings("ignore:plan. the function runs as a whole")
 def test_few_rows_are_read_alone():
     spans = [slice(k, k + 3) for k in (2, 40, 20, 60)]
-    made = plan(stacked(REDUCTIONS["sum"], spans), DAYS, in_slices={0: 4})
-    assert made.peak_bytes < DAYS.nbytes / 2
+    shard_plan = plan(stacked(REDUCTIONS["sum"], spans), DAYS, in_slices={0: 4})
+    assert shard_plan.peak_bytes < DAYS.nbytes / 2
 
 
 def test_groups_of_another_axis():
@@ -83,18 +83,18 @@ def test_groups_of_another_axis():
         return jnp.stack([x[:, p].mean(1) for p in MONTHS], 1)
 
     x = reals(4, 96, 2)
-    made = check_cut(fun, x, in_slices={1: 4})
-    assert [stage.num_shards for stage in made.stages] == [4, 1]
-    made = check_cut(fun, x, in_slices={0: 2, 1: 4})
-    assert [stage.num_shards for stage in made.stages] == [8, 2]
+    shard_plan = check_cut(fun, x, in_slices={1: 4})
+    assert [stage.num_shards for stage in shard_plan.stages] == [4, 1]
+    shard_plan = check_cut(fun, x, in_slices={0: 2, 1: 4})
+    assert [stage.num_shards for stage in shard_plan.stages] == [8, 2]
 
 
 def test_rows_of_rows():
     def fun(x):
         return jnp.stack([(2 * x[10:90])[p].sum(0) for p in SPANS[:6]])
 
-    made = check_cut(fun, DAYS, in_slices={0: 4})
-    assert len(made.stages[0].results) == 1
+    shard_plan = check_cut(fun, DAYS, in_slices={0: 4})
+    assert len(shard_plan.stages[0].results) == 1
 
 
 def test_what_is_done_with_groups_stays_if_they_are_not_stacked():
@@ -102,8 +102,8 @@ def test_what_is_done_with_groups_stays_if_they_are_not_stacked():
         first, *others = (x[p].sum(0) for p in SPANS)
         return first, sum(others) / first, jnp.stack([*others[::-1], first + 1])
 
-    made = check_cut(fun, np.nan_to_num(DAYS), in_slices={0: 4})
-    assert [stage.num_shards for stage in made.stages] == [4, 1]
+    shard_plan = check_cut(fun, np.nan_to_num(DAYS), in_slices={0: 4})
+    assert [stage.num_shards for stage in shard_plan.stages] == [4, 1]
 
 
 def test_anomalies_read_twice():
@@ -112,24 +112,24 @@ def test_anomalies_read_twice():
     def fun(x):
         return x - stacked(REDUCTIONS["mean without NaN"], MONTHS)(x)[month]
 
-    made = check_cut(fun, DAYS, in_slices={0: 4})
-    assert [stage.num_shards for stage in made.stages] == [4, 4]
-    assert "args[0] twice" in str(made)
+    shard_plan = check_cut(fun, DAYS, in_slices={0: 4})
+    assert [stage.num_shards for stage in shard_plan.stages] == [4, 4]
+    assert "args[0] twice" in str(shard_plan)
 
 
 def test_a_cut_of_other_axes_needs_one_stage():
     fun = stacked(REDUCTIONS["mean without NaN"], MONTHS)
-    made = check_cut(fun, DAYS, in_slices={1: 3})
-    assert (made.num_shards, len(made.stages)) == (3, 1)
+    shard_plan = check_cut(fun, DAYS, in_slices={1: 3})
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (3, 1)
 
 
 @pytest.mark.deep
 def test_days_of_a_year_are_told_little():
     x = np.zeros((3660, 64), np.float32)
     days = [np.arange(k, 3660, 366) for k in range(366)]
-    made = plan(stacked(REDUCTIONS["mean"], days), x, in_slices={0: 10})
-    assert made.peak_bytes < x.nbytes / 2
-    assert [stage.num_shards for stage in made.stages] == [10, 1]
+    shard_plan = plan(stacked(REDUCTIONS["mean"], days), x, in_slices={0: 10})
+    assert shard_plan.peak_bytes < x.nbytes / 2
+    assert [stage.num_shards for stage in shard_plan.stages] == [10, 1]
 
 
 def test_chunked():
@@ -141,10 +141,10 @@ def test_long_sums_keep_their_digits():
     """A scatter adds row after row: of many rows it would lose digits."""
     x = np.random.default_rng(0).random(200_000, np.float32) + 1
     quarters = [slice(k, None, 4) for k in range(4)]
-    made = plan(stacked(jnp.mean, quarters), x, in_slices={0: 2})
-    assert [stage.num_shards for stage in made.stages] == [2, 1]
+    shard_plan = plan(stacked(jnp.mean, quarters), x, in_slices={0: 2})
+    assert [stage.num_shards for stage in shard_plan.stages] == [2, 1]
     want = [x[p].mean(dtype=np.float64) for p in quarters]
-    np.testing.assert_allclose(made.run(x), want, rtol=5e-7)
+    np.testing.assert_allclose(shard_plan.run(x), want, rtol=5e-7)
 
 
 def test_sums_of_half_precision_are_rounded_once():
@@ -157,10 +157,10 @@ def test_sums_of_half_precision_are_rounded_once():
 
 def test_rows_that_something_else_reads_stay_apart():
     """The deviations of each month read its rows again, whatever the means read."""
-    made = check_cut(
+    shard_plan = check_cut(
         stacked(lambda x: x.std(0), MONTHS), np.nan_to_num(DAYS), in_slices={0: 4}
     )
-    assert "scatter" not in str(made.explain())
+    assert "scatter" not in str(shard_plan.explain())
 
 
 BLOCKS = [slice(k, k + 200) for k in range(0, 2400, 200)]
@@ -171,9 +171,9 @@ def test_blocks_joined_beside_their_sums_are_cut_as_one_value():
         blocks = [jnp.tanh(x[p]) for p in BLOCKS]
         return jnp.concatenate(blocks), jnp.stack([x[p].sum(0) for p in BLOCKS])
 
-    made = check_cut(fun, reals(2400, 3), in_slices={0: 16})
-    assert [stage.num_shards for stage in made.stages] == [16, 1]
-    assert "args[0] once" in str(made)
+    shard_plan = check_cut(fun, reals(2400, 3), in_slices={0: 16})
+    assert [stage.num_shards for stage in shard_plan.stages] == [16, 1]
+    assert "args[0] once" in str(shard_plan)
 
 
 @pytest.mark.deep
@@ -181,5 +181,5 @@ def test_a_mean_beside_a_sum_adds_once():
     def fun(x):
         return jnp.stack([x[p].mean(0) + x[p].sum(0) for p in BLOCKS])
 
-    made = check_cut(fun, reals(2400, 3), in_slices={0: 16})
-    assert str(made).count("gives parts of the scatter-add") == 1
+    shard_plan = check_cut(fun, reals(2400, 3), in_slices={0: 16})
+    assert str(shard_plan).count("gives parts of the scatter-add") == 1

@@ -30,20 +30,20 @@ def filtered(x):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [sorted_twice, filtered])
 def test_rows_and_then_columns(fun):
-    made = check_cut(fun, IMAGE, in_slices=({0: (3, 4, 5)},), tolerance=1e-4)
-    assert len(made.stages) > 1
-    assert all(stage.num_shards >= 3 for stage in made.stages)
+    shard_plan = check_cut(fun, IMAGE, in_slices=({0: (3, 4, 5)},), tolerance=1e-4)
+    assert len(shard_plan.stages) > 1
+    assert all(stage.num_shards >= 3 for stage in shard_plan.stages)
 
 
 def test_a_transform_of_a_product_along_all_of_its_axes():
     x, w = reals(12, 400), reals(400, 9)
-    made = check_cut(
+    shard_plan = check_cut(
         lambda x, w: jnp.abs(jnp.fft.fft2(x @ w)),
         *(x, w),
         in_slices=({0: 4}, None),
         tolerance=1e-3,
     )
-    assert [stage.num_shards for stage in made.stages] == [4, 4]
+    assert [stage.num_shards for stage in shard_plan.stages] == [4, 4]
 
 
 def test_the_gradient_of_rows_and_columns():
@@ -54,14 +54,14 @@ def test_the_gradient_of_rows_and_columns():
 @examples(4)
 @given(st.data(), st.sampled_from([spectrum, sorted_twice, filtered]))
 def test_any_change_of_cut(data, fun):
-    made = plan(fun, IMAGE, in_slices=data.draw(cuts((IMAGE,))))
-    assert_same(made.run(IMAGE), jax.jit(fun)(IMAGE), 1e-4)
+    shard_plan = plan(fun, IMAGE, in_slices=data.draw(cuts((IMAGE,))))
+    assert_same(shard_plan.run(IMAGE), jax.jit(fun)(IMAGE), 1e-4)
 
 
 def test_an_argument_is_not_read_in_another_cut_than_was_asked():
-    made = plan(lambda x: jnp.fft.fft(x * 2, axis=0), IMAGE, in_slices=({0: 3},))
-    assert made.num_shards == 1
-    assert "works on the whole of this axis" in str(made.explain())
+    shard_plan = plan(lambda x: jnp.fft.fft(x * 2, axis=0), IMAGE, in_slices=({0: 3},))
+    assert shard_plan.num_shards == 1
+    assert "works on the whole of this axis" in str(shard_plan.explain())
 
 
 @pytest.mark.few(1)
@@ -71,10 +71,10 @@ def test_an_argument_is_not_read_in_another_cut_than_was_asked():
 )
 def test_what_is_small_is_made_in_pieces_for_what_needs_it_whole(fun):
     x = reals(12, 400)
-    made = check_cut(fun, x, in_slices=({0: 4},), tolerance=1e-3)
-    assert made.stages[0].num_shards >= 4
-    assert made.stages[-1].num_shards == 1
-    assert made.peak_bytes < x.nbytes
+    shard_plan = check_cut(fun, x, in_slices=({0: 4},), tolerance=1e-3)
+    assert shard_plan.stages[0].num_shards >= 4
+    assert shard_plan.stages[-1].num_shards == 1
+    assert shard_plan.peak_bytes < x.nbytes
 
 
 @pytest.mark.few(1)
@@ -88,9 +88,9 @@ def test_what_is_small_is_made_in_pieces_for_what_needs_it_whole(fun):
 )
 def test_a_sort_of_several_operands(fun):
     x, w = reals(12, 40), reals(40)
-    made = check_cut(fun, x, w, in_slices=({0: 4}, None), tolerance=1e-4)
-    assert made.stages[0].num_shards >= 4
-    assert made.peak_bytes < x.nbytes
+    shard_plan = check_cut(fun, x, w, in_slices=({0: 4}, None), tolerance=1e-4)
+    assert shard_plan.stages[0].num_shards >= 4
+    assert shard_plan.peak_bytes < x.nbytes
 
 
 def test_a_solve_is_cut_along_its_right_hand_sides():
@@ -99,8 +99,8 @@ def test_a_solve_is_cut_along_its_right_hand_sides():
     def fun(lower, x):
         return jax.scipy.linalg.solve_triangular(lower, x @ w, lower=True)
 
-    made = check_cut(fun, lower, x, in_slices=(None, {0: 3}), tolerance=1e-3)
-    assert all(stage.num_shards >= 3 for stage in made.stages)
+    shard_plan = check_cut(fun, lower, x, in_slices=(None, {0: 3}), tolerance=1e-3)
+    assert all(stage.num_shards >= 3 for stage in shard_plan.stages)
 
 
 def test_what_a_callback_makes_is_part_of_a_matrix():
@@ -121,6 +121,6 @@ def test_random_numbers_are_drawn_in_pieces_for_what_needs_them_whole():
         return jnp.sort(x + jax.random.normal(jax.random.key(0), x.shape))
 
     x = reals(4000)
-    made = check_cut(fun, x, in_slices=({0: 8},))
-    assert made.stages[0].num_shards == 8
-    assert made.peak_bytes < plan(fun, x, in_slices={}).peak_bytes / 2
+    shard_plan = check_cut(fun, x, in_slices=({0: 8},))
+    assert shard_plan.stages[0].num_shards == 8
+    assert shard_plan.peak_bytes < plan(fun, x, in_slices={}).peak_bytes / 2

@@ -32,14 +32,14 @@ def places_of(x):
 @pytest.mark.deep
 def test_places_of_a_sorted_axis():
     """The axis is kept, and cut along another one: not one bit differs."""
-    made = check_cut(places_of, HOLES, in_slices=CUT, tolerance=0)
-    assert all(stage.num_shards > 1 for stage in made.stages)
+    shard_plan = check_cut(places_of, HOLES, in_slices=CUT, tolerance=0)
+    assert all(stage.num_shards > 1 for stage in shard_plan.stages)
 
 
 def test_an_axis_without_another_one_is_sorted_by_one_shard():
-    made = plan(lambda x: jnp.median(x @ x.T), TALL, in_slices=CUT)
-    assert_same(made.run(TALL), jnp.median(TALL @ TALL.T))
-    assert made.stages[0].num_shards == 3
+    shard_plan = plan(lambda x: jnp.median(x @ x.T), TALL, in_slices=CUT)
+    assert_same(shard_plan.run(TALL), jnp.median(TALL @ TALL.T))
+    assert shard_plan.stages[0].num_shards == 3
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, jnp.bfloat16])
@@ -67,8 +67,8 @@ def test_a_median_in_any_pieces(data, gradient):
         return jnp.median(jnp.abs(jnp.sin(x) - middle), axis=0)
 
     fun = jax.grad(lambda x: (spread(x) ** 2).sum()) if gradient else spread
-    made = plan(fun, TALL, in_slices=data.draw(cuts((TALL,))))
-    assert_same(made.run(TALL), jax.jit(fun)(TALL), 1e-5)
+    shard_plan = plan(fun, TALL, in_slices=data.draw(cuts((TALL,))))
+    assert_same(shard_plan.run(TALL), jax.jit(fun)(TALL), 1e-5)
 
 
 def test_a_loop_may_take_what_is_sorted():

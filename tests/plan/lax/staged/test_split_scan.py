@@ -41,14 +41,14 @@ def test_it_is_the_same_scan(cut, reverse):
     def fun(w, x):
         return recurrent(w, x, reverse)
 
-    made = check_cut(fun, W, X, in_slices=(None, cut), tolerance=1e-5)
+    shard_plan = check_cut(fun, W, X, in_slices=(None, cut), tolerance=1e-5)
     pieces = 5 if cut == {0: 5} else len(cut[0]) if 1 not in cut else 3
-    assert len(made.stages) == pieces + 1
+    assert len(shard_plan.stages) == pieces + 1
 
 
 def test_each_stage_reads_its_own_steps():
-    made = sm.plan(recurrent, W, X, in_slices=(None, {0: 4}))
-    read = [shard.in_slices[1][0] for shard in made.shards if shard.stage < 4]
+    shard_plan = sm.plan(recurrent, W, X, in_slices=(None, {0: 4}))
+    read = [shard.in_slices[1][0] for shard in shard_plan.shards if shard.stage < 4]
     assert read == [slice(0, 5), slice(5, 10), slice(10, 15), slice(15, 20)]
 
 
@@ -98,22 +98,22 @@ def test_a_scan_after_a_scan():
         _, rows = lax.scan(lambda state, row: (state + row, state), x[0], x)
         return lax.scan(lambda state, row: (state * row, state), x[0], jnp.cos(rows))
 
-    made = check_cut(fun, reals(12, 3), in_slices=({0: 3},), tolerance=1e-4)
-    assert made.num_shards > 6
+    shard_plan = check_cut(fun, reals(12, 3), in_slices=({0: 3},), tolerance=1e-4)
+    assert shard_plan.num_shards > 6
 
 
 @examples(6)
 @given(st.data())
 def test_any_cut(data):
     in_slices = data.draw(cuts((W, X)))
-    made = sm.plan(recurrent, W, X, in_slices=in_slices)
-    assert_same(made.run(W, X), jax.jit(recurrent)(W, X), 1e-4)
+    shard_plan = sm.plan(recurrent, W, X, in_slices=in_slices)
+    assert_same(shard_plan.run(W, X), jax.jit(recurrent)(W, X), 1e-4)
 
 
 def test_long_ones_are_cut_less_often(monkeypatch):
     monkeypatch.setattr(split_scan, "MOST_PIECES", 4)
-    made = check_cut(recurrent, W, X, in_slices=(None, {0: 10}), tolerance=1e-5)
-    assert len(made.stages) == 4 + 1
+    shard_plan = check_cut(recurrent, W, X, in_slices=(None, {0: 10}), tolerance=1e-5)
+    assert len(shard_plan.stages) == 4 + 1
 
 
 @pytest.mark.deep
@@ -129,9 +129,9 @@ def test_what_the_steps_are_made_of_is_there_for_one_piece_at_a_time():
     found = cut.lower(w, x).compile().memory_analysis()
     assert found.temp_size_in_bytes < whole.temp_size_in_bytes / 8
     np.testing.assert_allclose(cut(w, x), fun(w, x), rtol=1e-4)
-    made = sm.plan(fun, w, x, in_slices=(None, {0: 16}))
-    assert "computes the dot_general" not in str(made.explain())
-    assert made.peak_bytes < wide_bytes(w, x) / 4
+    shard_plan = sm.plan(fun, w, x, in_slices=(None, {0: 16}))
+    assert "computes the dot_general" not in str(shard_plan.explain())
+    assert shard_plan.peak_bytes < wide_bytes(w, x) / 4
 
 
 def wide_bytes(w, x):

@@ -31,18 +31,18 @@ def svd(x):
     ],
 )
 def test_pieces_of_rows(fun):
-    made = plan(fun, TALL, in_slices=({0: (8, 2, 9, 10)},))
-    assert_same(made.run(TALL), jax.jit(fun)(TALL), 1e-5)
-    assert made.stages[0].num_shards == 3
+    shard_plan = plan(fun, TALL, in_slices=({0: (8, 2, 9, 10)},))
+    assert_same(shard_plan.run(TALL), jax.jit(fun)(TALL), 1e-5)
+    assert shard_plan.stages[0].num_shards == 3
 
 
 def test_least_squares():
     def fun(x, y):
         return jnp.linalg.lstsq(x, y)
 
-    made = plan(fun, TALL, SIDE, in_slices=({0: 4}, {0: 4}))
-    assert_same(made.run(TALL, SIDE), jax.jit(fun)(TALL, SIDE), 1e-4)
-    assert made.stages[0].num_shards == 4
+    shard_plan = plan(fun, TALL, SIDE, in_slices=({0: 4}, {0: 4}))
+    assert_same(shard_plan.run(TALL, SIDE), jax.jit(fun)(TALL, SIDE), 1e-4)
+    assert shard_plan.stages[0].num_shards == 4
 
 
 @pytest.mark.few(1)
@@ -51,18 +51,18 @@ def test_least_squares():
 def test_the_signs_are_those_of_reflections(seed, dtype):
     x = np.random.default_rng(seed).normal(size=(12, 5, 2)) @ np.array([1, 1j])
     x = (x if dtype == np.complex64 else x.real).astype(dtype)
-    made = plan(jnp.linalg.qr, x, in_slices=({0: 2},))
-    q, r = made.run(x)
+    shard_plan = plan(jnp.linalg.qr, x, in_slices=({0: 2},))
+    q, r = shard_plan.run(x)
     want = np.linalg.qr(x)
     np.testing.assert_allclose(q, want[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(r, want[1], rtol=1e-4, atol=1e-5)
-    assert made.stages[0].num_shards == 2
+    assert shard_plan.stages[0].num_shards == 2
 
 
 def test_what_is_not_tall_is_whole():
     for x in (reals(8, 6), reals(2, 9, 3)):
-        made = plan(svd, x, in_slices=({x.ndim - 2: 2},))
-        assert made.num_shards == 1
+        shard_plan = plan(svd, x, in_slices=({x.ndim - 2: 2},))
+        assert shard_plan.num_shards == 1
     whole = plan(jnp.linalg.svd, TALL, in_slices=({0: 2},))
     assert whole.num_shards == 1
     assert "works on the whole of this axis" in str(whole.explain())
@@ -76,8 +76,8 @@ def test_the_gradient_in_any_pieces(data):
         return (jnp.sin(q) ** 2).sum() + (r * r * r).sum()
 
     gradient = jax.grad(fun)
-    made = plan(gradient, TALL, in_slices=data.draw(cuts((TALL,))))
-    assert_same(made.run(TALL), jax.jit(gradient)(TALL), 1e-3)
+    shard_plan = plan(gradient, TALL, in_slices=data.draw(cuts((TALL,))))
+    assert_same(shard_plan.run(TALL), jax.jit(gradient)(TALL), 1e-3)
 
 
 def test_a_fitted_line_is_not_kept_for_all_rows():
@@ -86,19 +86,19 @@ def test_a_fitted_line_is_not_kept_for_all_rows():
         return y - line @ jnp.linalg.lstsq(line, y)[0]
 
     y = reals(400, 64)
-    made = check_cut(detrended, y, in_slices={0: 8}, tolerance=1e-3)
-    assert [stage.num_shards for stage in made.stages] == [8, 8]
-    assert made.peak_bytes < y.nbytes / 2
-    assert "functions compiled" not in str(made)
+    shard_plan = check_cut(detrended, y, in_slices={0: 8}, tolerance=1e-3)
+    assert [stage.num_shards for stage in shard_plan.stages] == [8, 8]
+    assert shard_plan.peak_bytes < y.nbytes / 2
+    assert "functions compiled" not in str(shard_plan)
 
 
 def test_a_product_is_cut_along_its_rows():
     x, w = reals(400, 64), reals(64, 3)
-    made = check_cut(
+    shard_plan = check_cut(
         lambda x, w: jnp.linalg.svd(x @ w, compute_uv=False),
         *(x, w),
         in_slices=({0: 8}, None),
         tolerance=1e-3,
     )
-    assert [stage.num_shards for stage in made.stages] == [8, 1]
-    assert made.peak_bytes < x.nbytes / 4
+    assert [stage.num_shards for stage in shard_plan.stages] == [8, 1]
+    assert shard_plan.peak_bytes < x.nbytes / 4

@@ -21,35 +21,35 @@ from tests import command_line
 from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, read_by_shards
 
 
-def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
-    want = made.run(X, W)
+def test_a_checkpoint_goes_on_where_it_stopped(shard_plan, tmp_path):
+    want = shard_plan.run(X, W)
     with pytest.raises(ShardError, match="the disk is gone"):
-        made.run(
+        shard_plan.run(
             Recorded(X, failures=[(24, 2)]), W, checkpoint=tmp_path, max_in_flight=1
         )
     x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
+    got = shard_plan.run(x, W, checkpoint=tmp_path)
     assert len(read_by_shards(x)) == 16 - 11
     assert_bytes(got, want)
     done = Recorded(X)
-    made.run(done, W, checkpoint=tmp_path)
+    shard_plan.run(done, W, checkpoint=tmp_path)
     assert read_by_shards(done) == []
 
 
-def test_the_checkpoint_of_another_plan_is_refused(made, tmp_path):
-    made.run(X, W, checkpoint=tmp_path)
+def test_the_checkpoint_of_another_plan_is_refused(shard_plan, tmp_path):
+    shard_plan.run(X, W, checkpoint=tmp_path)
     other = plan(columns, X, W, in_slices=({0: 4}, None))
     with pytest.raises(ValueError, match="belongs to another plan"):
         other.run(X, W, checkpoint=tmp_path)
     (tmp_path / "plan.json").unlink()
     with pytest.raises(ValueError, match="not empty and no checkpoint"):
-        made.run(X, W, checkpoint=tmp_path)
+        shard_plan.run(X, W, checkpoint=tmp_path)
 
 
-def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
-    made.run(X, W, checkpoint=tmp_path)
+def test_the_checkpoint_of_other_arguments_is_refused(shard_plan, tmp_path):
+    shard_plan.run(X, W, checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
-        made.run(X, W + 1, checkpoint=tmp_path)
+        shard_plan.run(X, W + 1, checkpoint=tmp_path)
     key, other = jax.random.split(jax.random.key(0))
     noisy = plan(lambda key, x: x + jax.random.uniform(key), key, 2.0, in_slices={})
     noisy.run(key, 2.0, checkpoint=tmp_path / "noisy")
@@ -60,28 +60,28 @@ def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", np.float32])
-def test_arguments_of_equal_values_are_the_same(dtype, made, tmp_path):
+def test_arguments_of_equal_values_are_the_same(dtype, shard_plan, tmp_path):
     """As of a store, which names its dtype and its shape in a way of its own."""
-    want = made.run(X, W, checkpoint=tmp_path)
+    want = shard_plan.run(X, W, checkpoint=tmp_path)
     store = Recorded(X)
     store.dtype, store.shape = dtype, list(X.shape)
-    assert_bytes(made.run(store, W, checkpoint=tmp_path), want)
+    assert_bytes(shard_plan.run(store, W, checkpoint=tmp_path), want)
     assert read_by_shards(store) == []
 
 
-def test_a_damaged_folder_is_told(made, tmp_path):
-    made.run(X, W, checkpoint=tmp_path)
+def test_a_damaged_folder_is_told(shard_plan, tmp_path):
+    shard_plan.run(X, W, checkpoint=tmp_path)
     told = json.loads((tmp_path / "plan.json").read_text())
     others = [json.dumps(told | {"arguments": each}) for each in (None, 3, [], {})]
     for content in ("", "{", "[]", "null", '{"plan": 1}', "[" * 99_999, *others):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=r"plan.json is damaged.*an empty folder"):
-            made.run(X, W, checkpoint=tmp_path)
+            shard_plan.run(X, W, checkpoint=tmp_path)
 
 
-def test_a_manifest_of_another_form_names_the_folder(made, tmp_path):
+def test_a_manifest_of_another_form_names_the_folder(shard_plan, tmp_path):
     """As of another version of shardmap: its checksum is right."""
-    made.run(X, W, checkpoint=tmp_path)
+    shard_plan.run(X, W, checkpoint=tmp_path)
     told = json.loads((tmp_path / "plan.json").read_text())
     del told["sha256"]
     without = [{k: told[k] for k in told if k != key} for key in told]
@@ -92,24 +92,24 @@ def test_a_manifest_of_another_form_names_the_folder(made, tmp_path):
         content = json.dumps(manifest | {"sha256": found})
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=rf"{tmp_path.name} belongs to another"):
-            made.run(X, W, checkpoint=tmp_path)
+            shard_plan.run(X, W, checkpoint=tmp_path)
 
 
-def test_two_runs_of_other_values_begin_at_once(made, tmp_path, monkeypatch):
+def test_two_runs_of_other_values_begin_at_once(shard_plan, tmp_path, monkeypatch):
     """Neither takes a result of the other."""
     read = Folder.read
 
     def slow(folder, name, *spans):
         found = read(folder, name, *spans)
         monkeypatch.undo()
-        made.run(X, W + 1, checkpoint=tmp_path)
+        shard_plan.run(X, W + 1, checkpoint=tmp_path)
         return found
 
     monkeypatch.setattr(Folder, "read", slow)
-    got = made.run(X, W, checkpoint=tmp_path)
-    assert_bytes(got, made.run(X, W))
+    got = shard_plan.run(X, W, checkpoint=tmp_path)
+    assert_bytes(got, shard_plan.run(X, W))
     with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
-        made.run(X, W + 1, checkpoint=tmp_path)
+        shard_plan.run(X, W + 1, checkpoint=tmp_path)
 
 
 SLOW = """
@@ -130,7 +130,7 @@ made.run(Slow(X), W, checkpoint=sys.argv[1], out=(None, out))
 """
 
 
-def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
+def test_an_interrupted_run_stops_and_goes_on(shard_plan, tmp_path):
     folder, out = tmp_path / "done", tmp_path / "out.npy"
     command = [sys.executable, "-c", "import numpy as np" + SLOW, folder, out]
     root = pathlib.Path(__file__).parents[4]
@@ -143,13 +143,13 @@ def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
         _, told = process.communicate(timeout=300)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in told
-    want = made.run(X, W)
+    want = shard_plan.run(X, W)
     kept = len(list(folder.glob("*.bin")))
     assert 8 < kept < 16
     rows = 8 * (kept - 8 - 1)
     np.testing.assert_allclose(np.load(out)[:rows], want[1][:rows], rtol=1e-5)
     x = Recorded(X)
-    got = made.run(x, W, checkpoint=folder)
+    got = shard_plan.run(x, W, checkpoint=folder)
     assert len(read_by_shards(x)) == 16 - kept
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -198,14 +198,14 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path):
     assert list(scratch.glob("shardmap-*")) == []
 
 
-def test_a_file_system_without_hard_links(made, tmp_path, monkeypatch):
+def test_a_file_system_without_hard_links(shard_plan, tmp_path, monkeypatch):
     def refused(*names):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refused)
-    want = made.run(X, W, checkpoint=tmp_path)
+    want = shard_plan.run(X, W, checkpoint=tmp_path)
     x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
+    got = shard_plan.run(x, W, checkpoint=tmp_path)
     assert read_by_shards(x) == []
     assert_bytes(got, want)
     other = plan(columns, X, W, in_slices=({0: 4}, None))

@@ -17,7 +17,7 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def made():
+def shard_plan():
     """A plan of two stages. Each result of a shard has 32 bytes, like a checksum."""
 
     def fun(x):
@@ -27,19 +27,19 @@ def made():
     return plan(fun, X, in_slices={0: 8})
 
 
-def one_run(made, x, folder, task=None):
+def one_run(shard_plan, x, folder, task=None):
     """The result, of which one array is in a file of its own."""
     file = f"{folder}{next(NUMBERS)}.npy"
     y = np.lib.format.open_memmap(file, "w+", X.dtype, (64,))
-    result = made.run(x, checkpoint=folder, out=(None, y), task=task)
+    result = shard_plan.run(x, checkpoint=folder, out=(None, y), task=task)
     return result and (result[0], np.load(file))
 
 
-def two_tasks(made, x, folder):
+def two_tasks(shard_plan, x, folder):
     """The result of an array job."""
     with ThreadPoolExecutor(2) as pool:
         tasks = (0, 2), (1, 2)
-        first, last = pool.map(lambda k: one_run(made, x, folder, task=k), tasks)
+        first, last = pool.map(lambda k: one_run(shard_plan, x, folder, task=k), tasks)
     assert first is None
     return last
 
@@ -89,38 +89,38 @@ def made_of(path):
 @pytest.mark.parametrize(
     "harm", [flip, zero, shorten, behead, turn, exchange, pathlib.Path.unlink]
 )
-def test_a_damaged_file_is_made_again(harm, run, name, made, tmp_path):
+def test_a_damaged_file_is_made_again(harm, run, name, shard_plan, tmp_path):
     folder = tmp_path / "done"
-    want = run(made, X, folder)
+    want = run(shard_plan, X, folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     path = max(folder.glob(name))
     harm(path)
     x = Recorded(X)
-    assert_bytes(run(made, x, folder), want)
+    assert_bytes(run(shard_plan, x, folder), want)
     if run is one_run:
         assert [index[0].start for index in read_by_shards(x)] == [24]
     path.write_bytes(files[path.name])
     harm(path)
     for other in made_of(path):
         other.unlink()
-    assert_bytes(run(made, X, folder), want)
+    assert_bytes(run(shard_plan, X, folder), want)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
 @pytest.mark.parametrize("run", [one_run, two_tasks])
 @pytest.mark.parametrize("place", [0, 5])
-def test_two_runs_in_one_folder(run, place, made, tmp_path, monkeypatch):
+def test_two_runs_in_one_folder(run, place, shard_plan, tmp_path, monkeypatch):
     """One runs from beginning to end while the other writes a file."""
-    want, fsync = made.run(X), os.fsync
+    want, fsync = shard_plan.run(X), os.fsync
     nested, places = [], iter(range(place + 1))
 
     def synced(file):
         if next(places, None) == place:
-            nested.append(run(made, X, tmp_path / "done"))
+            nested.append(run(shard_plan, X, tmp_path / "done"))
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", synced)
-    assert_bytes(run(made, X, tmp_path / "done"), want)
+    assert_bytes(run(shard_plan, X, tmp_path / "done"), want)
     assert_bytes(*nested, want)
     assert not list((tmp_path / "done").glob("*.part"))
 
@@ -136,13 +136,13 @@ class Store:
 
 
 @pytest.mark.parametrize("run", [one_run, two_tasks])
-def test_no_option_of_a_store_is_written(run, made, tmp_path, monkeypatch):
+def test_no_option_of_a_store_is_written(run, shard_plan, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_openers", dict(registry._openers))
     register_shard_handler(
         Store,
         describe=lambda store: {"place": "s3", "options": {"token": "sesame"}},
         reopen=lambda said, writable: Store(),
     )
-    run(made, Store(), tmp_path / "done")
+    run(shard_plan, Store(), tmp_path / "done")
     files = list((tmp_path / "done").iterdir())
     assert not [p for p in files if "sesame" in p.name or b"sesame" in p.read_bytes()]

@@ -84,20 +84,20 @@ def test_a_function_that_calls_the_host_has_no_checkpoint(wrap, tmp_path):
     def fun(x):
         return jax.lax.fori_loop(0, 2, lambda _, y: wrap(host)(y), x)
 
-    made = plan(fun, X, in_slices={})
+    shard_plan = plan(fun, X, in_slices={})
     with pytest.raises(ValueError, match=r"pure_callback at .* calls the host"):
-        made.run(X, checkpoint=tmp_path / "folder")
+        shard_plan.run(X, checkpoint=tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 
 @pytest.mark.parametrize("name", ["shardmap", "jax", "jaxlib", "backend"])
 def test_the_folder_of_other_software_is_refused(name, tmp_path, monkeypatch):
-    made = plan(lambda x: x + 1, X, in_slices=({0: 8},))
-    made.run(X, checkpoint=tmp_path)
+    shard_plan = plan(lambda x: x + 1, X, in_slices=({0: 8},))
+    shard_plan.run(X, checkpoint=tmp_path)
     now = {**digests.software(), name: "0.0.1"}
     monkeypatch.setattr(checkpoint, "software", lambda: now)
     with pytest.raises(ValueError, match=rf"with {name} .*, and this is {name} 0.0.1"):
-        made.run(X, checkpoint=tmp_path)
+        shard_plan.run(X, checkpoint=tmp_path)
 
 
 def test_plans_of_other_cuts_and_constants_differ():
@@ -114,33 +114,33 @@ def test_plans_of_other_cuts_and_constants_differ():
 
 
 def test_small_arguments_that_are_read_are_compared(tmp_path):
-    made = plan(lambda x: x * 2, X, in_slices=({0: 8},))
-    want = made.run(Recorded(X), checkpoint=tmp_path)
-    assert made.run(X, checkpoint=tmp_path).tobytes() == want.tobytes()
+    shard_plan = plan(lambda x: x * 2, X, in_slices=({0: 8},))
+    want = shard_plan.run(Recorded(X), checkpoint=tmp_path)
+    assert shard_plan.run(X, checkpoint=tmp_path).tobytes() == want.tobytes()
     with pytest.raises(ValueError, match=r"args\[0\]"):
-        made.run(Recorded(X + 1), checkpoint=tmp_path)
+        shard_plan.run(Recorded(X + 1), checkpoint=tmp_path)
 
 
 def test_samples_of_large_arguments_are_compared(tmp_path):
     big = np.arange(2**19, dtype=np.float32).reshape(2**10, -1)
-    made = plan(lambda x: x.sum(0), big, in_slices=({0: 4},))
-    want = made.run(big, checkpoint=tmp_path)
-    assert_bytes([made.run(Recorded(big), checkpoint=tmp_path)], [want])
+    shard_plan = plan(lambda x: x.sum(0), big, in_slices=({0: 4},))
+    want = shard_plan.run(big, checkpoint=tmp_path)
+    assert_bytes([shard_plan.run(Recorded(big), checkpoint=tmp_path)], [want])
     with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
-        made.run(big * 5, checkpoint=tmp_path)
+        shard_plan.run(big * 5, checkpoint=tmp_path)
 
 
 def test_files_that_were_written_since_are_other_arguments(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2**10, 2**9), np.float32))
     x = np.load(tmp_path / "x.npy", mmap_mode="r+")
-    made = plan(lambda x: x.sum(0), x, in_slices=({0: 4},))
-    made.run(x, checkpoint=tmp_path / "folder")
-    made.run(x[:], checkpoint=tmp_path / "folder")
+    shard_plan = plan(lambda x: x.sum(0), x, in_slices=({0: 4},))
+    shard_plan.run(x, checkpoint=tmp_path / "folder")
+    shard_plan.run(x[:], checkpoint=tmp_path / "folder")
     x[1, 100] = 1  # No sample has it.
     x.flush()
     os.utime(tmp_path / "x.npy", ns=(1, 1))
     with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
-        made.run(x, checkpoint=tmp_path / "folder")
+        shard_plan.run(x, checkpoint=tmp_path / "folder")
 
 
 @pytest.mark.parametrize("shape", [(2**19,), (3, 2**18), (2**18, 3), (1, 2**19, 1)])

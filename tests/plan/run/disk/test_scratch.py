@@ -68,10 +68,10 @@ class Watched(Recorded):
 
 
 def test_what_is_kept_lies_there_until_the_run_ends(place):
-    made = plan(spectrum, X, in_slices=({0: 4},))
-    assert len(made.stages) == 2
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
+    assert len(shard_plan.stages) == 2
     x = Watched(X, place)
-    got = made.run(x, scratch=place)
+    got = shard_plan.run(x, scratch=place)
     assert_same(got, jax.jit(spectrum)(X))
     assert all(len(names) == 1 for names in x.seen)
     assert x.seen[0][0].startswith("shardmap-")
@@ -80,11 +80,11 @@ def test_what_is_kept_lies_there_until_the_run_ends(place):
 
 @pytest.mark.deep
 def test_every_way_to_run_reads_it_there(place):
-    made = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
     with ThreadPoolExecutor(2) as pool:
-        assert_same(made.run(X, executor=pool), jax.jit(spectrum)(X))
+        assert_same(shard_plan.run(X, executor=pool), jax.jit(spectrum)(X))
     pytest.importorskip("flatbuffers")
-    assert_same(made.run(X, executor=1), jax.jit(spectrum)(X))
+    assert_same(shard_plan.run(X, executor=1), jax.jit(spectrum)(X))
     assert content(place) == []
 
 
@@ -92,18 +92,18 @@ def test_parts_are_put_together_there(place):
     def fun(x):
         return jnp.tanh(x.T @ x)[:, ::-1]
 
-    made = plan(fun, X, in_slices=({0: 4},))
-    assert len(made.stages) == 2
-    assert_same(made.run(X, scratch=place), jax.jit(fun)(X), 1e-4)
+    shard_plan = plan(fun, X, in_slices=({0: 4},))
+    assert len(shard_plan.stages) == 2
+    assert_same(shard_plan.run(X, scratch=place), jax.jit(fun)(X), 1e-4)
 
 
 @pytest.mark.deep
 def test_types_that_numpy_does_not_know(place):
     x = X.astype(ml_dtypes.bfloat16)
-    made = plan(spectrum, x, in_slices=({0: 4},))
-    assert_same(made.run(x, scratch=place), jax.jit(spectrum)(x))
+    shard_plan = plan(spectrum, x, in_slices=({0: 4},))
+    assert_same(shard_plan.run(x, scratch=place), jax.jit(spectrum)(x))
     pytest.importorskip("flatbuffers")
-    assert_same(made.run(x, scratch=place, executor=1), jax.jit(spectrum)(x))
+    assert_same(shard_plan.run(x, scratch=place, executor=1), jax.jit(spectrum)(x))
 
 
 @pytest.mark.few(1)
@@ -112,8 +112,8 @@ def test_random_keys_are_kept_as_their_bits(place):
         keys = jax.random.split(jax.random.key(3), 64)
         return jax.random.uniform(keys[jnp.argsort(x[:, 0])[3]]) + x
 
-    made = plan(fun, X, in_slices=({0: 4},))
-    assert_same(made.run(X, scratch=place), jax.jit(fun)(X), 1e-6)
+    shard_plan = plan(fun, X, in_slices=({0: 4},))
+    assert_same(shard_plan.run(X, scratch=place), jax.jit(fun)(X), 1e-6)
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -124,68 +124,68 @@ def test_nothing_stays_of_a_run_that_ends_early(place, error):
                 raise error("the end")
             return super().__getitem__(index)
 
-    made = plan(spectrum, X, in_slices=({0: 4},))
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
     x = Ends(X, place)
     with pytest.raises(ShardError if error is OSError else error, match="the end"):
-        made.run(x, scratch=place)
+        shard_plan.run(x, scratch=place)
     assert len(x.seen[-1]) == 1
     assert content(place) == []
 
 
 def test_a_run_goes_on_from_its_checkpoint(place, tmp_path):
-    made = plan(spectrum, X, in_slices=({0: 4},))
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
     done = tmp_path / "done"
     # The second and the third shard read the same rows.
     with pytest.raises(ShardError, match="the disk is gone"):
-        made.run(
+        shard_plan.run(
             Recorded(X, failures=[(12, 2)]),
             checkpoint=done,
             scratch=place,
             max_in_flight=1,
         )
-    got = made.run(X, checkpoint=done, scratch=place)
-    assert got.tobytes() == made.run(X).tobytes()
+    got = shard_plan.run(X, checkpoint=done, scratch=place)
+    assert got.tobytes() == shard_plan.run(X).tobytes()
 
 
 def test_a_plan_says_what_is_kept_where(tmp_path):
     bare = plan(spectrum, X, in_slices=({0: 4},))
-    made = plan(spectrum, X, in_slices=({0: 4},), scratch=tmp_path / "fast")
-    assert bare.peak_bytes == made.peak_bytes + KEPT
-    for told in (str(made), str(made.explain())):
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},), scratch=tmp_path / "fast")
+    assert bare.peak_bytes == shard_plan.peak_bytes + KEPT
+    for told in (str(shard_plan), str(shard_plan.explain())):
         assert f"scratch {tmp_path / 'fast'}: 7.5 KiB at most" in told
         assert told.count("7.5 KiB kept in scratch") == 2
-    assert [cost.scratch_bytes for cost in made.stage_costs] == [KEPT, KEPT]
-    assert [cost.kept_bytes for cost in made.stage_costs] == [0, 0]
+    assert [cost.scratch_bytes for cost in shard_plan.stage_costs] == [KEPT, KEPT]
+    assert [cost.kept_bytes for cost in shard_plan.stage_costs] == [0, 0]
     assert "kept in scratch" not in str(bare.explain())
     assert not (tmp_path / "fast").exists()
-    made.run(X)
+    shard_plan.run(X)
     assert content(tmp_path / "fast") == []
 
 
 def test_memory_bounds_what_is_not_in_scratch(tmp_path):
     with pytest.raises(ValueError, match=r"memory=6\.8 KiB is too little"):
         plan(spectrum, X, memory=7000)
-    made = plan(spectrum, X, memory=7000, scratch=tmp_path)
-    assert made.peak_bytes <= 7000
-    assert_same(made.run(X), jax.jit(spectrum)(X))
+    shard_plan = plan(spectrum, X, memory=7000, scratch=tmp_path)
+    assert shard_plan.peak_bytes <= 7000
+    assert_same(shard_plan.run(X), jax.jit(spectrum)(X))
 
 
 def test_small_values_stay_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(cut_program, "IN_MEMORY", KEPT)
-    made = plan(spectrum, X, in_slices=({0: 4},), scratch=tmp_path)
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},), scratch=tmp_path)
     x = Watched(X, tmp_path)
-    made.run(x)
+    shard_plan.run(x)
     assert not any(x.seen)
-    assert "7.5 KiB kept" in str(made)
-    assert "kept in scratch" not in str(made)
+    assert "7.5 KiB kept" in str(shard_plan)
+    assert "kept in scratch" not in str(shard_plan)
 
 
 def test_what_is_not_needed_any_more_is_removed(tmp_path):
     def fun(x):
         return jnp.sort(jnp.sort(jnp.sort(x, 1), 0), 1) + x
 
-    made = plan(fun, X, in_slices=({0: 4},), scratch=tmp_path)
-    assert len(made.stages) == 3
+    shard_plan = plan(fun, X, in_slices=({0: 4},), scratch=tmp_path)
+    assert len(shard_plan.stages) == 3
     seen = []
 
     class Files(Recorded):
@@ -194,7 +194,7 @@ def test_what_is_not_needed_any_more_is_removed(tmp_path):
             seen.append(len(os.listdir(folder)))
             return super().__getitem__(index)
 
-    assert_same(made.run(Files(X)), jax.jit(fun)(X))
+    assert_same(shard_plan.run(Files(X)), jax.jit(fun)(X))
     assert (seen[0], seen[-1]) == (2, 1)
 
 
@@ -203,9 +203,9 @@ def test_a_name_that_is_there_is_not_taken(tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
     (tmp_path / "shardmap-0").symlink_to(other)
-    made = plan(spectrum, X, in_slices=({0: 4},))
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
     with pytest.raises(FileExistsError, match="shardmap-0"):
-        made.run(X, scratch=tmp_path)
+        shard_plan.run(X, scratch=tmp_path)
     assert os.listdir(other) == []
     assert (tmp_path / "shardmap-0").is_symlink()
 
@@ -216,22 +216,25 @@ def test_a_full_disk_is_told_before_anything_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(scratch.os, "posix_fallocate", full)
     x = Recorded(X)
-    made = plan(spectrum, X, in_slices=({0: 4},))
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
     with pytest.raises(OSError, match=r"cannot take 7\.5 KiB of float32\[48, 40\]"):
-        made.run(x, scratch=tmp_path)
+        shard_plan.run(x, scratch=tmp_path)
     assert x.reads == []
     assert os.listdir(tmp_path) == []
 
 
 def test_a_place_that_is_none_is_refused(tmp_path):
-    made = plan(spectrum, X, in_slices=({0: 4},))
-    for call in (lambda: plan(spectrum, X, scratch=3), lambda: made.run(X, scratch=3)):
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
+    for call in (
+        lambda: plan(spectrum, X, scratch=3),
+        lambda: shard_plan.run(X, scratch=3),
+    ):
         with pytest.raises(TypeError, match="of a folder or a zarr group, got 3"):
             call()
     path = tmp_path / "file"
     path.write_text("mine")
     with pytest.raises(ValueError, match=r"scratch must be a folder, but .* is a file"):
-        made.run(X, scratch=path)
+        shard_plan.run(X, scratch=path)
 
 
 def test_what_a_killed_run_left_in_a_group_is_removed(tmp_path, monkeypatch):

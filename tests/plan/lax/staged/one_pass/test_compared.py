@@ -48,8 +48,8 @@ CUTS = {
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_is_that_of_jit(loss, cuts, arrays):
     grad = jax.grad(LOSSES[loss], argnums=(0, 1))
-    made = sm.plan(grad, *arrays, in_slices=CUTS[cuts])
-    assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
+    shard_plan = sm.plan(grad, *arrays, in_slices=CUTS[cuts])
+    assert_same(shard_plan.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
 
 
 @pytest.mark.few(1)
@@ -68,9 +68,9 @@ def test_the_gradient_in_loops_is_that_of_jit(order, arrays):
 
 def test_the_gradient_within_memory_is_that_of_jit(arrays):
     grad = jax.grad(LOSSES["max"], argnums=(0, 1))
-    made = sm.plan(grad, *arrays, memory="128 kB")
-    assert made.num_shards > 1
-    assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
+    shard_plan = sm.plan(grad, *arrays, memory="128 kB")
+    assert shard_plan.num_shards > 1
+    assert_same(shard_plan.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
 
 
 COMPARISONS = {
@@ -91,8 +91,8 @@ def test_as_many_elements_are_found_as_by_jit(sign, arrays):
         is_best = COMPARISONS[sign](y, lambda y: y.max(1, keepdims=True))
         return is_best.sum(1), COMPARISONS[sign](-y, lambda y: y.max()).sum()
 
-    made = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
-    assert_same(made.run(*arrays), jax.jit(fun)(*arrays), 0)
+    shard_plan = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
+    assert_same(shard_plan.run(*arrays), jax.jit(fun)(*arrays), 0)
 
 
 GROUPS = np.arange(COLUMNS) % 5
@@ -131,8 +131,8 @@ def test_what_is_selected_is_found(name, arrays):
     def fun(x, w):
         return SELECTED[name](cosines(x, w)).sum(1)
 
-    made = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
-    assert_same(made.run(*arrays), jax.jit(fun)(*arrays), 0)
+    shard_plan = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
+    assert_same(shard_plan.run(*arrays), jax.jit(fun)(*arrays), 0)
 
 
 @pytest.mark.few(1)
@@ -155,8 +155,8 @@ def test_no_element_is_larger_than_the_largest(arrays):
 
     x, w = arrays
     twice = np.concatenate([w[:125], w[124::-1]])
-    made = sm.plan(fun, x, twice, in_slices=(None, {0: sm.Pieces(100)}))
-    assert_same(made.run(x, twice), jax.jit(fun)(x, twice), 0)
+    shard_plan = sm.plan(fun, x, twice, in_slices=(None, {0: sm.Pieces(100)}))
+    assert_same(shard_plan.run(x, twice), jax.jit(fun)(x, twice), 0)
 
 
 def test_gradients_of_extrema_of_groups_are_numbers(arrays):
@@ -164,8 +164,8 @@ def test_gradients_of_extrema_of_groups_are_numbers(arrays):
         return jax.ops.segment_max(cosines(x, w).T, GROUPS, 5).sum()
 
     grad = jax.grad(loss, argnums=(0, 1))
-    made = sm.plan(grad, *arrays, in_slices=(None, {0: 3}))
-    assert_same(made.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
+    shard_plan = sm.plan(grad, *arrays, in_slices=(None, {0: 3}))
+    assert_same(shard_plan.run(*arrays), jax.jit(grad)(*arrays), 1e-5)
 
 
 def test_what_is_exact_is_computed_again():
@@ -176,9 +176,9 @@ def test_what_is_exact_is_computed_again():
         return (y >= jax.lax.top_k(y, 3)[0][:, -1:]).sum(1)
 
     x = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
-    made = sm.plan(fun, x, in_slices={0: 4})
-    assert_same(made.run(x), jax.jit(fun)(x), 0)
-    assert all(stage.kept_bytes < x.nbytes // 8 for stage in made.stage_costs)
+    shard_plan = sm.plan(fun, x, in_slices={0: 4})
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 0)
+    assert all(stage.kept_bytes < x.nbytes // 8 for stage in shard_plan.stage_costs)
 
 
 def largest(y):
@@ -235,8 +235,8 @@ def test_an_extremum_may_be_zero(dtype, arrays):
         return d == d.min(0, keepdims=True), d <= d.min(1, keepdims=True), -d >= most
 
     w = arrays[0][:24].astype(dtype)
-    made = sm.plan(fun, w, in_slices={0: 5})
-    assert_same(made.run(w), (np.eye(24, dtype=bool),) * 3, 0)
+    shard_plan = sm.plan(fun, w, in_slices={0: 5})
+    assert_same(shard_plan.run(w), (np.eye(24, dtype=bool),) * 3, 0)
     assert_same(sm.chunked(fun, {0: 5})(w), (np.eye(24, dtype=bool),) * 3, 0)
 
 
@@ -257,8 +257,8 @@ def test_the_element_that_was_selected_lies_on_an_edge(edge, pieces, partial, ar
     if partial is None:
         assert_same(sm.chunked(fun, cut)(*arrays), want, 0)
     else:
-        made = sm.plan(fun, *arrays, in_slices=cut, partial=partial)
-        assert_same(made.run(*arrays), want, 0)
+        shard_plan = sm.plan(fun, *arrays, in_slices=cut, partial=partial)
+        assert_same(shard_plan.run(*arrays), want, 0)
 
 
 def test_running_maxima_are_elements(arrays):
@@ -268,9 +268,11 @@ def test_running_maxima_are_elements(arrays):
         y = cosines(w, x)
         return jnp.isnan(jnp.sqrt(lax.cummax(y) - y)).sum(0)
 
-    made = sm.plan(fun, *arrays, in_slices=(None, {0: 7}))
-    assert max(stage.kept_bytes for stage in made.stage_costs) >= 4 * ROWS * COLUMNS
-    assert_same(made.run(*arrays), np.zeros(ROWS, np.int32), 0)
+    shard_plan = sm.plan(fun, *arrays, in_slices=(None, {0: 7}))
+    assert (
+        max(stage.kept_bytes for stage in shard_plan.stage_costs) >= 4 * ROWS * COLUMNS
+    )
+    assert_same(shard_plan.run(*arrays), np.zeros(ROWS, np.int32), 0)
 
 
 def test_an_extremum_is_compared_and_subtracted(arrays):
@@ -281,8 +283,8 @@ def test_an_extremum_is_compared_and_subtracted(arrays):
         least = y.min(0, keepdims=True)
         return jnp.isnan(jnp.sqrt(y - least)).sum(0), (y == least).sum(0)
 
-    made = sm.plan(fun, *arrays, in_slices=(None, {0: 7}))
-    assert_same(made.run(*arrays), jax.jit(fun)(*arrays), 0)
+    shard_plan = sm.plan(fun, *arrays, in_slices=(None, {0: 7}))
+    assert_same(shard_plan.run(*arrays), jax.jit(fun)(*arrays), 0)
 
 
 @pytest.mark.parametrize("partial", [True, False])
@@ -291,8 +293,8 @@ def test_each_element_finds_its_place_among_all(partial, arrays):
         y = cosines(x, w).ravel()
         return y, jnp.searchsorted(jnp.sort(y), y)
 
-    made = sm.plan(ranks, *arrays, in_slices=(None, {0: 3}), partial=partial)
-    y, places = made.run(*arrays)
+    shard_plan = sm.plan(ranks, *arrays, in_slices=(None, {0: 3}), partial=partial)
+    y, places = shard_plan.run(*arrays)
     np.testing.assert_array_equal(places, np.searchsorted(np.sort(y), y))
 
 
@@ -302,9 +304,9 @@ def test_an_equation_that_is_written_twice_is_one(arrays):
     def fun(x, w):
         return (cosines(x, w).T - largest(cosines(x, w).T) >= 0).sum(0)
 
-    made = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
-    assert len(made.stages) == 3
-    assert_same(made.run(*arrays), np.ones(ROWS, np.int32), 0)
+    shard_plan = sm.plan(fun, *arrays, in_slices=(None, {0: 3}))
+    assert len(shard_plan.stages) == 3
+    assert_same(shard_plan.run(*arrays), np.ones(ROWS, np.int32), 0)
 
 
 def test_nan_infinities_and_equal_elements(arrays):
@@ -316,8 +318,8 @@ def test_nan_infinities_and_equal_elements(arrays):
 
     x, w = arrays[0].copy(), arrays[1]
     x[3], x[4, 0], x[5] = np.nan, np.inf, 0
-    made = sm.plan(fun, x, w, in_slices=(None, {0: sm.Pieces(64)}))
-    assert_same(made.run(x, w), jax.jit(fun)(x, w), 0)
+    shard_plan = sm.plan(fun, x, w, in_slices=(None, {0: sm.Pieces(64)}))
+    assert_same(shard_plan.run(x, w), jax.jit(fun)(x, w), 0)
 
 
 def test_a_maximum_along_another_axis_is_another_maximum():
@@ -328,5 +330,5 @@ def test_a_maximum_along_another_axis_is_another_maximum():
         return (y > y.max(1)[None]).sum(0), (y >= y.max(1)[:, None]).sum(0)
 
     x = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
-    made = sm.plan(fun, x, in_slices=({1: 4},))
-    assert_same(made.run(x), jax.jit(fun)(x), 0)
+    shard_plan = sm.plan(fun, x, in_slices=({1: 4},))
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 0)

@@ -65,26 +65,26 @@ COVARIANCES = {
 def test_covariances_read_once(name):
     fun, args, reads = COVARIANCES[name]
     cuts = (ROWS,) * len(args)
-    made = check_cut(fun, *args, in_slices=cuts, tolerance=1e-4)
-    assert times_read(made) == reads
+    shard_plan = check_cut(fun, *args, in_slices=cuts, tolerance=1e-4)
+    assert times_read(shard_plan) == reads
 
 
 @pytest.mark.deep
 def test_columns_are_cut_too():
-    made = check_cut(covariance, X, in_slices={0: 4, 1: 2}, tolerance=1e-4)
-    assert len(made.stages) == 2
+    shard_plan = check_cut(covariance, X, in_slices={0: 4, 1: 2}, tolerance=1e-4)
+    assert len(shard_plan.stages) == 2
     check_cut(lambda x: jnp.cov(x), X.T.copy(), in_slices={1: 3}, tolerance=1e-4)
 
 
 def test_a_covariance_is_no_less_accurate_than_two_passes():
     x = np.random.default_rng(0).standard_normal((4096, 8)).astype(np.float32)
     x[1000:2000] += 10
-    made = plan(covariance, x, in_slices={0: (1000, 24, 3000, 72)})
+    shard_plan = plan(covariance, x, in_slices={0: (1000, 24, 3000, 72)})
     whole = jax.jit(covariance)
     for offset in (0, 1e3, 1e4, -1e5):
         y = (x + offset).astype(np.float32)
         exact = np.cov(y.astype(np.float64), rowvar=False)
-        errors = [np.abs(fun(y) - exact).max() for fun in (made.run, whole)]
+        errors = [np.abs(fun(y) - exact).max() for fun in (shard_plan.run, whole)]
         assert errors[0] <= 2 * errors[1] + 3e-6 * np.abs(exact).max()
 
 
@@ -111,27 +111,27 @@ def masked(q, k, v):
 @pytest.mark.parametrize("fun", [attention, by_hand, keys_first, masked])
 def test_attention_reads_keys_and_values_once(fun):
     cuts = None, ROWS, ROWS
-    made = check_cut(fun, Q, K, V, in_slices=cuts, tolerance=1e-5)
-    assert times_read(made, slice(1, 3)) == 1
+    shard_plan = check_cut(fun, Q, K, V, in_slices=cuts, tolerance=1e-5)
+    assert times_read(shard_plan, slice(1, 3)) == 1
     # A shard for each piece, and one that puts them together.
-    assert made.num_shards == 5
+    assert shard_plan.num_shards == 5
 
 
 def test_attention_with_heads_and_batches():
     q, k, v = reals(2, 3, 4, 8), reals(2, 600, 4, 8), reals(2, 600, 4, 8)
     keys = {1: (100, 350, 150)}
     fun = jax.nn.dot_product_attention
-    made = check_cut(fun, q, k, v, in_slices=(None, keys, keys), tolerance=1e-5)
-    assert times_read(made, slice(1, 3)) == 1
+    shard_plan = check_cut(fun, q, k, v, in_slices=(None, keys, keys), tolerance=1e-5)
+    assert times_read(shard_plan, slice(1, 3)) == 1
     cuts = {0: 2, 1: 3}, {0: 2, 1: 3, 2: 2}, {0: 2, 1: 3, 2: 2}
     check_cut(fun, q, k, v, in_slices=cuts, tolerance=1e-5)
 
 
 def test_large_logits_and_rows_without_keys():
-    made = plan(masked, Q, K, V, in_slices=(None, ROWS, ROWS))
+    shard_plan = plan(masked, Q, K, V, in_slices=(None, ROWS, ROWS))
     for scale in (0.0, 30.0, 1e4):
         want = jax.jit(masked)(Q * scale, K, V)
-        assert_same(made.run(Q * scale, K, V), want, tolerance=1e-4)
+        assert_same(shard_plan.run(Q * scale, K, V), want, tolerance=1e-4)
 
     def nothing_seen(q, k, v):
         seen = jnp.arange(len(k))[None] < jnp.array([[400], [0], [1]])
@@ -156,6 +156,8 @@ def test_gradients_of_both():
 def test_what_would_keep_more_than_it_reads_takes_two_passes():
     # As many queries as keys: their sums of all pieces are larger than the keys.
     q = reals(400, 8)
-    made = check_cut(attention, q, K, V, in_slices=(None, ROWS, ROWS), tolerance=1e-5)
-    assert times_read(made, slice(1, 3)) == 2
-    assert max(cost.kept_bytes for cost in made.stage_costs) < 100_000
+    shard_plan = check_cut(
+        attention, q, K, V, in_slices=(None, ROWS, ROWS), tolerance=1e-5
+    )
+    assert times_read(shard_plan, slice(1, 3)) == 2
+    assert max(cost.kept_bytes for cost in shard_plan.stage_costs) < 100_000

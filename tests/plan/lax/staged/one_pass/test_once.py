@@ -50,14 +50,14 @@ CASES = {
 def test_it_is_read_as_often_as_it_must_be(name):
     fun, reads = CASES[name]
     cut = {0: (50, 7, 63, 40), 1: 2}
-    made = check_cut(fun, X, in_slices=(cut,), tolerance=1e-5)
-    assert times_read(made) == reads
+    shard_plan = check_cut(fun, X, in_slices=(cut,), tolerance=1e-5)
+    assert times_read(shard_plan) == reads
 
 
 def test_the_centre_may_be_any():
     y = reals(160, 6) * 3 + 5
-    made = check_cut(around, X, y, in_slices=({0: 4}, {0: 4}), tolerance=1e-5)
-    assert times_read(made) == 1
+    shard_plan = check_cut(around, X, y, in_slices=({0: 4}, {0: 4}), tolerance=1e-5)
+    assert times_read(shard_plan) == 1
 
 
 @pytest.mark.deep
@@ -68,13 +68,16 @@ def test_it_is_no_less_accurate_than_two_passes():
     x = np.random.default_rng(0).standard_normal((4096, 32)).astype(np.float32)
     # Pieces with means of their own.
     x[1000:2000] += 10
-    made, whole = plan(fun, x, in_slices=({0: (1000, 24, 3000, 72)},)), jax.jit(fun)
+    shard_plan, whole = (
+        plan(fun, x, in_slices=({0: (1000, 24, 3000, 72)},)),
+        jax.jit(fun),
+    )
     for offset in (0, 1e3, 1e4, 1e6, -1e4):
         y = (x + offset).astype(np.float32)
         # A column that is all the same.
         y[:, 0] = np.float32(offset + 0.1)
         exact = y.astype(np.float64)
-        got, want = made.run(y), whole(y)
+        got, want = shard_plan.run(y), whole(y)
         assert (got[1] >= 0).all()
         for ours, theirs, true in zip(
             got, want, (exact.mean(0), exact.var(0)), strict=True
@@ -88,11 +91,11 @@ def test_exponentials_neither_overflow_nor_vanish():
     def fun(x):
         return jax.nn.softmax(x, 0), jax.nn.logsumexp(x, 0)
 
-    made = plan(fun, X, in_slices=({0: 4},))
+    shard_plan = plan(fun, X, in_slices=({0: 4},))
     for offset in (0, 1e4, -1e4):
         x = (X * 40 + offset).astype(np.float32)
         x[:40] -= 500
-        assert_same(made.run(x), jax.jit(fun)(x), 1e-5)
+        assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-5)
 
 
 def test_what_is_not_finite_gives_the_same():
@@ -102,13 +105,15 @@ def test_what_is_not_finite_gives_the_same():
             (jnp.argmax(x, 0), x.max(0)),
         )
 
-    made, whole = plan(fun, X, in_slices=({0: 4},)), jax.jit(fun)
+    shard_plan, whole = plan(fun, X, in_slices=({0: 4},)), jax.jit(fun)
     for odd in (np.inf, -np.inf, np.nan):
         for rows in (slice(3, 4), slice(40, 80), slice(None)):
             x = X.copy()
             x[rows, 1] = odd
             for ours, theirs in zip(
-                jax.tree.leaves(made.run(x)), jax.tree.leaves(whole(x)), strict=True
+                jax.tree.leaves(shard_plan.run(x)),
+                jax.tree.leaves(whole(x)),
+                strict=True,
             ):
                 np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -118,21 +123,21 @@ def test_of_equal_elements_the_first_one_is_found():
     x[[50, 90, 150], 1] = 2
     x[[130, 131], 2] = -1
     for fun in (lambda x: jnp.argmax(x, 0), lambda x: jnp.argmin(x, 0)):
-        made = plan(fun, x, in_slices=({0: 4},))
-        np.testing.assert_array_equal(made.run(x), fun(x))
+        shard_plan = plan(fun, x, in_slices=({0: 4},))
+        np.testing.assert_array_equal(shard_plan.run(x), fun(x))
 
 
 def test_small_pieces_are_left_as_they_are():
-    made = check_cut(lambda x: x.var(0), X, in_slices=({0: 80},), tolerance=1e-5)
-    assert times_read(made) == 2
+    shard_plan = check_cut(lambda x: x.var(0), X, in_slices=({0: 80},), tolerance=1e-5)
+    assert times_read(shard_plan) == 2
 
 
 def test_statistics_of_many_kinds_take_two_passes():
     def fun(x):
         return x.var(0), jax.nn.logsumexp(x, 0), jnp.argmax(x, 0)
 
-    made = check_cut(fun, X, in_slices=({0: 4},), tolerance=1e-5)
-    assert times_read(made) == 2
+    shard_plan = check_cut(fun, X, in_slices=({0: 4},), tolerance=1e-5)
+    assert times_read(shard_plan) == 2
 
 
 @pytest.mark.deep
@@ -166,9 +171,9 @@ def test_an_argmax_of_computed_floats_is_found(length, more):
         return [each(y, 1) for each in (jnp.argmax, *more)]
 
     args = reals(75, 9), reals(131, 9, seed=1)
-    made = plan(fun, *args, in_slices=(None, {0: sm.Pieces(length)}))
-    first = made.shards[0]
+    shard_plan = plan(fun, *args, in_slices=(None, {0: sm.Pieces(length)}))
+    first = shard_plan.shards[0]
     assert "argmax" in str(jax.make_jaxpr(first.function)(*first.args(*args)))
-    found = made.run(*args)
+    found = shard_plan.run(*args)
     assert (found[0] == jax.jit(fun)(*args)[0]).mean() > 0.95
     assert all(each.max() < 131 for each in found[:2])
