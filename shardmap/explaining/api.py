@@ -19,10 +19,11 @@ from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import (
     CHIPS,
     Interconnect,
+    capacity_of,
     interconnect_of,
     interconnect_on,
+    machine_of,
 )
-from shardmap.explaining.machine import capacity_of, machine_of
 from shardmap.explaining.read import abstract, arrays, remarks, sharded
 from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explaining.read.hlo.cost import (

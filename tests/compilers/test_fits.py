@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import shardmap as sm
-from shardmap.explaining.machine import capacity_of
+from shardmap.explaining.interconnect import capacity_of
 from shardmap.sharding.gpus import GPUS
 from tests.command_line import python
 

@@ -8,7 +8,7 @@ import pytest
 
 import shardmap as sm
 from shardmap.explaining import too_large
-from shardmap.explaining.machine import capacity_of, machine_of
+from shardmap.explaining.interconnect import capacity_of, machine_of
 from shardmap.explaining.report import Collective, Cost, Report
 
 
