@@ -102,10 +102,10 @@ def _with_first(error: Any, each: Any) -> Any:
     for kind, failed in each._pred.items():
         shapes = (jax.ShapeDtypeStruct((), np.int32), *kind.shape_dtypes)
         inner = [leaf[element] for leaf in jax.tree.leaves(each._payload[kind])]
-        found = failed[element], each._code[kind][element], metadata, [element, *inner]
+        first = failed[element], each._code[kind][element], metadata, [element, *inner]
         effect = checkify.ErrorEffect(ElementError, shapes)
         if effect in error._pred:
-            error = checkify.update_error(error, *found, effect)
+            error = checkify.update_error(error, *first, effect)
         else:
-            error = error._update(effect, *found)
+            error = error._update(effect, *first)
     return error

@@ -131,8 +131,8 @@ def varying_like(value: jax.Array, like: Aval) -> jax.Array:
 
     All branches of a `jax.lax.cond` must have results of one type.
     """
-    own = varying_axes(jax.typeof(value))
-    more = tuple(axis for axis in varying_axes(like) if axis not in own)
+    varying = varying_axes(jax.typeof(value))
+    more = tuple(axis for axis in varying_axes(like) if axis not in varying)
     return jax.lax.pcast(value, more, to="varying") if more else value
 
 
@@ -248,5 +248,5 @@ def config_value(name: str) -> Any:
 
 def configuration() -> Hashable:
     """The configuration of JAX that is part of the cache keys of `jax.jit`."""
-    found: Hashable = config.trace_context()
-    return found
+    context: Hashable = config.trace_context()
+    return context

@@ -86,8 +86,8 @@ def linear_solve(params: Params, operands: int) -> tuple[AnyJaxpr, list[int]]:
     counts, jaxprs = params["const_lengths"], params["jaxprs"]
     first = counts.matvec + counts.vecmat
     behind = first + counts.solve + counts.transpose_solve
-    own = [*range(first, first + counts.solve), *range(behind, operands)]
-    return jaxprs.solve, own
+    numbers = [*range(first, first + counts.solve), *range(behind, operands)]
+    return jaxprs.solve, numbers
 
 
 # From JAX 0.12 on some primitives are written in terms of others, and all of them are

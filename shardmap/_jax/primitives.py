@@ -37,13 +37,13 @@ def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
     empty = jax.sharding.use_abstract_mesh(NO_MESH)
     with jax.disable_jit(False), empty:
         jaxpr = jax.make_jaxpr(use)(*args).jaxpr
-    found = [e for e in equations(jaxpr) if e.primitive.name == name]
-    if not found:
+    of_name = [e for e in equations(jaxpr) if e.primitive.name == name]
+    if not of_name:
         raise other_jax(
             f"shardmap has rules for JAX's primitive {name}, but what should bind it "
             f"gives {[e.primitive.name for e in equations(jaxpr)]}"
         )
-    return found[0]
+    return of_name[0]
 
 
 def primitive_of(name: str, use: Callable[..., Any], *args: Value) -> Primitive:

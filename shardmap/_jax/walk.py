@@ -72,9 +72,9 @@ def equations_of(
 
 
 def _read(
-    found: Iterable[Equation], into: Callable[[Equation], bool], seen: set[int]
+    eqns: Iterable[Equation], into: Callable[[Equation], bool], seen: set[int]
 ) -> Iterator[Equation]:
-    for equation in found:
+    for equation in eqns:
         yield equation
         if not into(equation):
             continue
@@ -94,11 +94,13 @@ def per_jaxpr(make: Make) -> Make:
     ``make`` takes the jaxpr and hashable arguments. It may return the jaxpr itself, but
     nothing that refers to it, which would keep it alive.
     """
-    made: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+    by_jaxpr: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = (
+        weakref.WeakKeyDictionary()
+    )
 
     @functools.wraps(make)
     def kept(jaxpr: Jaxpr, *key: Hashable) -> Any:
-        values = made.setdefault(jaxpr, {})
+        values = by_jaxpr.setdefault(jaxpr, {})
         if key not in values:
             value = make(jaxpr, *key)
             values[key] = _UNCHANGED if value is jaxpr else value
@@ -133,14 +135,14 @@ def equations_with(jaxpr: Jaxpr, primitive: Primitive) -> list[Any]:
 
 def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """The jaxpr and all that are in it, each once, the outer before the inner."""
-    found, seen = [jaxpr], {id(jaxpr)}
-    for each in found:  # It grows meanwhile.
+    every, seen = [jaxpr], {id(jaxpr)}
+    for each in every:  # It grows meanwhile.
         yield each
         for equation in each.eqns:
             for inner in jaxprs_in(equation.params):
                 if id(inner) not in seen:
                     seen.add(id(inner))
-                    found.append(inner)
+                    every.append(inner)
 
 
 Change = Callable[[Any], Any]

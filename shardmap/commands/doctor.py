@@ -41,13 +41,13 @@ def main(arguments: Sequence[str]) -> int:
     broken = 0
     print(f"shardmap {sm.__version__}, Python {platform.python_version()}")
     print(f"jax {version('jax')}, jaxlib {version('jaxlib')}\n")
-    found = start_jax()
-    for problem, text in devices(found):
+    facts = start_jax()
+    for problem, text in devices(facts):
         print(f"{'BROKEN' if problem else 'ok    '}  {text}")
         broken += problem
     for title, lines in (
         ("Flags", flags(os.environ)),
-        ("Known not to work here", limits(found, os.environ)),
+        ("Known not to work here", limits(facts, os.environ)),
     ):
         print("\n".join(["", title, *(f"  {line}" for line in lines or ["none"])]))
     return 1 if broken else 0
@@ -77,7 +77,7 @@ def probe() -> None:
     numbers = np.arange(1, count + 1, dtype=np.float32)
     total = sm.spmap(lambda x: lax.psum(x, "i"), "i", out_axes=None)(numbers)
     config: Any = jax.config  # The flags are not in its types.
-    found = {
+    facts = {
         "platform": jax.local_devices()[0].platform,
         "kind": jax.local_devices()[0].device_kind,
         "count": count,
@@ -87,29 +87,29 @@ def probe() -> None:
         "sum": float(total),
         "right": float(np.sum(numbers)),
     }
-    print(json.dumps(found))
+    print(json.dumps(facts))
 
 
-def devices(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+def devices(facts: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     """Checks that JAX starts and that a small map over its devices is right.
 
     Yields whether there is a problem, and a line of text.
     """
-    if "error" in found:
-        yield True, f"JAX does not start: {found['error']}"
+    if "error" in facts:
+        yield True, f"JAX does not start: {facts['error']}"
         return
-    count = found["count"]
+    count = facts["count"]
     several = "s" * (count != 1)
     yield (
         False,
-        f"{count} device{several} on platform {found['platform']} ({found['kind']}), "
-        f"{found['cores']} CPU cores",
+        f"{count} device{several} on platform {facts['platform']} ({facts['kind']}), "
+        f"{facts['cores']} CPU cores",
     )
-    wrong = found["sum"] != found["right"]
+    wrong = facts["sum"] != facts["right"]
     yield (
         wrong,
         f"a psum over {count} device{several} is "
-        + (f"{found['sum']:g}, not {found['right']:g}" if wrong else "right"),
+        + (f"{facts['sum']:g}, not {facts['right']:g}" if wrong else "right"),
     )
 
 
@@ -126,21 +126,21 @@ def flags(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def limits(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+def limits(facts: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
     """The known limits with these devices and flags."""
-    if "error" in found:
+    if "error" in facts:
         return []
     result = []
-    on_cpu = found["platform"] == "cpu"
-    count = found["count"]
+    on_cpu = facts["platform"] == "cpu"
+    count = facts["count"]
     if count == 1:
         result.append(
             "more than one device: there is one. For 8 virtual ones on CPU call\n    "
-            f"{virtual_devices(8, found['platform'])} before any other use of JAX"
+            f"{virtual_devices(8, facts['platform'])} before any other use of JAX"
         )
-    if on_cpu and count > found["cores"]:
+    if on_cpu and count > facts["cores"]:
         result.append(
-            f"timing: {count} devices share {found['cores']} cores, so nothing gets "
+            f"timing: {count} devices share {facts['cores']} cores, so nothing gets "
             "faster with more devices"
         )
     if on_cpu and count > 1 and not has_enough_threads(environment):
@@ -149,8 +149,8 @@ def limits(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str
             f"under jax.pmap:\n    jaxlib can hang. Wait for each, or set {VARIABLE}="
             f"{ENOUGH}, the number of its threads. Maps take turns"
         )
-    if not found["x64"]:
+    if not facts["x64"]:
         result.append("64-bit numbers: JAX makes them 32-bit unless JAX_ENABLE_X64=1")
-    if found["disable_jit"]:
+    if facts["disable_jit"]:
         result.append("measuring: JAX_DISABLE_JIT is on, and operations run one by one")
     return result

@@ -269,19 +269,19 @@ def find_function(text: str) -> tuple[Callable[..., Any], str]:
             "expected MODULE:FUNCTION, such as train.py:step or package.train:step, "
             f"got {text!r}"
         )
-    found: Any = load(module_text)
+    value: Any = load(module_text)
     for part in path.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
-            near = difflib.get_close_matches(part, vars(found), n=2)
+            near = difflib.get_close_matches(part, vars(value), n=2)
             meant = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ValueError(f"{module_text} has no {path}{meant}") from None
-    if not callable(found):
+    if not callable(value):
         raise ValueError(
-            f"{path} of {module_text} is of type {type(found).__name__}, no function"
+            f"{path} of {module_text} is of type {type(value).__name__}, no function"
         )
-    return found, path
+    return value, path
 
 
 def load(text: str) -> ModuleType:

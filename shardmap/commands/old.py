@@ -79,12 +79,12 @@ def check(paths: Sequence[str]) -> int:
     for file in python_files(paths):
         try:
             source = file.read_bytes()
-            found, others = uses_in(str(file), source), unknown_in(source)
+            used, others = uses_in(str(file), source), unknown_in(source)
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             unread.append(f"{file} cannot be read: {reason}")
             continue
-        lines += [told(use, str(file)) for use in found]
+        lines += [told(use, str(file)) for use in used]
         lines += [
             f"{file}:{line}: {name} -> not in this JAX, and shardmap knows no other"
             for line, name in others
@@ -150,17 +150,17 @@ def _run_file(file: str) -> None:
     exec(loader.source_to_code(loader.get_data(file), file), module.__dict__)
 
 
-def report(found: Sequence[Use]) -> list[str]:
+def report(used: Sequence[Use]) -> list[str]:
     """Lines on the old names that a run has used; empty if there are none."""
-    installed = [use for use in found if use.file.startswith(PACKAGES)]
-    own = [use for use in found if use not in installed]
+    installed = [use for use in used if use.file.startswith(PACKAGES)]
+    written = [use for use in used if use not in installed]
     lines: list[str] = []
-    if own:
+    if written:
         lines.append(
             "python -m shardmap old: old names that were used, and the edits that make "
             "them permanent"
         )
-        lines += [f"  {told(use, short_path(use.file))}" for use in own]
+        lines += [f"  {told(use, short_path(use.file))}" for use in written]
     if installed:
         lines.append(
             "python -m shardmap old: installed packages that use old names, which this "

@@ -255,8 +255,8 @@ class Launch:
                     thread.join(timeout=1)  # Its children may keep the pipes open.
                 _send_to_group(process, signal.SIGKILL)
                 if process.returncode and not code:
-                    own = process.returncode
-                    code = own if own > 0 else 128 - own
+                    ended = process.returncode
+                    code = ended if ended > 0 else 128 - ended
                     if self._signal is None:
                         self._say(f"process {number} ended with code {code}")
                         self._send(signal.SIGTERM)

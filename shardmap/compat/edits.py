@@ -77,7 +77,7 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
     return f"{statement} -> {start}import {name}" + (f" as {kept}" * (name != kept))
 
 
-def without_repetitions(found: Iterable[Use]) -> list[Use]:
+def without_repetitions(every: Iterable[Use]) -> list[Use]:
     """Sorts the uses, and drops those that another edit covers.
 
     >>> use, inside = ("train.py", 1, "jax.api"), ("train.py", 2, "jax.api.jit")
@@ -85,7 +85,7 @@ def without_repetitions(found: Iterable[Use]) -> list[Use]:
     >>> [use.name for use in without_repetitions(used)]
     ['jax.api']
     """
-    uses = set(found)
+    uses = set(every)
     imported = {
         (use.file, use.name) for use in uses if use.form == "from" or use.asname
     }

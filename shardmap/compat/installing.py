@@ -104,7 +104,7 @@ def uses() -> list[Use]:
     >>> [use.name for use in uses()]
     ['jax.tree_map']
     """
-    found: list[Use] = []
+    used: list[Use] = []
     for file, noted in list(_noted.items()):
         written = [
             use
@@ -116,15 +116,15 @@ def uses() -> list[Use]:
         known = {use.name for use in written if not use.edit}
         stars = {(use.line, use.name) for use in written if use.form == "from"}
         names = {name for _, name in noted}
-        found += [use for use in written if use.name in names or use.form == "import"]
-        found += [
+        used += [use for use in written if use.name in names or use.form == "import"]
+        used += [
             Use(file, line, name, "name")
             for line, name in noted
             # `from module import *` gets all names of the module.
             if not (name in known or (line, name) in told)
             and (line, name.rpartition(".")[0]) not in stars
         ]
-    return without_repetitions(found)
+    return without_repetitions(used)
 
 
 def _written_in(file: str) -> list[Use]:
@@ -141,9 +141,11 @@ def _stand_in(name: str) -> None:
     instead = MODULES.get(name)
 
     def names() -> list[str]:
-        own = {old.rpartition(".")[2] for old in NAMES if old.startswith(f"{name}.")}
+        names_here = {
+            old.rpartition(".")[2] for old in NAMES if old.startswith(f"{name}.")
+        }
         there = vars(value_of(instead)) if instead else {}
-        return sorted(own | {each for each in there if not each.startswith("_")})
+        return sorted(names_here | {each for each in there if not each.startswith("_")})
 
     def attribute(asked: str) -> Any:
         old = f"{name}.{asked}"

@@ -325,13 +325,13 @@ def value_of(new: str) -> Any:
     'Config'
     """
     first, *rest = new.split(".")
-    path, found = first, importlib.import_module(first)
+    path, value = first, importlib.import_module(first)
     for part in rest:
         path = f"{path}.{part}"
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             importlib.import_module(path)
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def exists(new: str) -> bool:

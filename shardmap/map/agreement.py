@@ -165,9 +165,9 @@ def _exchange(devices: tuple[jax.Device, ...], text: str) -> dict[int, str]:
     message = np.zeros((1, _MESSAGE_BYTES), np.uint8)
     message[0, : len(encoded)] = list(encoded)
     rows, gather = _gather(devices)
-    own = next(device for device in devices if device.process_index == here)
+    local = next(device for device in devices if device.process_index == here)
     whole = jax.make_array_from_single_device_arrays(
-        (len(devices), _MESSAGE_BYTES), rows, [jax.device_put(message, own)]
+        (len(devices), _MESSAGE_BYTES), rows, [jax.device_put(message, local)]
     )
     gathered = np.asarray(gather(whole).addressable_data(0))
     return {

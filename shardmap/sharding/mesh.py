@@ -334,18 +334,18 @@ def local_mesh(mesh: Mesh) -> Mesh:
     {'data': 1}
     """
     _check_mesh(mesh, "local_mesh")
-    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    if not own:
+    here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    if not here:
         raise ValueError(
             f"none of the {mesh.size} devices of the mesh is on this process"
         )
     try:
         return mesh.local_mesh.update(axis_types=mesh.axis_types)
     except ValueError:
-        places = [place for place, d in np.ndenumerate(mesh.devices) if d in own]
+        places = [place for place, d in np.ndenumerate(mesh.devices) if d in here]
         box = np.prod(np.ptp(places, axis=0) + 1)
         raise ValueError(
-            f"the {len(own)} devices of this process form no box in the mesh of shape "
+            f"the {len(here)} devices of this process form no box in the mesh of shape "
             f"{mesh.devices.shape}: the smallest box around them has {box} devices. "
             "Order the mesh so that each process has a range along every axis"
         ) from None

@@ -803,11 +803,11 @@ def mesh_sharding_spec(
             [order[name] for name, where in axes.items() if where == dimension]
             for dimension in range(ndim)
         ]
-        made = ShardingSpec._on_mesh(
+        on_mesh = ShardingSpec._on_mesh(
             [axis_sizes[name] for name in order], dim_shardings
         )
         if not isinstance(aval, int):
-            made.shard_shape(aval.shape)
-        return made
+            on_mesh.shard_shape(aval.shape)
+        return on_mesh
 
     return spec

@@ -94,14 +94,14 @@ def _chunks_of(variable: Any) -> tuple[tuple[int, ...], ...] | None:
                 return None
             starts = [a + (k.start or 0) for a, k in zip(starts, key, strict=True)]
         data = inner
-    found = []
+    chunks = []
     for dim, start, size in zip(variable.dims, starts, variable.shape, strict=True):
         length = lengths.get(dim)
         if not isinstance(length, int):
             return None
         ends = range(length - start % length, size, length)
-        found.append(tuple(np.diff([0, *ends, size]).tolist()))
-    return tuple(found)
+        chunks.append(tuple(np.diff([0, *ends, size]).tolist()))
+    return tuple(chunks)
 
 
 class View:

@@ -210,8 +210,10 @@ def loop(
         unmapped = [b for b, a in zip(blocks, in_axes, strict=True) if a is None]
 
         def element(index: Value, *mapped: Value) -> list[Any]:
-            own, same = iter(mapped), iter(unmapped)
-            args = [next(same if in_axis is None else own) for in_axis in in_axes]
+            each_block, same = iter(mapped), iter(unmapped)
+            args = [
+                next(same if in_axis is None else each_block) for in_axis in in_axes
+            ]
             indices = [index] * stages.indices
             return jax.core.eval_jaxpr(stages.element, (), *indices, *args)
 

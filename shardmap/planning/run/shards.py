@@ -70,8 +70,8 @@ class Shard:
         cuts = [p if len(p) > 1 else next(iter(p), None) for p in parts.values()]
         return jax.tree.unflatten(self._cut_program.in_tree, cuts)
 
-    def _of_outputs(self, made: Mapping[Any, Any]) -> PyTree:
-        outputs = list(map(made.get, self._cut_program.graph.outputs))
+    def _of_outputs(self, computed: Mapping[Any, Any]) -> PyTree:
+        outputs = list(map(computed.get, self._cut_program.graph.outputs))
         return jax.tree.unflatten(self._cut_program.out_tree, outputs)
 
     @property
@@ -183,11 +183,11 @@ class Shard:
                 f"{name} has {len(arrays)} arrays, but the function returns "
                 f"{len(outputs)}"
             )
-        made = [
+        shards = [
             array if isinstance(v, Value) else None
             for v, array in zip(outputs, arrays, strict=True)
         ]
-        if problems := misfits(self._cut_program, made):
+        if problems := misfits(self._cut_program, shards):
             raise ValueError(
                 f"no results can be put into {name}:\n" + "\n".join(problems)
             )
@@ -299,9 +299,9 @@ class Accumulator:
                 count = self.cut_program.parts[value]
                 self._folds[value, box] = buffers.Fold(combiner, count)
             fold = self._folds[value, box]
-            made = fold.add(np.asarray(part))
-            if made is not None:
-                buffers.put(buffer, box, combiner, made)
+            results = fold.add(np.asarray(part))
+            if results is not None:
+                buffers.put(buffer, box, combiner, results)
             if not fold.left:
                 del self._folds[value, box]
 
