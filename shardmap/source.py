@@ -79,5 +79,5 @@ def _cell(file_name: str) -> str | None:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     # Older versions have no such names.
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
-    found = None if name_of is None else name_of(file_name)
-    return None if found is None else str(found[1])
+    name = None if name_of is None else name_of(file_name)
+    return None if name is None else str(name[1])

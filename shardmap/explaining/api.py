@@ -191,16 +191,16 @@ def _explain(
     text = None if compiled is None else compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
-    found, layouts = arrays.array_layouts(traced, compiled, meshes)
+    layouts_of_arrays, layouts = arrays.array_layouts(traced, compiled, meshes)
     # Both together.
     named = [each.mesh for each in layouts if isinstance(each, NamedSharding)]
     mesh = max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
     sizes = {} if mesh is None else mesh.shape
     # A map has this axis even without replicas of its elements.
     mesh_axes = tuple(each for each in sizes.items() if each != (REPLICAS, 1))
-    cuts = sharded.sharded_dimensions(found, layouts)
+    cuts = sharded.sharded_dimensions(layouts_of_arrays, layouts)
     asked = sharded.constrained(facts.constraints)
-    axes = sharded.with_devices(facts, found, cuts, asked, mesh_axes)
+    axes = sharded.with_devices(facts, layouts_of_arrays, cuts, asked, mesh_axes)
     if compiled is None:
         collectives = abstract.collectives_of(traced.jaxpr.jaxpr, definition_of(fun))
     else:
@@ -227,7 +227,7 @@ def _explain(
     elif refused is not None:
         needed, capacity = refused
         cost = too_large.cost_of(needed)
-        inputs = [array for array in found if array.role == "input"]
+        inputs = [array for array in layouts_of_arrays if array.role == "input"]
         largest = too_large.largest(traced.jaxpr.jaxpr, inputs)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages, pictured = (), (), ()
@@ -241,7 +241,7 @@ def _explain(
         num_devices=num_devices,
         device_kind=device and device.device_kind,
         axes=axes,
-        arrays=found,
+        arrays=layouts_of_arrays,
         collectives=tuple(collectives),
         cost=cost,
         interconnect=wires,
@@ -249,9 +249,9 @@ def _explain(
             *too_large.remarks(refused),
             *elsewhere.remarks(fun, args, kwargs, devices),
             *remarks.idle_devices(axes, num_devices, available),
-            *remarks.unsharded_batch(found, idle),
+            *remarks.unsharded_batch(layouts_of_arrays, idle),
             *remarks.short_axes(axes, available),
-            *remarks.copies(found),
+            *remarks.copies(layouts_of_arrays),
             *remarks.constants(traced.jaxpr.consts, num_devices),
             *remarks.outside(traced.jaxpr, module, sources, num_devices),
             *remarks.looped(axes, cuts),
@@ -317,15 +317,15 @@ def _facts(
 ) -> Facts:
     """The facts of the jaxpr, with the vmaps over the arguments."""
     source = definition_of(fun)
-    found = facts_of(traced.jaxpr.jaxpr, source)
+    facts = facts_of(traced.jaxpr.jaxpr, source)
     # Marks would keep a function in pieces from being cut.
-    has_vmaps = any(axis.kind == "vmap" for axis in found.axes)
-    if not has_vmaps or CHUNKED in found.primitives:
-        return found
+    has_vmaps = any(axis.kind == "vmap" for axis in facts.axes)
+    if not has_vmaps or CHUNKED in facts.primitives:
+        return facts
     try:
         traced = _trace(fun, *marked((args, kwargs)))
     except Exception:
-        return found  # The function looked for an array and found a mark.
+        return facts  # The function looked for an array and found a mark.
     return facts_of(traced.jaxpr.jaxpr, source)
 
 

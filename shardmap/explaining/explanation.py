@@ -113,14 +113,14 @@ class Explanation(Report):
     def __repr__(self) -> str:
         if self.title is not None:
             return printable(f"<Explanation of {self.title}>")
-        found = (
+        counts = (
             (self.num_devices, f"{self.device_kind or 'abstract'} device"),
             (len(self.axes), "axis", "axes"),
             (len(self.arrays), "array"),
             (len(self.collectives), "collective"),
             (len(self.remarks), "remark"),
         )
-        parts = ", ".join(_count(*each) for each in found)
+        parts = ", ".join(_count(*each) for each in counts)
         return printable(f"<Explanation of {self.name}: {parts}>")
 
     def __getstate__(self) -> dict[str, Any]:

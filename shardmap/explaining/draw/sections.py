@@ -369,16 +369,16 @@ def _by_line(collectives: Sequence[Collective]) -> list[list[Collective]]:
 
     Those with an unknown number of bytes come first.
     """
-    found: dict[Hashable, list[Collective]] = {}
+    groups: dict[Hashable, list[Collective]] = {}
     for each in collectives:
         key = (each.kind, each.operation, each.axes, each.group_size, each.source)
-        found.setdefault(key, []).append(each)
+        groups.setdefault(key, []).append(each)
 
     def sent(group: Sequence[Collective]) -> float:
         total = _total(each.link_bytes for each in group)
         return math.inf if total is None else total
 
-    return sorted(found.values(), key=sent, reverse=True)
+    return sorted(groups.values(), key=sent, reverse=True)
 
 
 def _collectives(report: Report, said: set[str]) -> Iterator[Block]:

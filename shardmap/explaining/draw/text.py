@@ -175,9 +175,9 @@ def _layout(
 
 def _drawn(drawing: Drawing) -> "Picture":
     grids = drawing.grids()
-    found = Picture("\n".join([_head(grids), *_lines(grids)]))
-    found.drawing = drawing
-    return found
+    picture = Picture("\n".join([_head(grids), *_lines(grids)]))
+    picture.drawing = drawing
+    return picture
 
 
 def _head(grids: Grids) -> str:

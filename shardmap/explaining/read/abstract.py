@@ -48,23 +48,23 @@ def collectives_of(jaxpr: Jaxpr, source: str | None) -> list[Collective]:
       jaxpr: the program.
       source: the line of the function, for equations without a line.
     """
-    found: list[Collective] = []
-    _walk(jaxpr, _Around(source), found)
-    return found
+    collectives: list[Collective] = []
+    _walk(jaxpr, _Around(source), collectives)
+    return collectives
 
 
-def _walk(jaxpr: Jaxpr, around: _Around, found: list[Collective]) -> None:
+def _walk(jaxpr: Jaxpr, around: _Around, collectives: list[Collective]) -> None:
     for equation in jaxpr.eqns:
         primitive, params = equation.primitive, equation.params
         here = around._replace(line=source_of(equation) or around.line)
         if primitive in COLLECTIVES:
-            found += _sent(equation, here)
+            collectives += _sent(equation, here)
         elif primitive is spmap_p:
-            _walk(_written_out(equation, here.mesh), here, found)
+            _walk(_written_out(equation, here.mesh), here, collectives)
         elif primitive is SHARD_MAP:
             manual = {*manual_axes_of(equation), *here.mesh.manual_axes}
             mesh = with_manual_axes(params["mesh"].abstract_mesh, manual)
-            _walk(params["jaxpr"], here._replace(mesh=mesh), found)
+            _walk(params["jaxpr"], here._replace(mesh=mesh), collectives)
         else:
             runs = None if primitive is while_p else here.runs
             if primitive is scan_p and runs is not None:
@@ -74,7 +74,7 @@ def _walk(jaxpr: Jaxpr, around: _Around, found: list[Collective]) -> None:
                 # The mesh has no platform: what most of them do.
                 bodies = [as_open_jaxpr(params["branches"][platforms.index(None)])]
             for body in filter(_sends, bodies):
-                _walk(body, here._replace(runs=runs), found)
+                _walk(body, here._replace(runs=runs), collectives)
 
 
 def _sends(jaxpr: Jaxpr) -> bool:

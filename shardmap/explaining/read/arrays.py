@@ -46,14 +46,14 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     here = {
         tuple(mesh.shape.items()): mesh for mesh in around if isinstance(mesh, Mesh)
     }
-    found = [
+    meshes = [
         here.get(tuple(mesh.shape.items()), mesh)
         if isinstance(mesh, AbstractMesh)
         else mesh
         for mesh in named
         if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty
     ]
-    return sorted(found, key=lambda mesh: -mesh.size)
+    return sorted(meshes, key=lambda mesh: -mesh.size)
 
 
 def devices_of(
@@ -106,11 +106,11 @@ def array_layouts(
     shardings = [*ins, *outs]
     avals = jax.tree.leaves((traced.args_info, traced.out_info))
     mesh = next(iter(meshes), None)
-    found = [
+    layouts = [
         _array_layout("input" if k < tree_in.num_leaves else "output", *each, mesh)
         for k, each in enumerate(zip(names, avals, shardings, strict=True))
     ]
-    return tuple(found), shardings
+    return tuple(layouts), shardings
 
 
 def _array_layout(

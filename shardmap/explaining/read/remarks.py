@@ -117,12 +117,12 @@ def _nothing_sharded(name: str | None, count: int) -> str:
 
 def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
     """Remarks on axes that do not fill their devices."""
-    found = []
+    remarks = []
     for number, axis in enumerate(axes):
         if axis.kind not in MAPS or axis.idle_places == 0:
             continue
         inside = [a for a in axes if a.inside == number and a.kind == "spmap"]
-        found.append(
+        remarks.append(
             Remark(
                 f"{axis.title} of {axis.size:,} does not divide: {axis.layout} have "
                 f"room for {axis.idle_places:,} more, which compute nothing of use, "
@@ -132,7 +132,7 @@ def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
                 axis.source,
             )
         )
-    found += [
+    remarks += [
         Remark(
             _nothing_sharded(axis.name, axis.devices),
             "Name it for a dimension that they can share, in in_specs= of "
@@ -142,7 +142,7 @@ def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
         for axis in axes
         if axis.is_repeated
     ]
-    return found
+    return remarks
 
 
 def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | None:
@@ -183,7 +183,7 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
             root = roots[array]
             count = array.num_devices or 1
             whole.setdefault((is_input, root, count), []).append(array)
-    found = []
+    remarks = []
     totals = {key: sum(array.bytes for array in those) for key, those in whole.items()}
     large = [key for key, total in totals.items() if total >= LARGE]
     for key in sorted(large, key=lambda key: -totals[key]):
@@ -204,7 +204,7 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
                 f"{'them' if several else 'it'} alike, as the state of an optimizer "
                 "like its weights."
             )
-        found.append(
+        remarks.append(
             Remark(
                 f"{what} {size(total)}{',' * several} {'are' if several else 'is'} "
                 f"{how} {count:,} devices: {size(total * count)} in all",
@@ -212,7 +212,7 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
                 path,
             )
         )
-    return found
+    return remarks
 
 
 def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
@@ -234,8 +234,8 @@ def outside(
 ) -> list[Remark]:
     """Remarks on large products outside of the maps that are not sharded."""
     maps = (spmap_p, SHARD_MAP)
-    found = list(equations(closed, into=lambda each: each.primitive not in maps))
-    if num_devices == 1 or not any(each.primitive in maps for each in found):
+    eqns = list(equations(closed, into=lambda each: each.primitive not in maps))
+    if num_devices == 1 or not any(each.primitive in maps for each in eqns):
         return []
     on_a_device = {
         (sources.of(each), flops)
@@ -249,7 +249,7 @@ def outside(
             "Compute it inside the map, on each element's part, or map it too.",
             source_of(each),
         )
-        for each in found
+        for each in eqns
         if (flops := _flops(each)) >= LARGE and (source_of(each), flops) in on_a_device
     ]
     return list(dict.fromkeys(large))
@@ -294,7 +294,7 @@ def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remar
 def unrolled(closed: ClosedJaxpr) -> list[Remark]:
     """Remarks on equal products of one line that do not need each other."""
     products = (dot_general_p, conv_general_dilated_p)
-    found: list[Remark] = []
+    remarks: list[Remark] = []
     for jaxpr in jaxprs(closed.jaxpr):
         keys = {
             equation.outvars[0]: (
@@ -319,7 +319,7 @@ def unrolled(closed: ClosedJaxpr) -> list[Remark]:
                 counts[key] += key not in needed
                 needed |= {key}
             needs.update(dict.fromkeys(equation.outvars, needed))
-        found += [
+        remarks += [
             Remark(
                 f"{count:,} equal products, one after another",
                 "jax.vmap makes one operation of them.",
@@ -328,14 +328,14 @@ def unrolled(closed: ClosedJaxpr) -> list[Remark]:
             for (source, *_), count in counts.items()
             if count >= UNROLLED
         ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(remarks))
 
 
 def rematerialised(collectives: Sequence[Collective]) -> list[Remark]:
     """A remark for each line that gathers arrays only to reshard them."""
-    found: dict[str | None, Remark] = {}
+    remarks: dict[str | None, Remark] = {}
     for each in collectives:
         if each.advice and (each.cause or "").startswith(REMATERIALISED):
             text = f"{each.cause}, {size(each.bytes_out)} on each"
-            found.setdefault(each.source, Remark(text, each.advice, each.source))
-    return list(found.values())
+            remarks.setdefault(each.source, Remark(text, each.advice, each.source))
+    return list(remarks.values())

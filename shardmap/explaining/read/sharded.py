@@ -63,11 +63,11 @@ def sharded_dimensions(
 
 def constrained(constraints: Sequence[LayoutConstraint]) -> list[ShardedDimension]:
     """The dimensions that the constraints of a program shard."""
-    found: list[ShardedDimension] = []
+    dimensions: list[ShardedDimension] = []
     for each in constraints:
         path = "a value" + (f" at {each.source}" if each.source else "")
-        found += _cuts(path, each.whole, each.sharding)
-    return found
+        dimensions += _cuts(path, each.whole, each.sharding)
+    return dimensions
 
 
 def _cuts(
@@ -102,8 +102,8 @@ def with_devices(
     axes, over = list(facts.axes), {}
     for number, those in facts.over.items():
         over[number] = {(arrays[k].path, dimension) for k, dimension in those}
-        found = tuple(arrays[k].path for k in sorted({k for k, _ in those}))
-        axes[number] = dataclasses.replace(axes[number], over=found)
+        paths = tuple(arrays[k].path for k in sorted({k for k, _ in those}))
+        axes[number] = dataclasses.replace(axes[number], over=paths)
     used = {axis.name for axis in axes if axis.kind in ("shard_map", "pmap")}
     crossed = []
     for number, axis in enumerate(axes):
@@ -129,12 +129,13 @@ def with_devices(
                 left.setdefault(name, []).append(cut)
     names = [name for name, _ in mesh if name in left]
     names += [name for name in left if name not in names]
-    own = [_mesh_axis(name, left[name]) for name in names]
+    of_devices = [_mesh_axis(name, left[name]) for name in names]
     return (
-        *own,
+        *of_devices,
         *(
             dataclasses.replace(
-                axis, inside=None if axis.inside is None else axis.inside + len(own)
+                axis,
+                inside=None if axis.inside is None else axis.inside + len(of_devices),
             )
             for axis in crossed
         ),

@@ -479,11 +479,11 @@ def _is_in_turn(scan: Equation) -> bool:
     body: Jaxpr = scan.params["jaxpr"]
     first, count = scan_counts(scan.params)
     carried = body.invars[first : first + count]
-    made = {var: equation for equation in body.eqns for var in equation.outvars}
+    equation_of = {var: equation for equation in body.eqns for var in equation.outvars}
     counters = {
         var
         for var, new in zip(carried, body.outvars[:count], strict=True)
-        if new is var or _counts(var, new, made)
+        if new is var or _counts(var, new, equation_of)
     }
     needed = {*carried} - counters
     return any(
@@ -507,7 +507,7 @@ def _batch_size(scan: Equation) -> int | None:
     return sizes.pop() if body.eqns else None
 
 
-def _counts(var: Any, new: Atom, made: dict[Any, Equation]) -> bool:
+def _counts(var: Any, new: Atom, equation_of: dict[Any, Equation]) -> bool:
     """Whether ``new`` is an integer made of ``var`` and of constants alone."""
     if aval_of(var).shape or not jnp.issubdtype(aval_of(var).dtype, jnp.integer):
         return False
@@ -516,9 +516,9 @@ def _counts(var: Any, new: Atom, made: dict[Any, Equation]) -> bool:
         atom = waiting.pop()
         if isinstance(atom, jex_core.Literal) or atom is var:
             continue
-        if atom not in made:
+        if atom not in equation_of:
             return False
-        waiting += made[atom].invars
+        waiting += equation_of[atom].invars
     return True
 
 

@@ -218,9 +218,9 @@ def _gathered(seen: _Seen) -> Cause | None:
         return None
     pointwise = all(each.opcode in _POINTWISE for each in seen.takers)
     if seen.is_for_layout or pointwise:
-        made = "" if seen.is_for_layout else ", or for a value computed from it,"
+        or_computed = "" if seen.is_for_layout else ", or for a value computed from it,"
         return Cause(
-            f"the layout that this line asks for{made} has larger shards",
+            f"the layout that this line asks for{or_computed} has larger shards",
             "Ask for the same sharding as before, if each device needs only its shard.",
         )
     return Cause(
@@ -288,8 +288,8 @@ def _is_part(seen: _Seen) -> bool:
     module = seen.module
     return any(
         inner.opcode in _TAKES_PART
-        for made in module.operands_of(seen.sent)
-        for inner in [made, *module.parts_of(made)]
+        for operand in module.operands_of(seen.sent)
+        for inner in [operand, *module.parts_of(operand)]
     )
 
 
@@ -325,18 +325,20 @@ def _only_cut_again(seen: _Seen) -> bool:
     )
 
 
-def _takers(module: Module, made: Instruction) -> list[Instruction]:
+def _takers(module: Module, result: Instruction) -> list[Instruction]:
     """The instructions that compute with a result, behind views and copies."""
 
     def onward(each: Instruction) -> list[Instruction]:
-        if each.name != made.name and each.opcode not in _PASSED:
+        if each.name != result.name and each.opcode not in _PASSED:
             return []
         around = module.fusion_of(each) if each.is_root else None
-        found = [] if around is None else [around]
+        takers = [] if around is None else [around]
         for user in module.users_of(each):
             inside = module.parameters_of(user, each) if user.is_fusion else [user]
-            found += inside
-        return found
+            takers += inside
+        return takers
 
-    found = reached(made, onward)
-    return [each for each in found if each is not made and each.opcode not in _PASSED]
+    takers = reached(result, onward)
+    return [
+        each for each in takers if each is not result and each.opcode not in _PASSED
+    ]

@@ -56,7 +56,7 @@ def compiled_collectives(
       mesh: the names and sizes of the mesh axes, if known.
       asked: the layouts of the program's constraints.
     """
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     chains: dict[tuple[str, ...], str] = {}
     for instruction, count in module.runs():
         match = _KINDS.fullmatch(instruction.opcode)
@@ -90,7 +90,7 @@ def compiled_collectives(
             taken_size = _bytes_in(kind, size, group_size)
             if kind == "ragged-all-to-all" and len(taken) == 1:
                 taken_size = sum(nbytes(*shape) for shape in taken[0])
-            found.append(
+            collectives.append(
                 Collective(
                     kind=kind,
                     operation=operation,
@@ -108,7 +108,7 @@ def compiled_collectives(
                     after=types(shapes),
                 )
             )
-    return found
+    return collectives
 
 
 def _goes_on(instruction: Instruction, chains: dict[tuple[str, ...], str]) -> bool:
@@ -316,11 +316,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _iota(text: str, count: int) -> np.ndarray:
     """Numbers from 0, reshaped and transposed as by ``<=[2,4]T(1,0)``."""
-    found = re.search(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
-    if found is None:
+    match = re.search(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if match is None:
         return np.arange(count)
-    ids = np.arange(count).reshape(_numbers(found[1]))
-    return ids.transpose(_numbers(found[2])) if found[2] else ids
+    ids = np.arange(count).reshape(_numbers(match[1]))
+    return ids.transpose(_numbers(match[2])) if match[2] else ids
 
 
 def _along_names(sizes: str, order: str, names: str) -> _Groups:

@@ -44,8 +44,8 @@ class Sources:
         if len(there) == 1:
             return next(iter(there))
         operands = self._module.operands_of(instruction)[place : place + 1]
-        made = [self._nearest(each, self._made_by) for each in operands]
-        return next((each for each in made if each in there), None)
+        lines = [self._nearest(each, self._made_by) for each in operands]
+        return next((each for each in lines if each in there), None)
 
     def made_for(self, instruction: Instruction) -> Instruction:
         """The instruction that needs a collective of the partitioner.
@@ -63,11 +63,11 @@ class Sources:
 
     @functools.cached_property
     def _by_op_name(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
+        sources: dict[str, set[str]] = {}
         for each in self._module.by_name.values():
             if each.op_name and (source := self._own(each)) is not None:
-                found.setdefault(each.op_name, set()).add(source)
-        return found
+                sources.setdefault(each.op_name, set()).add(source)
+        return sources
 
     def _nearest(
         self,
@@ -126,7 +126,7 @@ class Sources:
 
     def _in_loops(self, carried: Instruction, places: list[int]) -> list[Instruction]:
         """The users, in the bodies of loops, of some elements of a tuple."""
-        found: list[Instruction] = []
+        users: list[Instruction] = []
         waiting = list(self._module.users_of(carried))
         for each in waiting:  # The list grows in the loop.
             bodies = [c for how, c in each.called if how in ("body", "to_apply")]
@@ -137,8 +137,8 @@ class Sources:
             elif each.opcode == "while":
                 for part in inside:
                     if part.index in places and wholes & {*part.operands}:
-                        found += self._onward(part)
-        return found
+                        users += self._onward(part)
+        return users
 
 
 class _Frames:
@@ -179,8 +179,8 @@ class _Frames:
 
 
 def _rows(text: str, table: str) -> Iterator[tuple[int, str]]:
-    found = re.search(rf"^{table}\n((?:\d.*\n)*)", text, re.MULTILINE)
-    for row in found[1].splitlines() if found else ():
+    match = re.search(rf"^{table}\n((?:\d.*\n)*)", text, re.MULTILINE)
+    for row in match[1].splitlines() if match else ():
         number, _, rest = row.partition(" ")
         yield int(number), rest
 

@@ -77,8 +77,8 @@ class Instruction:
     @property
     def op_name(self) -> str:
         """JAX's name of its origin, such as ``jit(f)/dot_general``."""
-        found = _OP_NAME.search(self.line)
-        return found[1] if found else ""
+        match = _OP_NAME.search(self.line)
+        return match[1] if match else ""
 
     @property
     def operation(self) -> str:
@@ -101,8 +101,8 @@ class Instruction:
     @property
     def frame(self) -> int | None:
         """The number of its stack frame in the tables of the module."""
-        found = _FRAME.search(self.line)
-        return int(found[1]) if found else None
+        match = _FRAME.search(self.line)
+        return int(match[1]) if match else None
 
     @property
     def operands(self) -> list[str]:
@@ -119,9 +119,9 @@ class Instruction:
     def called(self) -> list[tuple[str, str]]:
         """The computations that it calls, each with its role, such as "body"."""
         return [
-            (found["how"], name.strip())
-            for found in _CALLED.finditer(self.line)
-            for name in found["names"].replace("%", "").split(",")
+            (match["how"], name.strip())
+            for match in _CALLED.finditer(self.line)
+            for name in match["names"].replace("%", "").split(",")
         ]
 
     @property
@@ -132,8 +132,8 @@ class Instruction:
     @property
     def index(self) -> int | None:
         """The place in a tuple that a get-tuple-element takes."""
-        found = _INDEX.search(self.line)
-        return int(found[1]) if found and self.opcode == "get-tuple-element" else None
+        match = _INDEX.search(self.line)
+        return int(match[1]) if match and self.opcode == "get-tuple-element" else None
 
     def places_of(self, operand: "Instruction") -> list[int]:
         """The positions of ``operand`` among its operands."""
@@ -226,8 +226,8 @@ class Module:
         return {each.name: self._steps_of(each) for each in loops}
 
     def _steps_of(self, loop: Instruction) -> int | None:
-        found = _TRIPS.search(loop.line)
-        return int(found[1]) if found else self._counted(loop)
+        match = _TRIPS.search(loop.line)
+        return int(match[1]) if match else self._counted(loop)
 
     def _counted(self, loop: Instruction) -> int | None:
         called = dict(loop.called)
@@ -260,8 +260,8 @@ class Module:
         """The value of a constant, perhaps copied; None for anything else."""
         while each is not None and each.opcode == "copy":
             each = next(iter(self.operands_of(each)), None)
-        found = None if each is None else _CONSTANT.search(each.line)
-        return int(found[1]) if found else None
+        match = None if each is None else _CONSTANT.search(each.line)
+        return int(match[1]) if match else None
 
     def runs(self) -> Iterator[tuple[Instruction, int | None]]:
         """The instructions that a call runs and how often; None if unknown."""
@@ -301,13 +301,13 @@ def module_of(text: str) -> Module:
             current = header["name"]
             computations[current] = []
             entry = current if header["entry"] else entry
-        elif current and (found := _INSTRUCTION.match(line)):
+        elif current and (match := _INSTRUCTION.match(line)):
             computations[current].append(
                 Instruction(
-                    found["name"],
-                    found["opcode"],
-                    found["type"],
-                    bool(found["root"]),
+                    match["name"],
+                    match["opcode"],
+                    match["type"],
+                    bool(match["root"]),
                     line,
                 )
             )
@@ -321,11 +321,11 @@ def arrays_in(type_: str) -> list[tuple[str, int]]:
     >>> arrays_in("(f32[2,3]{1,0:T(8,128)S(5)}, u32[])")
     [('f32[2,3]{1,0:T(8,128)S(5)}', 5), ('u32[]', 0)]
     """
-    found = _ARRAY.findall(type_)
-    spaces = [_SPACE.search(each) for each in found]
+    arrays = _ARRAY.findall(type_)
+    spaces = [_SPACE.search(each) for each in arrays]
     return [
         (each, int(space[1]) if space else 0)
-        for each, space in zip(found, spaces, strict=True)
+        for each, space in zip(arrays, spaces, strict=True)
     ]
 
 
@@ -351,13 +351,13 @@ def elements_of(type_: str) -> list[str]:
     """
     if not type_.startswith("("):
         return [type_]
-    found, depth, start = [], 0, 1
+    types, depth, start = [], 0, 1
     for end, character in enumerate(type_):
         depth += (character in "([{") - (character in ")]}")
         if (depth == 1 and character == ",") or depth == 0:
-            found.append(type_[start:end].strip())
+            types.append(type_[start:end].strip())
             start = end + 1
-    return found
+    return types
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
