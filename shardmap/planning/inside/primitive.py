@@ -102,7 +102,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
         finds=options.finds,
         partial=options.partial,
         memory=options.memory,
-        took=_temporaries,
+        took=lambda cut_program, _: _temporaries(cut_program),
     )
     return program_within(problem)
 

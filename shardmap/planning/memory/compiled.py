@@ -22,6 +22,9 @@ from shardmap.planning.run.tasks import targets
 COMPILED = 4
 """The most functions of a stage that are compiled: those of its largest shards."""
 
+FIRST = 4
+"""So many stages are compiled even if one holds too much: numbers of pieces compare."""
+
 SAMPLED = 64
 """The most shards of each family that are sampled."""
 
@@ -81,25 +84,37 @@ def largest_shard(stage: Stage) -> LargestShard:
 def _largest_shards(stage: Stage) -> list[LargestShard]:
     """The largest shards that compute something different, the largest first."""
     if stage not in _LARGEST:
-        held: dict[StaticRecipe, Peak] = {}
-        found: list[LargestShard] = []
-        for number in sample(stage):
-            boxes, recipe = stage.recipe(number)
-            if recipe.static not in held:
-                held[recipe.static] = _held(stage, recipe.static)
-            every = [(box, "insert", value) for value, box in recipe.reads]
-            moved = copied = 0
-            for box, combiner, value in [*every, *targets(stage, boxes)]:
-                size = box_bytes(value, box)
-                moved += size
-                if shape_of(box) != value.shape or combiner != "insert":
-                    copied += size
-            found.append(LargestShard(recipe, moved, copied, held[recipe.static]))
+        found = [_shard(stage, number) for number in sample(stage)]
         found.sort(key=lambda each: -(each.moved + each.held.bytes))
         distinct = {each.recipe.static: each for each in reversed(found)}
         found = [each for each in found if distinct[each.recipe.static] is each]
         _LARGEST[stage] = found[:COMPILED]
     return _LARGEST[stage]
+
+
+def _middle(stage: Stage) -> int:
+    """A shard in the middle of the longest pieces, of two loops not the same ones."""
+    number = 0
+    for place, (k, *_) in enumerate(stage.families[0].loops):
+        lengths = [stop - start for start, stop in stage.loops[k].pieces]
+        most = max(lengths)
+        longest = [n for n, length in enumerate(lengths) if length == most]
+        number *= len(lengths)
+        number += longest[(len(longest) // 2 + place) % len(longest)]
+    return number
+
+
+def _shard(stage: Stage, number: int) -> LargestShard:
+    """What one shard reads, returns and holds."""
+    boxes, recipe = stage.recipe(number)
+    every = [(box, "insert", value) for value, box in recipe.reads]
+    moved = copied = 0
+    for box, combiner, value in [*every, *targets(stage, boxes)]:
+        size = box_bytes(value, box)
+        moved += size
+        if shape_of(box) != value.shape or combiner != "insert":
+            copied += size
+    return LargestShard(recipe, moved, copied, _held(stage, recipe.static))
 
 
 def _held(stage: Stage, static: StaticRecipe) -> Peak:
@@ -140,27 +155,38 @@ def _held(stage: Stage, static: StaticRecipe) -> Peak:
 def estimated(cut_program: CutProgram, in_loops: bool) -> Peak:
     """About the most that a shard holds, and what is kept for later stages meanwhile.
 
+    One shard of each stage stands for all, in the middle of the longest pieces.
+
     Args:
       cut_program: the plan.
       in_loops: whether shards are bodies of loops, whose arguments and results exist.
     """
-    largest = Peak(0)
+    largest = most_kept(cut_program)
     for place, stage in enumerate(cut_program.stages):
-        shard = largest_shard(stage)
-        if in_loops:
-            kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
-            alone = stage.num_shards == 1 and not kept
-            found = shard.held.plus(kept + (0 if alone else shard.copied))
+        shard = _shard(stage, _middle(stage))
+        kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
+        if not in_loops:
+            peak = _with_reads(shard).plus(kept_bytes(cut_program, place))
+        elif stage.num_shards == 1 and not kept:
+            peak = shard.held
         else:
-            found = _with_reads(shard).plus(kept_bytes(cut_program, place))
-        largest = max(largest, found, key=lambda each: each.bytes)
-        kept_now = _kept(cut_program, place, in_scratch=False)
-        if kept_now and nbytes(value := max(kept_now, key=nbytes)) >= largest.largest:
-            if found.bytes == largest.bytes:
-                source = value.producer.source if value.producer else ""
-                shape = value.aval.str_short()
-                largest = Peak(found.bytes, nbytes(value), shape, source, is_kept=True)
+            peak = shard.held.plus(kept + shard.copied)
+        if peak.bytes > largest.bytes:
+            is_kept = largest.is_kept and largest.largest >= peak.largest
+            largest = largest._replace(bytes=peak.bytes) if is_kept else peak
     return largest
+
+
+def most_kept(cut_program: CutProgram) -> Peak:
+    """The most that is kept in memory for later stages, in any number of pieces."""
+    every = [
+        _kept(cut_program, place, in_scratch=False)
+        for place in range(len(cut_program.stages))
+    ]
+    kept = max(every, key=lambda values: sum(map(nbytes, values)), default=())
+    value = max(kept, key=nbytes, default=None)
+    peak = described(sum(map(nbytes, kept)), value)
+    return peak._replace(is_kept=value is not None)
 
 
 def _with_reads(shard: LargestShard) -> Peak:
@@ -215,15 +241,26 @@ def shard_bytes(cut_program: CutProgram, stage: Stage) -> int:
     )
 
 
-def peak_bytes(cut_program: CutProgram) -> int:
-    """The most that a shard holds, and what is kept for later stages meanwhile."""
-    return max(
-        (
-            shard_bytes(cut_program, stage) + kept_bytes(cut_program, place)
-            for place, stage in enumerate(cut_program.stages)
-        ),
-        default=0,
-    )
+def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
+    """The most that a shard holds, and what is kept for later stages meanwhile.
+
+    Stages that seem to hold the most are compiled first. Others are not, if these hold
+    more than ``limit``.
+    """
+    stages = cut_program.stages
+    kept = [kept_bytes(cut_program, place) for place in range(len(stages))]
+
+    def estimate(place: int) -> int:
+        shard = _shard(stages[place], _middle(stages[place]))
+        return shard.moved + shard.held.bytes + kept[place]
+
+    most = 0
+    order = sorted(range(len(stages)), key=estimate, reverse=True)
+    for number, place in enumerate(order):
+        if number >= FIRST and most > limit:
+            break
+        most = max(most, shard_bytes(cut_program, stages[place]) + kept[place])
+    return most
 
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:

@@ -33,8 +33,8 @@ FEW_STAGES = 64
 STAGE_BYTES = 2**20
 """Each further stage takes about as long as moving so many bytes."""
 
-MOST_AXES = 3
-"""The most classes that are cut together."""
+MOST_PIECES = 2**16
+"""The most pieces of an axis, which are listed."""
 
 Axes: TypeAlias = frozenset[tuple[int, int]]
 """Axes that are cut, as (number of the value in `Uncut.values`, axis)."""
@@ -70,10 +70,6 @@ class Uncut(NamedTuple):
         ranked = sorted(carried, key=lambda root: -carried[root])
         return [frozenset(axes[root]) for root in ranked]
 
-    def most(self, axes: Axes) -> int:
-        """The most pieces that these axes can have."""
-        return max((self.values[k].shape[axis] for k, axis in axes), default=1)
-
 
 class Followed:
     """A cut of some axes that is followed through a function.
@@ -82,9 +78,14 @@ class Followed:
       uncut: the function.
       axes: the axes.
       partial: whether axes that are summed over are cut.
+
+    Attributes:
+      most: the most pieces.
     """
 
     def __init__(self, uncut: Uncut, axes: Axes, partial: bool) -> None:
+        longest = max((uncut.values[k].shape[axis] for k, axis in axes), default=1)
+        self.most = min(longest, MOST_PIECES)
         self._uncut, self.axes, self._partial = uncut, axes, partial
         self._analysis = uncut.analysis
         find = self._analysis.classes.find
@@ -151,15 +152,14 @@ class Followed:
         if any(out in self._cuts for out in node.outs) or contracted:
             self.passes = max(self.passes, after + 1)
 
+    def _cut_sizes(self, value: Operand) -> list[int]:
+        """The lengths of the axes that are cut."""
+        row = () if value in self._whole else self._cuts.get(value, ())
+        return [n for n, cut in zip(value.shape, row, strict=False) if cut.at]
+
     def _share(self, value: Operand, count: int) -> float:
-        """The part of a value that a shard has, in so many pieces."""
-        if value in self._whole:
-            return 1
-        found = 1.0
-        for size, cut in zip(value.shape, self._cuts.get(value, ()), strict=False):
-            if cut.at:
-                found /= min(size, count)
-        return found
+        """The part of a value that the largest shard has, in so many pieces."""
+        return math.prod(math.ceil(n / count) / n for n in self._cut_sizes(value))
 
     def held(self, count: int) -> float:
         """About the bytes that a shard holds, in so many pieces."""
@@ -180,17 +180,15 @@ class Followed:
 
         return outside + self._lines.most(size_of, inner)[0]
 
-    def fewest(self, memory: int) -> int | None:
+    def fewest(self, memory: float) -> int | None:
         """About the fewest pieces with which a shard fits; None: there are none."""
-        most = self._uncut.most(self.axes)
-        below, count = 1, min(2, most)
+        below, count = 1, min(2, self.most)
         while self.held(count) > memory:
-            if count >= most:
+            if count >= self.most:
                 return None
-            below, count = count, min(4 * count, most)
-        while count - below > max(1, count // 8):
-            middle = math.isqrt(below * count) if below > 1 else (below + count) // 2
-            middle = min(max(middle, below + 1), count - 1)
+            below, count = count, min(4 * count, self.most)
+        while count - below > max(1, count // 32):
+            middle = (below + count) // 2
             if self.held(middle) <= memory:
                 count = middle
             else:
@@ -202,9 +200,11 @@ class Followed:
         cut_axes = [sum(bool(cut.at) for cut in row) for row in self._cuts.values()]
         shards = float(count) ** max(cut_axes, default=1)
         graph = self._analysis.graph
-        reads = sum(
-            nbytes(v) * max(shards * self._share(v, count), 1) for v in graph.inputs
-        )
+
+        def times(value: Value) -> float:
+            return shards / math.prod(min(n, count) for n in self._cut_sizes(value))
+
+        reads = sum(nbytes(value) * max(times(value), 1) for value in graph.inputs)
         results = sum(nbytes(v) for v in graph.outputs if isinstance(v, Value))
         stages = max(self._pass.values(), default=0)
         overhead = STAGE_BYTES * max(stages - FEW_STAGES, 0)
@@ -219,23 +219,21 @@ def ranked(
     memory: int,
     partial: bool,
     times_read: Callable[[Axes, int], float],
-) -> list[tuple[float, Followed]]:
+) -> list[Axes]:
     """Axes to cut: those that are given and one class more, the most promising first.
 
-    With each comes about what all shards move, in bytes. First come those that fit, by
-    what their shards move, then the others, by what they hold.
+    First come those that fit, by what their shards move, then the others, by what they
+    hold.
 
     Args:
       times_read: returns how often shards read each chunk, for axes and pieces.
     """
     more = dict.fromkeys(given | axes for axes in classes[:CLASSES])
-    fits: list[tuple[float, Followed]] = []
-    rest: list[Followed] = []
-    for each in (Followed(uncut, axes, partial) for axes in more if axes != given):
-        if (count := each.fewest(memory)) is None:
-            rest.append(each)
-        else:
-            fits.append((each.moved(count) * times_read(each.axes, count), each))
-    fits.sort(key=lambda pair: pair[0])
-    rest.sort(key=lambda each: each.held(uncut.most(each.axes)))
-    return fits + [(math.inf, each) for each in rest]
+
+    def rank(followed: Followed) -> tuple[bool, float]:
+        if (count := followed.fewest(memory)) is None:
+            return True, followed.held(followed.most)
+        return False, followed.moved(count) * times_read(followed.axes, count)
+
+    ways = [Followed(uncut, axes, partial) for axes in more if axes != given]
+    return [followed.axes for followed in sorted(ways, key=rank)]

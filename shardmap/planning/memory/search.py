@@ -1,55 +1,59 @@
 """Finds along which axes, and into how many pieces, a function fits into memory.
 
 The function as it is comes first. Then the loop classes are ranked, see `loops`, and
-the best that fits is cut: an estimate gives the number of pieces, and XLA says what the
-largest shards take, which corrects it once or twice.
+the best three are cut; if none fits, the one that holds the least is cut along a
+further class. An estimate gives the number of pieces, and XLA, which compiles the
+largest shards, is the judge. A search analyses at most `ANALYSES` cut functions and
+compiles at most `COMPILES` of them. Then it refuses, and tells the least that it saw.
 """
 
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.nodes import Value
 from shardmap.planning.in_slices import Asked, cut_points
 from shardmap.planning.lax.reduce import COMBINERS
-from shardmap.planning.memory.compiled import (
-    estimated,
-    largest_shard,
-)
+from shardmap.planning.memory.compiled import estimated, most_kept
 from shardmap.planning.memory.held import Peak
-from shardmap.planning.memory.loops import MOST_AXES, Axes, Followed, Uncut, ranked
+from shardmap.planning.memory.loops import Axes, Followed, Uncut, ranked
 from shardmap.planning.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import Auto, size
 
-ATTEMPTS = 3
-"""The most classes of axes that are tried, each with those that are cut already."""
+ANALYSES = 40
+"""The most cut functions that are analysed: each takes about as long as `plan`."""
 
-COMPILES = 3
-"""How often the number of pieces is corrected by what XLA says, and once more."""
+COMPILES = 8
+"""The most of them that are compiled, which takes longer still."""
 
-ESTIMATES = 5
-"""How often it is corrected by estimates, before each of these times."""
+WAYS = 3
+"""The classes that are cut, of those that are ranked."""
 
-HOPELESS = 1.1
-"""Shards that are estimated to take so many times the memory are not compiled."""
+MOST_AXES = 3
+"""The most classes that are cut together, as the pieces of all of them multiply."""
+
+TRIES = 4
+"""The most numbers of pieces: the first one, two corrections, and fewer if it fits."""
+
+DOUBTFUL = 1.25
+"""Estimates may be so many times what XLA takes: it is asked up to there."""
+
+HOPELESS = 0.95
+"""More pieces that take more than this part of what fewer ones take do not help, nor
+do cuts that take more than this part of what the function takes as it is."""
 
 ROOMY = 0.6
-"""Shards that take less than this part of the memory are made larger."""
+"""Shards that take less than this part of the memory are made larger, once or twice."""
 
-MOST_PIECES = 2**16
-"""The most pieces of an axis."""
-
-SCANNED = (4, 16, 64, 256)
-"""The numbers of pieces that are tried if the most pieces do not fit."""
+SMALL = 256
+"""Of a refusal, shards take about so many times less than what is kept for them."""
 
 QUICK = 128
 """A function of at most so many equations is compiled whole to see if it fits."""
-
-MANY_SHARDS = 1024
-"""A program of more shards is compared with one that keeps nothing."""
 
 SECOND = 1.0
 """The seconds between two lines that tell what is planned."""
@@ -67,10 +71,10 @@ class Problem:
       finds: whether the axes are sought too.
       partial: whether axes that are summed over may be cut.
       memory: the bytes that shards may take.
-      took: compiles shards, and returns the bytes that they take.
+      took: compiles shards, and returns the bytes that they take. It need not go on
+        when these are more than a limit.
       chunks: (argument, axis) -> where its chunks begin; None: it has none.
       times_read: returns how often pieces read each chunk, on average.
-      started: when the search began.
     """
 
     make: Callable[[Asked, bool, bool], CutProgram]
@@ -79,7 +83,7 @@ class Problem:
     finds: bool
     partial: bool
     memory: int
-    took: Callable[[CutProgram], int]
+    took: Callable[[CutProgram, float], int]
     chunks: Callable[[int, int], tuple[int, ...] | None] = lambda k, axis: None
     times_read: Callable[[Asked], float] = lambda asked: 1.0
     _told: list[float] = field(default_factory=lambda: [time.monotonic()])
@@ -103,23 +107,59 @@ class Problem:
             rows[k][axis] = cut_points(count, values[k].shape[axis], borders)
         return tuple(map(tuple, rows))
 
+    def ways(self, begin: Axes) -> Sequence[Axes]:
+        """The best ways to cut one class more."""
+        classes = self.uncut.classes()
+        if not self.finds:
+            # What no argument has may be cut nevertheless.
+            count = len(self.asked)
+            classes = [axes for axes in classes if all(k >= count for k, _ in axes)]
 
-class TooLittle(Exception):
-    """A way does not fit.
+        def times_read(axes: Axes, count: int) -> float:
+            return self.times_read(self.points(axes, count))
+
+        memory, partial = self.memory, self.partial
+        return ranked(self.uncut, begin, classes, memory, partial, times_read)[:WAYS]
+
+
+class Way(NamedTuple):
+    """A way to cut a function.
 
     Attributes:
-      least: what it holds.
       axes: the axes that are cut.
-      count: the number of their pieces; 0 if that is given.
-      program: the cut function.
+      partial: whether axes that are summed over are cut.
+      keeps: whether what costs time is kept for later stages.
     """
 
-    def __init__(
-        self, least: Peak, axes: Axes, count: int, program: CutProgram
-    ) -> None:
-        super().__init__(least, axes, count)
-        self.least, self.axes, self.count = least, axes, count
-        self.program = program
+    axes: Axes
+    partial: bool
+    keeps: bool
+
+
+class Attempt(NamedTuple):
+    """A cut function, and what it holds at most.
+
+    Attributes:
+      way: how it is cut.
+      pieces: the number of pieces of each axis; 0 if that is given.
+      program: the cut function.
+      held: about what it holds.
+      took: what it takes, as XLA says; None: it was not compiled.
+    """
+
+    way: Way
+    pieces: int
+    program: CutProgram
+    held: Peak
+    took: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.held.bytes if self.took is None else self.took
+
+
+class _Spent(Exception):
+    """No further cut function may be analysed or compiled."""
 
 
 def program_within(problem: Problem) -> CutProgram:
@@ -128,311 +168,250 @@ def program_within(problem: Problem) -> CutProgram:
     Raises:
       ValueError: it does not fit, whatever is cut.
     """
-    given = frozenset(
-        (k, axis)
-        for k, row in enumerate(problem.asked)
-        for axis, points in enumerate(row)
-        if isinstance(points, Auto)
-    )
-    refused: list[TooLittle] = []
+    search = _Search(problem)
     try:
-        return _as_it_is(problem, given)
-    except TooLittle as error:
-        refused.append(error)
-    ways: Sequence[Axes] = [given] if given else _by_cost(problem, given)
-    for _ in range(MOST_AXES):
-        here: list[TooLittle] = []
-        for axes in ways:
-            try:
-                return _kept_or_not(problem, axes)
-            except TooLittle as error:
-                here.append(error)
-        if not here:
+        fits = search.run()
+    except _Spent:
+        fits = None
+    if fits is None:
+        fits = _least(problem, search.attempts)
+        if fits.bytes > problem.memory:
+            raise ValueError(_refusal(problem, fits))
+    return fits.program
+
+
+def _least(problem: Problem, attempts: list[Attempt]) -> Attempt:
+    """What takes the least, compiled: what is told is enough, not an estimate."""
+    while True:
+        least = min(attempts, key=lambda attempt: attempt.bytes)
+        kept = most_kept(least.program).bytes
+        if kept <= problem.memory or least.bytes > kept:
             break
-        # What holds the least is cut along further axes.
-        refused += here
-        best = min(here, key=lambda error: error.least.bytes)
-        ways = _by_cost(problem, best.axes)
-    least = min(refused, key=lambda error: error.least.bytes)
-    if least.program.num_shards <= MANY_SHARDS:
-        # What is told is enough, not an estimate.
-        took = max(problem.took(least.program), least.least.bytes)
-        least.least = least.least._replace(bytes=took)
-    raise ValueError(_refusal(problem, least))
+        # Only what it keeps is known, for which it need not be cut into so few pieces.
+        attempts.remove(least)
+        attempts.append(_smallest(problem, least.way, kept))
+    return least._replace(took=problem.took(least.program, math.inf))
 
 
-def _by_cost(problem: Problem, begin: Axes) -> Sequence[Axes]:
-    """A few ways to cut one class more, the one that moves the fewest bytes first."""
-    uncut, memory = problem.uncut, problem.memory
-    classes = uncut.classes()
-    if not problem.finds:
-        # What no argument has may be cut nevertheless.
-        count = len(problem.asked)
-        classes = [axes for axes in classes if all(k >= count for k, _ in axes)]
-
-    def times_read(axes: Axes, count: int) -> float:
-        return problem.times_read(problem.points(axes, count))
-
-    every = ranked(uncut, begin, classes, memory, problem.partial, times_read)
-    return [followed.axes for _, followed in every[:ATTEMPTS]]
+def _smallest(problem: Problem, way: Way, kept: int) -> Attempt:
+    """An attempt whose shards take little beside what is kept."""
+    followed = Followed(problem.uncut, way.axes, way.partial)
+    count = followed.fewest(kept / SMALL) or followed.most
+    program = problem.make(problem.points(way.axes, count), way.partial, way.keeps)
+    held = estimated(program, problem.uncut.in_loops)
+    return Attempt(way, count, program, held)
 
 
-def _kept_or_not(problem: Problem, axes: Axes) -> CutProgram:
-    """The function with these axes cut: with what costs the least time, if it fits.
-
-    Raises:
-      TooLittle: it does not fit.
-    """
-    refused: list[TooLittle] = []
-    kept: CutProgram | None = None
-    try:
-        kept = _fitted(problem, axes, problem.partial, keeps=True)
-    except TooLittle as error:
-        refused.append(error)
-    if kept is not None and kept.num_shards <= MANY_SHARDS:
-        return kept
-    # What is kept may leave room for tiny shards only.
-    if (kept or refused[0].program).analysis.costly:
-        try:
-            again = _fitted(problem, axes, problem.partial, keeps=False)
-        except TooLittle as error:
-            refused.append(error)
-        else:
-            return min(filter(None, (again, kept)), key=lambda made: made.num_shards)
-    if kept is not None:
-        return kept
-    # In self-attention, say, sums over the keys keep the product for a later stage.
-    if problem.partial and len(refused[-1].program.stages) > 1:
-        try:
-            return _fitted(problem, axes, partial=False, keeps=False)
-        except TooLittle as error:
-            refused.append(error)
-    raise min(refused, key=lambda error: error.least.bytes)
-
-
-def _as_it_is(problem: Problem, given: Axes) -> CutProgram:
-    """The function with the cuts that are given, and no others.
-
-    Raises:
-      TooLittle: it does not fit, or it would take long to find out.
-    """
-    asked = problem.points(given, 1)
-    is_cut = any(points for row in asked for points in row)
-    for keeps in (True, False) if is_cut else (True,):
-        program = problem.make(asked, problem.partial, keeps)
-        least = estimated(program, problem.uncut.in_loops)
-        if is_cut or _may_fit(problem, program, least):
-            problem.tell("as it is")
-            took = problem.took(program)
-            if took <= problem.memory:
-                return program
-            least = least._replace(bytes=took)
-    raise TooLittle(least, given, 1 if given or not is_cut else 0, program)
-
-
-def _may_fit(problem: Problem, program: CutProgram, least: Peak) -> bool:
-    """Whether a function that is not cut might fit, and compiles in a short time."""
-    steps, room = 0, problem.memory
-    rules = program.analysis.rules
-    for stage in program.stages:
-        shard = largest_shard(stage)
-        results = {ref.slot for ref in shard.recipe.static.outs if ref is not None}
-        if problem.uncut.in_loops:
-            # A large result is made in the memory of the function's results.
-            room += sum(nbytes(each.value) for each in stage.results)
-        elif shard.moved > problem.memory:
-            return False
-        nodes = {node.number: node for node in stage.backwards}
-        for step in shard.recipe.static.steps:
-            node = nodes[step.node]
-            steps += 1
-            if rules[step.node].cheap or node.primitive in COMBINERS:
-                continue
-            for slot, out in enumerate(node.outs, step.first):
-                if slot not in results and nbytes(out) > room:
-                    return False
-    return steps <= QUICK or least.bytes <= problem.memory
-
-
-class _Tried(NamedTuple):
-    """A number of pieces, the program, and about what its shards hold."""
-
-    pieces: int
-    program: CutProgram
-    held: Peak
-
-
-def _fitted(problem: Problem, axes: Axes, partial: bool, keeps: bool) -> CutProgram:
-    """The function with these axes cut, in about the fewest pieces that fit.
-
-    Raises:
-      TooLittle: it does not fit.
-    """
-    tries = _Tries(problem, axes, partial, keeps)
-    most, count = tries.most, tries.count
-    below, room = 1, float(problem.memory)
-    found: CutProgram | None = None
-    least: _Tried | None = None
-    for _ in range(COMPILES + 1):
-        tried = tries.fewest(count, below, room)
-        if tried.held.bytes > HOPELESS * max(room, problem.memory):
-            least = least or tried
-            break
-        if tried.program is found:
-            break
-        took = problem.took(tried.program)
-        estimate = max(tried.held.bytes, 1)
-        if took <= problem.memory:
-            found = tried.program
-            if took >= ROOMY * problem.memory or tried.pieces - below <= 1:
-                break
-            room = estimate * problem.memory / max(took, 1)
-            count = max(math.ceil(tried.pieces * took / problem.memory), below + 1)
-            if count > 0.9 * tried.pieces:
-                break
-        elif found is not None:
-            break
-        else:
-            held = tried.held._replace(bytes=took)
-            if took > estimate and took - estimate > held.largest:
-                text = "scratch memory of XLA's kernels"
-                held = Peak(took, took - estimate, text)
-            if least is None or took < least.held.bytes:
-                least = tried._replace(held=held)
-            if tried.pieces >= most:
-                break
-            below = tried.pieces
-            # Kernels may take as much for shorter pieces.
-            room = problem.memory - (took - estimate)
-            if room < problem.memory / 4:
-                room = estimate * problem.memory / took
-            count = min(math.ceil(1.1 * below * took / problem.memory), most)
-            count = max(min(count, 16 * below), below + 1)
-    if found is None:
-        assert least is not None
-        raise TooLittle(least.held, axes, least.pieces, least.program)
-    return found
-
-
-class _Tries:
-    """Programs of one way to cut a function, by the number of pieces.
+class _Search:
+    """The attempts to cut a function so that it fits.
 
     Attributes:
-      most: the most pieces.
-      count: about the fewest that fit.
+      attempts: what was cut so far.
     """
 
-    def __init__(
-        self, problem: Problem, axes: Axes, partial: bool, keeps: bool
-    ) -> None:
-        self._problem, self._axes = problem, axes
-        self.most = min(problem.uncut.most(axes), MOST_PIECES)
-        followed = Followed(problem.uncut, axes, partial)
-        self.count = min(followed.fewest(problem.memory) or self.most, self.most)
-        self._manner = partial, keeps
-        self._known: dict[int, _Tried] = {}
+    def __init__(self, problem: Problem) -> None:
+        self.attempts: list[Attempt] = []
+        self._problem, self._memory = problem, problem.memory
+        self._analyses = self._compiles = 0
 
-    def at(self, count: int) -> _Tried:
-        if count not in self._known:
-            self._problem.tell(f"in {count:,} pieces")
-            asked = self._problem.points(self._axes, count)
-            program = self._problem.make(asked, *self._manner)
-            held = estimated(program, self._problem.uncut.in_loops)
-            self._known[count] = _Tried(count, program, held)
-        return self._known[count]
+    def run(self) -> Attempt | None:
+        """The first attempt that fits."""
+        given = frozenset(
+            (k, axis)
+            for k, row in enumerate(self._problem.asked)
+            for axis, points in enumerate(row)
+            if isinstance(points, Auto)
+        )
+        if fits := self._as_it_is(given):
+            return fits
+        ways: Sequence[Axes] = [given] if given else self._problem.ways(given)
+        for _ in range(MOST_AXES):
+            before = len(self.attempts)
+            for axes in ways:
+                if fits := self._cut(axes):
+                    return fits
+            if len(self.attempts) == before:
+                break
+            # What holds the least is cut along a further class.
+            least = min(self.attempts[before:], key=lambda attempt: attempt.bytes)
+            ways = self._problem.ways(least.way.axes)
+        return None
 
-    def fewest(self, count: int, below: int, room: float) -> _Tried:
-        """About the fewest pieces whose shards hold as little as ``room``.
+    def _as_it_is(self, given: Axes) -> Attempt | None:
+        """The function with the cuts that are given, and no others, if it fits."""
+        asked = self._problem.points(given, 1)
+        is_cut = any(points for row in asked for points in row)
+        for keeps in (True, False) if is_cut else (True,):
+            way = Way(given, self._problem.partial, keeps)
+            attempt = self._estimated(way, int(bool(given) or not is_cut))
+            if is_cut or self._may_fit(attempt):
+                attempt = self._compiled(attempt)
+            self.attempts.append(attempt)
+            if self._fits(attempt):
+                return attempt
+        return None
+
+    def _may_fit(self, whole: Attempt) -> bool:
+        """Whether a function that is not cut may fit, and compiles in a short time."""
+        graph, rules = whole.program.graph, whole.program.analysis.rules
+        room = self._memory
+        if self._problem.uncut.in_loops:
+            # A large result is made in the memory of the function's results.
+            room += sum(nbytes(v) for v in graph.outputs if isinstance(v, Value))
+        stored = (
+            nbytes(value)
+            for node in graph.nodes
+            if not (rules[node.number].cheap or node.primitive in COMBINERS)
+            for value in node.outs
+            if value not in graph.outputs
+        )
+        is_quick = len(graph.nodes) <= QUICK or whole.bytes <= self._memory
+        return is_quick and max(stored, default=0) <= room
+
+    def _cut(self, axes: Axes) -> Attempt | None:
+        """The function with these axes cut, in about the fewest pieces that fit."""
+        way = Way(axes, self._problem.partial, keeps=True)
+        followed = Followed(self._problem.uncut, axes, way.partial)
+        # Where no number is seen to fit, what the whole holds is divided.
+        share = math.ceil(self.attempts[0].bytes / self._memory)
+        count = followed.fewest(self._memory) or min(share, followed.most)
+        program = self._made(way, count)
+        costly = bool(program.analysis.costly)
+        # What costs time is kept for later stages, where this leaves room for shards.
+        if not costly or 2 * most_kept(program).bytes <= self._memory:
+            if fits := self._fewest(way, followed, count, program):
+                return fits
+        if costly:
+            way = way._replace(keeps=False)
+            program = self._made(way, count)
+            if fits := self._fewest(way, followed, count, program):
+                return fits
+        # In self-attention, say, sums over the keys keep the product for a later stage.
+        if way.partial and 2 * most_kept(program).bytes > self._memory:
+            way = Way(axes, partial=False, keeps=False)
+            followed = Followed(self._problem.uncut, axes, way.partial)
+            fewest = followed.fewest(self._memory)
+            if fewest is not None:
+                return self._fewest(way, followed, fewest, self._made(way, fewest))
+        return None
+
+    def _fewest(
+        self, way: Way, followed: Followed, count: int, program: CutProgram
+    ) -> Attempt | None:
+        """An attempt that fits, in about the fewest pieces.
 
         Args:
-          count: the number that is tried first.
-          below: a number that is too small.
-          room: the bytes.
+          way: how the function is cut.
+          followed: these cuts.
+          count: the number of pieces that is tried first.
+          program: the function in so many pieces.
         """
-        fits: _Tried | None = None
-        before: _Tried | None = None
-        begin = below
-        for _ in range(ESTIMATES):
-            tried = self.at(count)
-            if tried.held.bytes <= room:
-                fits = tried
-                if count - below <= max(1, count // 16):
+        kept = most_kept(program)
+        if kept.bytes > self._memory:
+            # It is as much in any number of pieces.
+            self.attempts.append(Attempt(way, count, program, kept))
+            return None
+        fits: Attempt | None = None
+        tried: dict[int, int] = {}
+        while True:
+            attempt = self._estimated(way, count, program)
+            if attempt.bytes <= DOUBTFUL * self._memory:
+                attempt = self._compiled(attempt)
+            self.attempts.append(attempt)
+            tried[count] = attempt.bytes
+            if self._fits(attempt):
+                fits = attempt
+                if attempt.bytes >= ROOMY * self._memory:
                     break
-            else:
-                below = count
-                if count >= self.most:
-                    break
-                if _is_as_large(tried, before, room):
-                    return min(tried, self.at(self.most), key=_bytes)
-                if _hardly_shrinks(tried, before, room):
-                    return tried
-            before = tried
-            # The bytes are about proportional to the length of a piece.
-            count = math.ceil(count * tried.held.bytes / max(room, 1))
-            if fits is None:
-                more = max(count, below + max(1, below // 4))
-                count = min(more, 16 * below, self.most)
-            elif below < count < fits.pieces - max(1, fits.pieces // 16):
-                pass
-            else:
+            elif fits or (attempt.took or 0) > HOPELESS * self.attempts[0].bytes:
                 break
-        if fits is None:
-            # More pieces may take more, as what many shards return is combined.
-            for count in SCANNED:
-                if begin < count < self.most:
-                    other = self.at(count)
-                    if _is_as_large(other, tried, room):
-                        return min(tried, other, key=_bytes)
-                    tried = min(tried, other, key=_bytes)
-                    if other.held.bytes <= room:
-                        return other
-        return fits or tried
+            pieces = _pieces(followed, tried, kept.bytes, self._memory)
+            if pieces is None or pieces in tried or len(tried) == TRIES:
+                break
+            count = pieces
+            program = self._made(way, count)
+        return fits
+
+    def _made(self, way: Way, count: int) -> CutProgram:
+        """The function in so many pieces."""
+        if self._analyses == ANALYSES:
+            raise _Spent
+        self._analyses += 1
+        self._problem.tell(f"in {count:,} pieces" if count > 1 else "as it is")
+        asked = self._problem.points(way.axes, count)
+        return self._problem.make(asked, way.partial, way.keeps)
+
+    def _estimated(
+        self, way: Way, count: int, program: CutProgram | None = None
+    ) -> Attempt:
+        program = program or self._made(way, 1)
+        held = estimated(program, self._problem.uncut.in_loops)
+        return Attempt(way, count, program, held)
+
+    def _compiled(self, attempt: Attempt) -> Attempt:
+        if self._compiles == COMPILES:
+            raise _Spent
+        self._compiles += 1
+        took = self._problem.took(attempt.program, self._memory)
+        return attempt._replace(took=took)
+
+    def _fits(self, attempt: Attempt) -> bool:
+        return attempt.took is not None and attempt.took <= self._memory
 
 
-def _bytes(tried: _Tried) -> int:
-    return tried.held.bytes
+def _pieces(
+    followed: Followed, tried: Mapping[int, int], kept: int, memory: int
+) -> int | None:
+    """About the fewest pieces that fit; None if no number seems to.
 
+    Shards take a constant, at least what is kept, and as many times more than is
+    followed. Two numbers of pieces give both.
 
-def _is_as_large(tried: _Tried, before: _Tried | None, room: float) -> bool:
-    """Whether a value that is too large is as large as it was in fewer pieces."""
-    is_too_large = tried.held.largest > room
-    return is_too_large and before is not None and before.held[1:] == tried.held[1:]
-
-
-def _hardly_shrinks(tried: _Tried, before: _Tried | None, room: float) -> bool:
-    """Whether two numbers of pieces show that no other fits.
-
-    Shards hold about a constant, and besides what is divided among the pieces. If they
-    hold more in more pieces, these combine what many shards return.
+    Args:
+      followed: the cuts.
+      tried: the numbers of pieces -> the bytes that they take.
+      kept: the bytes that are kept.
+      memory: the bytes that they may take.
     """
-    if before is None:
-        return False
-    fewer, more = sorted((before, tried), key=lambda each: each.pieces)
-    if more.held.bytes > 1.05 * fewer.held.bytes:
-        return False
-    in_all = more.pieces * more.held.bytes - fewer.pieces * fewer.held.bytes
-    return in_all > HOPELESS * room * (more.pieces - fewer.pieces)
+    (count, took), *before = reversed([*tried.items()])
+    held = followed.held(count)
+    times, constant = (took - kept) / max(held, 1), float(kept)
+    for fewer, other in before[:1]:
+        if fewer < count and took > HOPELESS * other:
+            return None
+        if (more := followed.held(fewer)) != held:
+            times = max((other - took) / (more - held), 0)
+            constant = took - times * held
+    pieces = followed.fewest((memory - constant) / max(times, 1e-9))
+    if pieces is None or pieces in tried:
+        # Of what is followed, a part is the constant: what is kept.
+        pieces = math.ceil(count * (took - kept) / max(memory - kept, 1))
+    too_few = max((n for n, taken in tried.items() if taken > memory), default=0)
+    return min(max(pieces, too_few + math.ceil(too_few / 8)), followed.most)
 
 
-def _refusal(problem: Problem, refused: TooLittle) -> str:
+def _refusal(problem: Problem, refused: Attempt) -> str:
     """Names the least that any way takes, and what would help."""
-    least, count = refused.least, refused.count
+    (largest, shape, source, is_kept), count = refused.held[1:], refused.pieces
+    if refused.bytes > 2 * refused.held.bytes:
+        largest = refused.bytes - refused.held.bytes
+        shape, source, is_kept = "scratch memory of XLA's kernels", "", False
     pieces, remedy = "as a whole", "" if problem.finds else ", or cut other axes"
     if count > 1:
         pieces = f"in {count:,} pieces"
     elif not count:
         pieces = "in the pieces that in_slices gives"
         remedy = ", or cut into more pieces: AUTO is as many as it takes"
-    place = f" made at {least.source}" if least.source else ""
-    if least.is_kept:
+    place = f" made at {source}" if source else ""
+    if is_kept:
         place += ", kept for later stages"
-        if least.largest > IN_MEMORY and not problem.uncut.in_loops:
+        if largest > IN_MEMORY and not problem.uncut.in_loops:
             remedy += ", or a folder as scratch"
-    value = f", of it {size(least.largest)} in {least.shape}{place}"
-    exact = f" ({least.bytes:,} bytes)" if least.bytes >= 1024 else ""
-    held = f"{size(least.bytes)}{exact} at once" + value * bool(least.largest)
-    enough = math.ceil(1.02 * least.bytes)  # Other pieces may take a little more.
+    value = f", of it {size(largest)} in {shape}{place}" if largest else ""
+    exact = f" ({refused.bytes:,} bytes)" if refused.bytes >= 1024 else ""
+    enough = math.ceil(1.02 * refused.bytes)  # Other pieces may take a little more.
     return (
         f"memory={size(problem.memory)} is too little: {pieces} the function still "
-        f"holds {held}. Pass memory={enough} or more{remedy}."
+        f"holds {size(refused.bytes)}{exact} at once{value}. "
+        f"Pass memory={enough} or more{remedy}."
     )
