@@ -33,6 +33,9 @@ COMPILES = 8
 WAYS = 3
 """The classes that are cut, of those that are ranked."""
 
+FURTHER = 2
+"""Those of them that are cut in addition to others, of which shards compile slowly."""
+
 MOST_AXES = 3
 """The most classes that are cut together, as the pieces of all of them multiply."""
 
@@ -234,7 +237,7 @@ class _Search:
                 break
             # What holds the least is cut along a further class.
             least = min(self.attempts[before:], key=lambda attempt: attempt.bytes)
-            ways = self._problem.ways(least.way.axes)
+            ways = self._problem.ways(least.way.axes)[:FURTHER]
         return None
 
     def _as_it_is(self, given: Axes) -> Attempt | None:
