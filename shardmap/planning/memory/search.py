@@ -4,7 +4,8 @@ The function as it is comes first. Then the loop classes are ranked, see `loops`
 the best three are cut; if none fits, the one that holds the least is cut along a
 further class. An estimate gives the number of pieces, and XLA, which compiles the
 largest shards, is the judge. A search analyses at most `ANALYSES` cut functions and
-compiles at most `COMPILES` of them. Then it refuses, and tells the least that it saw.
+compiles at most `COMPILES` of them. Then it refuses, and tells the least that it saw,
+for which it compiles at most `REFUSALS` more.
 """
 
 import math
@@ -46,8 +47,10 @@ DOUBTFUL = 1.25
 """Estimates may be so many times what XLA takes: it is asked up to there."""
 
 HOPELESS = 0.95
-"""More pieces that take more than this part of what fewer ones take do not help, nor
-do cuts that take more than this part of what the function takes as it is."""
+"""More pieces that take more than this part of what fewer ones take do not help."""
+
+REFUSALS = 3
+"""How many more are compiled to tell what is enough."""
 
 ROOMY = 0.6
 """Shards that take less than this part of the memory are made larger, once or twice."""
@@ -185,15 +188,22 @@ def program_within(problem: Problem) -> CutProgram:
 
 def _least(problem: Problem, attempts: list[Attempt]) -> Attempt:
     """What takes the least, compiled: what is told is enough, not an estimate."""
-    while True:
+    compiled = 0
+    while compiled < REFUSALS:
         least = min(attempts, key=lambda attempt: attempt.bytes)
-        kept = most_kept(least.program).bytes
-        if kept <= problem.memory or least.bytes > kept:
-            break
-        # Only what it keeps is known, for which it need not be cut into so few pieces.
+        if least.took is not None:
+            return least
         attempts.remove(least)
-        attempts.append(_smallest(problem, least.way, kept))
-    return least._replace(took=problem.took(least.program, math.inf))
+        kept = most_kept(least.program).bytes
+        if least.bytes <= kept:
+            # Only what it keeps is known, for which it need not be in so few pieces.
+            attempts.append(_smallest(problem, least.way, kept))
+        else:
+            took = problem.took(least.program, math.inf)
+            attempts.append(least._replace(took=took))
+            compiled += 1
+    every = (attempt for attempt in attempts if attempt.took is not None)
+    return min(every, key=lambda attempt: attempt.bytes)
 
 
 def _smallest(problem: Problem, way: Way, kept: int) -> Attempt:
@@ -202,7 +212,7 @@ def _smallest(problem: Problem, way: Way, kept: int) -> Attempt:
     count = followed.fewest(kept / SMALL) or followed.most
     program = problem.make(problem.points(way.axes, count), way.partial, way.keeps)
     held = estimated(program, problem.uncut.in_loops)
-    return Attempt(way, count, program, held)
+    return Attempt(way, count, program, held._replace(bytes=max(held.bytes, kept + 1)))
 
 
 class _Search:
@@ -315,18 +325,20 @@ class _Search:
             self.attempts.append(Attempt(way, count, program, kept))
             return None
         fits: Attempt | None = None
-        tried: dict[int, int] = {}
+        tried: dict[int, float] = {}
+        scale = 1.0  # What XLA takes of what is estimated.
         while True:
             attempt = self._estimated(way, count, program)
-            if attempt.bytes <= DOUBTFUL * self._memory:
+            if scale * attempt.bytes <= DOUBTFUL * self._memory:
                 attempt = self._compiled(attempt)
+                scale = attempt.bytes / max(attempt.held.bytes, 1)
             self.attempts.append(attempt)
-            tried[count] = attempt.bytes
+            tried[count] = scale * attempt.held.bytes
             if self._fits(attempt):
                 fits = attempt
                 if attempt.bytes >= ROOMY * self._memory:
                     break
-            elif fits or (attempt.took or 0) > HOPELESS * self.attempts[0].bytes:
+            elif fits:
                 break
             pieces = _pieces(followed, tried, kept.bytes, self._memory)
             if pieces is None or pieces in tried or len(tried) == TRIES:
@@ -363,7 +375,7 @@ class _Search:
 
 
 def _pieces(
-    followed: Followed, tried: Mapping[int, int], kept: int, memory: int
+    followed: Followed, tried: Mapping[int, float], kept: int, memory: int
 ) -> int | None:
     """About the fewest pieces that fit; None if no number seems to.
 
