@@ -294,6 +294,9 @@ class _Search:
         if not costly or 2 * most_kept(program).bytes <= self._memory:
             if fits := self._fewest(way, followed, count, program):
                 return fits
+            # More pieces may keep more.
+            program = self.attempts[-1].program
+            costly = bool(program.analysis.costly)
         if costly:
             way = way._replace(keeps=False)
             program = self._made(way, count)
