@@ -396,7 +396,8 @@ def _pieces(
     times, constant = (took - kept) / max(held, 1), float(kept)
     for fewer, other in before[:1]:
         if fewer < count and took > HOPELESS * other:
-            return None
+            # A few more pieces may need one more stage.
+            return min(4 * count, followed.most) if count < 2 * fewer else None
         if (more := followed.held(fewer)) != held:
             times = max((other - took) / (more - held), 0)
             constant = took - times * held
