@@ -63,8 +63,8 @@ def test_memory_is_that_of_the_machine():
     assert equation.params["batch_size"] is None
 
     pieces, x = (
-        sm.chunked(attention, memory="4 MB"),
-        jax.ShapeDtypeStruct((4096, 64), F32),
+        sm.chunked(attention, memory="16 MB"),
+        jax.ShapeDtypeStruct((2**14, 64), F32),
     )
     there, here = (
         sm.explain(lambda x: pieces(x, x), devices=machine)(x)

@@ -332,7 +332,7 @@ class _Search:
         scale = 1.0  # What XLA takes of what is estimated.
         while True:
             attempt = self._estimated(way, count, program)
-            if scale * attempt.bytes <= DOUBTFUL * self._memory:
+            if fits or scale * attempt.bytes <= DOUBTFUL * self._memory:
                 attempt = self._compiled(attempt)
                 scale = attempt.bytes / max(attempt.held.bytes, 1)
             self.attempts.append(attempt)
@@ -341,10 +341,10 @@ class _Search:
                 fits = attempt
                 if attempt.bytes >= ROOMY * self._memory:
                     break
-            elif fits:
-                break
             pieces = _pieces(followed, tried, kept.bytes, self._memory)
             if pieces is None or pieces in tried or len(tried) == TRIES:
+                break
+            if fits and pieces >= fits.pieces:
                 break
             count = pieces
             program = self._made(way, count)
@@ -406,7 +406,7 @@ def _pieces(
         # Of what is followed, a part is the constant: what is kept.
         pieces = math.ceil(count * (took - kept) / max(memory - kept, 1))
     too_few = max((n for n, taken in tried.items() if taken > memory), default=0)
-    return min(max(pieces, too_few + math.ceil(too_few / 8)), followed.most)
+    return min(max(pieces, too_few + math.ceil(too_few / 8), 1), followed.most)
 
 
 def _refusal(problem: Problem, refused: Attempt) -> str:
