@@ -84,11 +84,11 @@ def largest_shard(stage: Stage) -> LargestShard:
 def _largest_shards(stage: Stage) -> list[LargestShard]:
     """The largest shards that compute something different, the largest first."""
     if stage not in _LARGEST:
-        found = [_shard(stage, number) for number in sample(stage)]
-        found.sort(key=lambda each: -(each.moved + each.held.bytes))
-        distinct = {each.recipe.static: each for each in reversed(found)}
-        found = [each for each in found if distinct[each.recipe.static] is each]
-        _LARGEST[stage] = found[:COMPILED]
+        shards = [_shard(stage, number) for number in sample(stage)]
+        shards.sort(key=lambda each: -(each.moved + each.held.bytes))
+        distinct = {each.recipe.static: each for each in reversed(shards)}
+        shards = [each for each in shards if distinct[each.recipe.static] is each]
+        _LARGEST[stage] = shards[:COMPILED]
     return _LARGEST[stage]
 
 
@@ -148,8 +148,8 @@ def _held(stage: Stage, static: StaticRecipe) -> Peak:
     most, largest = Lines(lines, ends).most(
         size_of, lambda line: inside(line.node) * shares[line.outs[0]]
     )
-    found: Any = largest
-    return described(most, *values.get(found, (None, None)))
+    slot_of_largest: Any = largest
+    return described(most, *values.get(slot_of_largest, (None, None)))
 
 
 def estimated(cut_program: CutProgram, in_loops: bool) -> Peak:
@@ -190,14 +190,14 @@ def most_kept(cut_program: CutProgram) -> Peak:
 
 
 def _with_reads(shard: LargestShard) -> Peak:
-    found = shard.held.plus(shard.moved)
+    peak = shard.held.plus(shard.moved)
     if not shard.recipe.reads:
-        return found
+        return peak
     value, box = max(shard.recipe.reads, key=lambda each: box_bytes(*each))
-    if found.largest >= box_bytes(value, box):
-        return found
+    if peak.largest >= box_bytes(value, box):
+        return peak
     shape = value.aval.update(shape=shape_of(box)).str_short()
-    return Peak(found.bytes, box_bytes(value, box), shape)
+    return Peak(peak.bytes, box_bytes(value, box), shape)
 
 
 def temporaries(cut_program: CutProgram, stage: Stage) -> int:
@@ -216,8 +216,8 @@ def _temporaries(cut_program: CutProgram, stage: Stage, shard: LargestShard) -> 
             avals = arg_avals(shard.recipe)
             analysis = function.lower(*avals).compile().memory_analysis()
         known[key] = None if analysis is None else int(analysis.temp_size_in_bytes)
-    found = known[key]
-    return shard.held.bytes if found is None else found
+    measured = known[key]
+    return shard.held.bytes if measured is None else measured
 
 
 def _computation(stage: Stage, static: StaticRecipe) -> Any:
@@ -265,8 +265,8 @@ def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
     """The bytes held in memory while a stage runs, besides arguments and results."""
-    made = [result.value for result in cut_program.stages[place].results]
-    folds = sum(depth(cut_program.parts[v]) * nbytes(v) for v in made)
+    values = [result.value for result in cut_program.stages[place].results]
+    folds = sum(depth(cut_program.parts[v]) * nbytes(v) for v in values)
     return sum(map(nbytes, _kept(cut_program, place, in_scratch=False))) + folds
 
 

@@ -288,7 +288,7 @@ class _Search:
         # Where no number is seen to fit, what the whole holds is divided.
         share = math.ceil(self.attempts[0].bytes / self._memory)
         count = followed.fewest(self._memory) or min(share, followed.most)
-        program = self._made(way, count)
+        program = self._program(way, count)
         costly = bool(program.analysis.costly)
         # What costs time is kept for later stages, where this leaves room for shards.
         if not costly or 2 * most_kept(program).bytes <= self._memory:
@@ -299,7 +299,7 @@ class _Search:
             costly = bool(program.analysis.costly)
         if costly:
             way = way._replace(keeps=False)
-            program = self._made(way, count)
+            program = self._program(way, count)
             if fits := self._fewest(way, followed, count, program):
                 return fits
         # In self-attention, say, sums over the keys keep the product for a later stage.
@@ -308,7 +308,7 @@ class _Search:
             followed = Followed(self._problem.uncut, axes, way.partial)
             fewest = followed.fewest(self._memory)
             if fewest is not None:
-                return self._fewest(way, followed, fewest, self._made(way, fewest))
+                return self._fewest(way, followed, fewest, self._program(way, fewest))
         return None
 
     def _fewest(
@@ -347,10 +347,10 @@ class _Search:
             if fits and pieces >= fits.pieces:
                 break
             count = pieces
-            program = self._made(way, count)
+            program = self._program(way, count)
         return fits
 
-    def _made(self, way: Way, count: int) -> CutProgram:
+    def _program(self, way: Way, count: int) -> CutProgram:
         """The function in so many pieces."""
         if self._analyses == ANALYSES:
             raise _Spent
@@ -362,7 +362,7 @@ class _Search:
     def _estimated(
         self, way: Way, count: int, program: CutProgram | None = None
     ) -> Attempt:
-        program = program or self._made(way, 1)
+        program = program or self._program(way, 1)
         held = estimated(program, self._problem.uncut.in_loops)
         return Attempt(way, count, program, held)
 
