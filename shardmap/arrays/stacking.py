@@ -4,19 +4,16 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
 from shardmap._jax.context import without_mesh
 from shardmap._jax.types import Aval, Axes, PyTree, TreeDef, Value
 from shardmap.arrays import array_likes, placement, processes, trees
-from shardmap.arrays.on_device import operand, program
-from shardmap.arrays.running import map_jit
 from shardmap.sharding.mesh import check_devices, too_few_devices
 from shardmap.sharding.spec import (
     Chunked,
@@ -140,16 +137,9 @@ def device_put_replicated(
             for leaf, k in zip(leaves, axes, strict=True)
         ]
         return jax.tree.unflatten(tree, stacked)
-    # All arrays are put at once, and all leaves that are on the host.
-    of_jax = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-    others = [k for k in range(len(leaves)) if k not in set(of_jax)]
-    copied: dict[int, jax.Array] = {}
     with _outside_of_programs():
-        for put, which in ((_copy_arrays, of_jax), (_copy_from_host, others)):
-            chosen = tuple(axes[k] for k in which)
-            arrays = put([leaves[k] for k in which], chosen, size, devices)
-            copied.update(zip(which, arrays, strict=True))
-    return jax.tree.unflatten(tree, [copied[k] for k in range(len(leaves))])
+        arrays = _copies_on_devices(leaves, axes, size, devices)
+    return jax.tree.unflatten(tree, arrays)
 
 
 def _has_tracers(leaves: Sequence[Value]) -> bool:
@@ -182,130 +172,48 @@ def _stack_on_devices(
     columns: Sequence[Sequence[Any]], axes: Sequence[int], devices: Devices
 ) -> list[jax.Array]:
     """An array of each column, whose leaf ``k`` is on device ``k``."""
-    arrays: list[Any] = [None] * len(columns)
-    of_jax = []
-    for c, (column, axis) in enumerate(zip(columns, axes, strict=True)):
-        if any(isinstance(leaf, jax.Array) for leaf in column):
-            of_jax.append(c)
-        else:
-            arrays[c] = _stack_from_host(column, axis, devices)
-    # All leaves move at once, and one program for each device expands its leaves.
-    there = [SingleDeviceSharding(device) for device in devices for _ in of_jax]
-    leaves = [columns[c][k] for k in range(len(devices)) for c in of_jax]
-    moved = iter(_moved(leaves, there))
-    expand = _Expand(tuple(axes[c] for c in of_jax))
-    parts: list[list[jax.Array]] = []
-    for device in devices if of_jax else ():
-        rows = list(itertools.islice(moved, len(of_jax)))
-        parts.append(program(device, expand, tuple(map(operand, rows)))(*rows))
-    for c, column in zip(of_jax, zip(*parts, strict=True), strict=True):
-        shape = np.shape(columns[c][0])
-        arrays[c] = jax.make_array_from_single_device_arrays(
-            _with_axis(shape, axes[c], len(devices)),
-            _sharding(axes[c], len(devices), devices),
-            list(column),
-        )
-    return arrays
-
-
-def _moved(leaves: list[Any], shardings: Sequence[Sharding]) -> list[Any]:
-    """The leaves on these devices; those of this process's arrays in one call."""
-    which = [
-        k
-        for k, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True))
-        if isinstance(leaf, jax.Array)
-        and leaf.is_fully_addressable
-        and placement.is_misplaced(leaf, sharding, uncommitted=True)
+    parts = [
+        _with_new_axis(leaf, axis)
+        for column, axis in zip(columns, axes, strict=True)
+        for leaf in column
     ]
-    chosen = [leaves[k] for k in which], [shardings[k] for k in which]
-    for k, leaf in zip(which, jax.device_put(*chosen), strict=True):
-        leaves[k] = leaf
-    return placement.place(leaves, shardings, uncommitted=True)
-
-
-def _stack_from_host(column: Sequence[Any], axis: int, devices: Devices) -> jax.Array:
-    first = _on_host(column[0])
-
-    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None
-        leaf = column[index[axis].start or 0]
-        return np.expand_dims(np.asarray(leaf, first.dtype), axis)
-
-    return jax.make_array_from_callback(
-        _with_axis(first.shape, axis, len(devices)),
-        _sharding(axis, len(devices), devices),
-        shard,
-    )
-
-
-@dataclass(frozen=True)
-class _Expand:
-    """A program that gives each array a new axis of size 1."""
-
-    axes: tuple[int, ...]
-
-    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return [
-            jax.lax.expand_dims(array, (axis,))
-            for array, axis in zip(arrays, self.axes, strict=True)
-        ]
-
-
-def _copy_from_host(
-    leaves: Sequence[Any], axes: Axes, size: int, devices: Devices
-) -> Sequence[jax.Array]:
-    """Copies of NumPy arrays and scalars on all devices."""
-    arrays = list(map(_on_host, leaves))
-    shapes = [_with_axis(a.shape, k, size) for a, k in zip(arrays, axes, strict=True)]
-    shardings = [_sharding(k, size, devices) for k in axes]
-    shards = [
-        array if k is None else np.expand_dims(array, k)
-        for array, k in zip(arrays, axes, strict=True)
-    ]
-    if not processes.several(devices):
-        # A broadcast takes no memory, and JAX cuts each shard from it as a view.
-        return jax.device_put(list(map(np.broadcast_to, shards, shapes)), shardings)
-    # `jax.device_put` would compare the values of all processes.
-    here = [d for d in devices if d.process_index == jax.process_index(d.client)]
+    put = iter(jax.device_put(parts, [*devices] * len(columns)))
     return [
         jax.make_array_from_single_device_arrays(
-            shape, sharding, jax.device_put([shard] * len(here), here)
+            _with_axis(np.shape(column[0]), axis, len(devices)),
+            _sharding(axis, len(devices), devices),
+            list(itertools.islice(put, len(devices))),
         )
-        for shape, sharding, shard in zip(shapes, shardings, shards, strict=True)
+        for column, axis in zip(columns, axes, strict=True)
     ]
 
 
-def _copy_arrays(
-    leaves: Sequence[jax.Array], axes: Axes, size: int, devices: Devices
-) -> Sequence[jax.Array]:
-    """Copies of arrays on all devices, from device to device."""
+def _copies_on_devices(
+    leaves: Sequence[Any], axes: Axes, size: int, devices: Devices
+) -> list[jax.Array]:
+    """Copies of each leaf on all devices, which are the rows of an array."""
+    parts = list(map(_with_new_axis, leaves, axes))
     everywhere = [_sharding(None, size, devices)] * len(leaves)
-    copies = placement.place(leaves, everywhere, uncommitted=True)
-    if None in axes or not copies:
-        return copies
-    results: Sequence[jax.Array] = _expanding(axes, size, devices)(*copies)
-    return results
+    copies = placement.place(parts, everywhere, uncommitted=True)
+    return [
+        copy
+        if axis is None
+        else jax.make_array_from_single_device_arrays(
+            _with_axis(np.shape(leaf), axis, size),
+            _sharding(axis, size, devices),
+            [shard.data for shard in copy.addressable_shards],
+        )
+        for leaf, axis, copy in zip(leaves, axes, copies, strict=True)
+    ]
 
 
-@functools.lru_cache(maxsize=1024)
-def _expanding(axes: tuple[Any, ...], size: int, devices: Devices) -> Any:
-    """A program that cuts arrays along a new axis, of which all devices have copies."""
-
-    def expand(*arrays: jax.Array) -> list[jax.Array]:
-        return [
-            jnp.broadcast_to(
-                jnp.expand_dims(array, axis), _with_axis(array.shape, axis, size)
-            )
-            for array, axis in zip(arrays, axes, strict=True)
-        ]
-
-    shardings = [_sharding(axis, size, devices) for axis in axes]
-    return map_jit(expand, devices, communicates=False, out_shardings=shardings)
-
-
-def _on_host(leaf: Value) -> np.ndarray:
-    """A scalar or array-like as NumPy array, of the dtype it has on devices."""
-    return np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
+def _with_new_axis(leaf: Value, axis: int | None) -> Any:
+    """A leaf with a new axis of size 1, where it is: on the host or on devices."""
+    if isinstance(leaf, jax.Array):
+        return leaf if axis is None else jnp.expand_dims(leaf, axis)
+    # A scalar or array-like, of the dtype that it has on devices.
+    array = np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
+    return array if axis is None else np.expand_dims(array, axis)
 
 
 @contextlib.contextmanager
