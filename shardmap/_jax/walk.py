@@ -196,7 +196,7 @@ def rewrite_in_context(
         for equation in jaxpr.eqns:
             changed = change(with_params(equation, context), context)
             new += changed if isinstance(changed, list) else [changed]
-        if not _are_same(jaxpr.eqns, new):
+        if not are_same(jaxpr.eqns, new):
             effects = effects_after(jaxpr, jaxpr.eqns, new)
             jaxpr = jaxpr.replace(eqns=new, effects=effects)
         return finish(jaxpr, context)
@@ -209,7 +209,7 @@ def rewrite_in_context(
         if (there := inside(equation, context)) is None:
             return equation
         new = {key: rewritten_param(value, there) for key, value in params.items()}
-        if _are_same(params.values(), new.values()):
+        if are_same(params.values(), new.values()):
             return equation
         effects = effects_after(equation, before, jaxprs_in(new))
         return equation.replace(params=new, effects=effects)
@@ -217,7 +217,7 @@ def rewrite_in_context(
     def rewritten_param(value: Any, context: Any) -> Any:
         if isinstance(value, tuple):
             items = [rewritten_param(item, context) for item in value]
-            if _are_same(value, items):
+            if are_same(value, items):
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, jex_core.Jaxpr):
@@ -233,7 +233,8 @@ def rewrite_in_context(
     return rewritten_param(jaxpr, context)
 
 
-def _are_same(before: Iterable[Any], after: Iterable[Any]) -> bool:
+def are_same(before: Iterable[Any], after: Iterable[Any]) -> bool:
+    """Whether both have the same objects."""
     before, after = list(before), list(after)
     return len(before) == len(after) and all(map(operator.is_, before, after))
 

@@ -139,7 +139,10 @@ class ElementMap:
         )
         params = self._on_devices(params, is_top_level)
         if is_auto:
-            params = _with_batch_that_fits(params, cast(int, options.memory))
+            from shardmap.map.lowering.batch_size import batch_that_fits
+
+            batch_size = batch_that_fits(params, cast(int, options.memory))
+            params = dataclasses.replace(params, batch_size=batch_size)
         if params.mesh is not None and not tracing.inside_map():
             check_inside(params)
         call = Call(
@@ -268,14 +271,6 @@ class ElementMap:
 
 class UnmappedResultsDiffer(ValueError):
     """A result differs between elements, though its ``out_axes`` is None."""
-
-
-def _with_batch_that_fits(params: MapParams, memory: int) -> MapParams:
-    from shardmap.map.lowering.batch_size import batch_that_fits
-    from shardmap.planning.memory.held import peak_of
-
-    batch_size = batch_that_fits(params, memory, peak_of)
-    return dataclasses.replace(params, batch_size=batch_size)
 
 
 def _leaf_shardings(constants: Sequence[Value], params: MapParams) -> MapShardings:

@@ -1,11 +1,10 @@
 """Finds how many elements a device can vectorise in its memory."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol
+import math
+from typing import Any
 
 import jax
-import jax.extend.core
 from jax.sharding import Mesh
 
 from shardmap._jax.stages import is_compile_only
@@ -18,55 +17,35 @@ from shardmap.map.primitives.params import MapParams
 from shardmap.units import size
 
 PROBES = 4
-"""The most numbers of elements that are compiled besides one and all."""
+"""The most numbers of elements that are compiled besides one, two and all."""
 
 
-class Peak(Protocol):
-    """What is held at once, and of it the largest value and where it is made."""
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def largest(self) -> int: ...
-
-    @property
-    def shape(self) -> str: ...
-
-    @property
-    def source(self) -> str: ...
-
-
-def batch_that_fits(
-    params: MapParams, memory: int, peak_of: Callable[[Any], Peak]
-) -> int | None:
+def batch_that_fits(params: MapParams, memory: int) -> int | None:
     """The most elements at once whose temporary values fit, None for all.
 
     Args:
       params: of the map's equation.
       memory: the bytes that a device may hold besides its operands and results.
-      peak_of: what is held of a jaxpr, and its largest value.
 
     Raises:
       ValueError: not even one element fits.
     """
     block = params.axis.block
-    traced = functools.cache(lambda count: _traced(params, block, count))
-    device = _compile_only(params.mesh)
-    took = functools.cache(lambda count: _temporaries(*traced(count), device, peak_of))
+    took = functools.cache(lambda count: _temporaries(params, block, count))
     if took(block) <= memory:
         return None
     if took(1) > memory:
-        jaxpr, _ = traced(1)
-        one = peak_of(jaxpr)
-        place = f" made at {one.source}" if one.source else ""
+        needed = "more than the device has"
+        if took(1) < math.inf:
+            needed = size(int(took(1)))
         raise ValueError(
-            f"memory={size(memory)} is too little for {params}: one "
-            f"element holds {size(took(1))} at once besides its operands and results,"
-            f" of it {size(one.largest)} in {one.shape}{place}."
+            f"memory={size(memory)} is too little for {params}: one element holds "
+            f"{needed} at once besides its operands and results. Give more, or map "
+            "smaller elements."
         )
     # About a constant, and as much more for each element.
-    each = (took(block) - took(1)) / (block - 1)
+    count = block if took(block) < math.inf else 2
+    each = (took(count) - took(1)) / (count - 1)
     count = int(1 + (memory - took(1)) / max(each, 1))
     fits, below = 1, block
     for _ in range(PROBES):
@@ -87,12 +66,14 @@ def _compile_only(mesh: AnyMesh | None) -> jax.Device | None:
     return next(filter(is_compile_only, devices), None)
 
 
-def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[Any]]:
-    """What a device computes with this batch size, and the avals of its operands."""
-    jaxpr, in_axes = params.call_jaxpr, params.in_axes
+def _temporaries(params: MapParams, block: int, batch_size: int) -> float:
+    """The bytes that XLA takes besides operands and results with this batch size.
+
+    Infinity if the compiler refuses the program as too large.
+    """
     axis = AxisLayout(params.axis_name, block, batch_size=batch_size)
     context = Context.outermost(axis)
-    run = block_function(jaxpr, in_axes, params.out_axes, context)
+    jaxpr, in_axes = params.call_jaxpr, params.in_axes
     operands: list[Any] = []
     for var, in_axis in zip(jaxpr.invars, in_axes, strict=True):
         aval = aval_of(var)
@@ -100,16 +81,6 @@ def _traced(params: MapParams, block: int, batch_size: int) -> tuple[Any, list[A
         if in_axis is not None:
             shape.insert(in_axis, block)
         operands.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    return jax.make_jaxpr(run)(*operands), operands
-
-
-def _temporaries(
-    jaxpr: Any,
-    operands: list[Any],
-    device: jax.Device | None,
-    peak_of: Callable[[Any], Peak],
-) -> int:
-    """The bytes that XLA takes besides operands and results."""
-    function = jax.extend.core.jaxpr_as_fun(jaxpr)
-    told = temporary_bytes(function, operands, device)
-    return peak_of(jaxpr).bytes if told is None else told
+    run = block_function(jaxpr, in_axes, params.out_axes, context)
+    taken = temporary_bytes(run, operands, _compile_only(params.mesh))
+    return math.inf if taken is None else taken

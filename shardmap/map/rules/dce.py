@@ -9,7 +9,7 @@ from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dce, without_dead_code
 from shardmap._jax.types import Equation, Jaxpr
-from shardmap._jax.walk import per_jaxpr
+from shardmap._jax.walk import are_same, per_jaxpr
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
 
@@ -20,10 +20,14 @@ def _without_dead_code(
     used_outputs: tuple[bool, ...],
     axis_name: Hashable,
     axis_size: int,
-) -> tuple[Any, list[bool]]:
+) -> tuple[Any | None, list[bool]]:
+    """The jaxpr that is left, None if nothing is dropped; and its used inputs."""
     # JAX may type-check the new jaxpr.
     with bound_axes({axis_name: axis_size}):
-        return without_dead_code(jaxpr, used_outputs)
+        pruned, used_inputs = without_dead_code(jaxpr, used_outputs)
+    is_whole = all(used_outputs) and all(used_inputs)
+    is_same = is_whole and are_same(pruned.eqns, jaxpr.eqns)
+    return None if is_same else pruned, used_inputs
 
 
 def _dce_rule(
@@ -37,6 +41,8 @@ def _dce_rule(
     call_jaxpr, used_inputs = _without_dead_code(
         params.call_jaxpr, tuple(used_outputs), params.axis_name, params.axis_size
     )
+    if call_jaxpr is None:
+        return used_inputs, equation
     live = dataclasses.replace(
         params,
         call_jaxpr=call_jaxpr,

@@ -36,6 +36,14 @@ def test_dead_operands_and_results_leave_the_equation(spmap):
 
 
 @both_lowerings
+def test_an_equation_without_dead_code_stays_as_it_is(spmap):
+    fun = spmap(lambda x: spmap(lambda x: lax.psum(jnp.sin(x), "i"))(x), "i")
+    jaxpr = jax.make_jaxpr(fun)(X).jaxpr
+    pruned, _ = partial_eval.dce_jaxpr(jaxpr, [True])
+    assert pruned.eqns[0] is jaxpr.eqns[0]
+
+
+@both_lowerings
 def test_effects_are_not_dead(spmap):
     fun = spmap(lambda x: (jax.debug.print("{}", x), x * 2)[1])
     jaxpr = jax.make_jaxpr(fun)(X).jaxpr
