@@ -69,7 +69,6 @@ def in_stages(
     def of_piece(value: jax.Array, before: jax.Array) -> jax.Array:
         return kind.join(before, running(value)).astype(value.dtype)
 
-    selects = node.primitive in (p.cummax_p, p.cummin_p)
     totals = of_each_piece(
         graph,
         total,
@@ -77,7 +76,6 @@ def in_stages(
         ins=[axes],
         outs=[axes],
         edges={axis: edges},
-        selects=selects,
     )
     [rest] = graph.call(before, totals)
     window = WithinPiece(edges[-1], edges=edges, start=not reverse, stop=reverse)
@@ -89,7 +87,7 @@ def in_stages(
         function=of_piece,
         each=MANY,
     )
-    params = {"rule": rule, "selects": selects}
+    params = {"rule": rule}
     return graph.add(PIECES, params, [operand, rest], [operand.aval])
 
 

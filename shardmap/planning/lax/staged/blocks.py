@@ -25,7 +25,6 @@ def of_each_piece(
     starts: Sequence[Factor] = (),
     wholes: Mapping[Factor, Reason] | None = None,
     each: int = MANY,
-    selects: bool = False,
 ) -> list[Value]:
     """Adds a function of each piece to a graph, and a barrier after each result.
 
@@ -40,7 +39,6 @@ def of_each_piece(
       starts: the factors whose starts the function gets.
       wholes: the factors that are never cut.
       each: the approximate number of operations per element.
-      selects: whether results are elements of the operands.
 
     Returns:
       The results of all pieces. Cuts of axes that are not in pieces pass.
@@ -79,7 +77,7 @@ def of_each_piece(
         wholes=wholes,
         each=each,
     )
-    params = {"rule": rule, "selects": selects}
+    params = {"rule": rule}
     stopped = {*edges, *wholes}
     return [
         barrier(

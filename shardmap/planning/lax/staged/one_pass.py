@@ -93,7 +93,6 @@ def writers(
             edges=dict(edges),
             starts=pieces.axes,
             each=4,
-            selects=kind.plain in (p.reduce_max_p, p.reduce_min_p),
         )
 
     rewrites: dict[Node, Callable[[], Sequence[Operand] | None]] = {

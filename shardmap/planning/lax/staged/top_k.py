@@ -47,7 +47,6 @@ def in_stages(
         edges={axis: edges},
         starts=[axis],
         wholes={"k": CORE},
-        selects=True,
     )
     return graph.call(of_all, of_pieces)
 
