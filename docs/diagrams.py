@@ -225,14 +225,16 @@ def explained() -> str:
     document = sections.of_report(report)
     parallel, devices = document.blocks[0], document.blocks[-1]
     weight, _, rows = document.sections[1].blocks
-    blocks = (parallel, devices, weight, rows)
+    # Without the specs: a phone has no room for them.
+    cards = (dataclasses.replace(c, blocks=c.blocks[1:]) for c in (weight, rows))
+    blocks = (parallel, devices, *cards)
     top = dataclasses.replace(document, blocks=blocks, sections=())
     page = html.element(top).replace("<wbr>", "<wbr/>")
     page = page.replace("<style>", "<style><![CDATA[").replace(
         "</style>", "]]></style>"
     )
     page = page.replace("<div", '<div xmlns="http://www.w3.org/1999/xhtml"', 1)
-    width, height = 840, 752
+    width, height = 440, 830
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}">\n'

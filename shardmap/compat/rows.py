@@ -70,6 +70,12 @@ def elements_in(tree: ast.Module, resolve: Resolve) -> Iterator[tuple[int, str, 
             return is_result(node.value)
         return False
 
+    # The second index of each `y[2][0]`.
+    second = {
+        node.value: index
+        for node in nodes
+        if isinstance(node, ast.Subscript) and (index := _index(node.slice)) is not None
+    }
     has_maps = any(isinstance(node, ast.expr) and is_pmap(node) for node in nodes)
     for node in nodes:
         if isinstance(node, ast.Subscript):
@@ -77,6 +83,12 @@ def elements_in(tree: ast.Module, resolve: Resolve) -> Iterator[tuple[int, str, 
             if index is not None and is_result(node.value):
                 of = ast.unparse(node.value)
                 edit = f"{of}[{index}] -> shardmap.shard_of({of}, {index})"
+                if (then := second.get(node)) is not None:
+                    edit = (
+                        f"{of}[{index}][{then}] -> shardmap.shard_of({of}, {index})"
+                        f"[{then}]; if {of} is a tuple, shardmap.shard_of"
+                        f"({of}[{index}], {then})"
+                    )
                 yield node.lineno, "__getitem__", edit
         elif isinstance(node, ast.For | ast.comprehension) and is_result(node.iter):
             of = ast.unparse(node.iter)

@@ -67,7 +67,11 @@ def _positive(what: str, value: Any) -> int:
 
 def _as_code(value: Any) -> str:
     """The code that builds an entry or a spec: its type, and its fields by position."""
-    fields = [repr(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    fields = [
+        repr(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.repr
+    ]
     return f"{type(value).__name__}({', '.join(fields)})"
 
 
@@ -238,6 +242,10 @@ class ShardingSpec:
 
     sharding: tuple[Chunked | Unstacked | None, ...]
     mesh_mapping: tuple[MeshDimAssignment, ...]
+    # The shape of the array whose spec it is, for its picture in a notebook.
+    _shape: tuple[int, ...] | None = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
 
     def __init__(
         self,
@@ -255,6 +263,7 @@ class ShardingSpec:
                 )
         _set(self, "sharding", tuple(_stored(entry) for entry in sharding))
         _set(self, "mesh_mapping", tuple(mesh_mapping))
+        _set(self, "_shape", None)
         for assignment in self.mesh_mapping:
             if not isinstance(assignment, ShardedAxis | Replicated):
                 raise TypeError(
@@ -294,7 +303,7 @@ class ShardingSpec:
     def _repr_html_(self) -> str:
         from shardmap.explaining.draw.html import html_of
 
-        return html_of(self)
+        return html_of(self, self._shape)
 
     @property
     def sharded_axis_sizes(self) -> tuple[int, ...]:
@@ -752,7 +761,9 @@ def spec_of(array: Value) -> ShardingSpec:
     """
     if isinstance(array, np.ndarray | np.generic):
         return ShardingSpec((None,) * array.ndim, ())
-    return ShardingSpec.from_sharding(conversions.sharding_of(array), array.shape)
+    spec = ShardingSpec.from_sharding(conversions.sharding_of(array), array.shape)
+    _set(spec, "_shape", tuple(array.shape))
+    return spec
 
 
 def mesh_sharding_spec(

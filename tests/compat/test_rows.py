@@ -129,6 +129,8 @@ print(metrics["loss"][0], y[-1], y[1:], x[0])
 for row in y: print(row)
 first = jax.tree.map(lambda x: x[0], state)
 state.params[3]
+both = step(y, y)
+both[1][0]
 """
 PLACES = [
     (13, "metrics['loss'][0] -> shardmap.shard_of(metrics['loss'], 0)"),
@@ -136,6 +138,11 @@ PLACES = [
     (14, "in y -> in shardmap.unstack(y)"),
     (15, "jax.tree.map(lambda x: x[0], state) -> shardmap.unreplicate(state)"),
     (16, "state.params[3] -> shardmap.shard_of(state.params, 3)"),
+    (
+        18,
+        "both[1][0] -> shardmap.shard_of(both, 1)[0]; if both is a tuple, "
+        "shardmap.shard_of(both[1], 0)",
+    ),
 ]
 
 

@@ -66,10 +66,10 @@ def element(document: Document) -> str:
     return f'<div class="{CLASS}">\n{style}\n{_content(document)}\n</div>'
 
 
-def html_of(value: Any) -> str:
-    """A spec, a picture or a plan, as one element."""
+def html_of(value: Any, shape: tuple[int, ...] | None = None) -> str:
+    """A spec, perhaps with a shape, a picture or a plan, as one element."""
     if isinstance(value, ShardingSpec):
-        return element(sections.of_spec(value))
+        return element(sections.of_spec(value, shape))
     if isinstance(value, Drawing):
         return element(Document("", "", (paragraph(value.grids().header), value)))
     text: str = value.explain()._repr_html_()

@@ -44,7 +44,7 @@ from shardmap.units import count, duration, size, size_of
 UNKNOWN = "unknown"
 MOST_CARDS = 8
 """More arrays than these are summed up by prefix and layout."""
-MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 6
+MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 5
 """How many are shown; the others are in a fold."""
 MOST_PATHS = 2
 """How many of the arrays in a fold text names."""
@@ -98,20 +98,14 @@ def of_plan(
     )
 
 
-def of_spec(spec: ShardingSpec) -> Document:
-    """The document of a spec. It has no shape, so shards have numbers, not ranges."""
-    labels = [list(map(str, range(count))) for count in spec.tile_counts]
-    drawing = drawing_of_spec(spec, spec.tile_counts)
-    return Document(
-        "",
-        "",
-        (
-            paragraph(Code(spec)),
-            paragraph(f"{describe(spec).capitalize()}."),
-            dataclasses.replace(drawing, labels=labels),
-            paragraph("picture(x) draws the ranges of an array x.", style="quiet"),
-        ),
-    )
+def of_spec(spec: ShardingSpec, shape: tuple[int, ...] | None) -> Document:
+    """The document of a spec; without a shape, shards have numbers, not ranges."""
+    drawing = drawing_of_spec(spec, spec.tile_counts if shape is None else shape)
+    if shape is None:
+        labels = [list(map(str, range(count))) for count in spec.tile_counts]
+        drawing = dataclasses.replace(drawing, labels=labels)
+    said = paragraph(f"{describe(spec).capitalize()}.")
+    return Document("", "", (paragraph(Code(spec)), said, drawing))
 
 
 def _cuts(cuts: Sequence[CutArray]) -> tuple[Block, ...]:

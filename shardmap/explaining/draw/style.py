@@ -114,11 +114,16 @@ _RULES = """
     color: var(--text); background: var(--back); border: 1px solid var(--quiet);
     box-shadow: 3px 3px var(--back), 4px 4px var(--quiet); }
   @media (max-width: 864px) {
-    & .titled, & .titled tbody, & .titled tr, & .titled td { display: block; }
+    & { line-height: 1.4; }
+    & h2 { margin-top: 24px; }
+    & .card { margin: 10px 0; padding-left: 10px; }
+    & .titled, & .titled tbody { display: block; }
     & .titled thead { position: absolute; clip-path: inset(50%); width: 1px;
       height: 1px; overflow: hidden; white-space: nowrap; }
-    & .titled tr { padding-top: 10px; }
-    & .titled td { display: flex; gap: 16px; justify-content: space-between;
+    & .titled tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 16px;
+      padding-top: 10px; }
+    & .titled td:first-child { grid-column: 1 / -1; }
+    & .titled td { display: flex; gap: 8px; justify-content: space-between;
       padding: 2px 0; overflow-wrap: anywhere; }
     & .titled td::before { content: attr(data-label); color: var(--quiet);
       flex: none; }

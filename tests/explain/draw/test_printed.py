@@ -243,9 +243,9 @@ def test_less_that_is_sent_is_a_line():
         for k in range(9)
     )
     text = printed(explanations.explanation(collectives=rows))
-    assert "  3 more lines of the program, which send less\n" in text
-    assert "train.py:2 (step)" not in text
-    assert "train.py:3 (step)" in text
+    assert "  4 more lines of the program, which send less\n" in text
+    assert "train.py:3 (step)" not in text
+    assert "train.py:4 (step)" in text
 
 
 def test_control_characters_in_names_are_escapes():
