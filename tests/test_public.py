@@ -68,8 +68,6 @@ def test_decorators_and_stages_say_what_they_are():
         assert repr(decorator).startswith(said)
     lowered = mapped.lower(np.ones(8))
     assert re.match(r"<Lowered spmap of double: in_specs=\(Shardin", repr(lowered))
-    assert repr(lowered.compile()) == "<Compiled spmap of double>"
-    assert repr(mapped.trace(np.ones(8))) == "<Traced spmap of double>"
 
 
 def test_what_extends_the_package_is_reached_from_it_but_not_listed():

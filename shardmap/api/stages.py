@@ -1,6 +1,6 @@
 """The stages of a mapped function: those of JAX, with the specs of its arrays."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -12,38 +12,7 @@ from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
 
 
-class _Named:
-    """A stage of JAX that knows its map.
-
-    The constructors of stages are not public, so `of` changes the class of an object.
-    """
-
-    __slots__ = ()
-    _name: str
-
-    @classmethod
-    def of(cls, stage: Any, name: str) -> Any:
-        stage.__class__ = cls
-        stage._name = name
-        return stage
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._name}>"
-
-
-class Traced(_Named, jax.stages.Traced):
-    """A traced map."""
-
-    __slots__ = ()
-
-
-class Compiled(_Named, jax.stages.Compiled):
-    """A compiled map."""
-
-    __slots__ = ()
-
-
-class Lowered(_Named, jax.stages.Lowered):
+class Lowered(jax.stages.Lowered):
     """A lowered map: all of `jax.stages.Lowered`, and the specs of its arrays.
 
     Over several processes, what it compiles takes and returns global arrays.
@@ -64,13 +33,9 @@ class Lowered(_Named, jax.stages.Lowered):
     """
 
     __slots__ = ()
+    _name: str
     in_specs: tuple[Any, ...]
     out_specs: PyTree
-
-    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        """Compiles the program, as `jax.stages.Lowered.compile` does."""
-        compiled: Compiled = Compiled.of(super().compile(*args, **kwargs), self._name)
-        return compiled
 
     def __repr__(self) -> str:
         return (
@@ -95,8 +60,10 @@ def lower(transformed: Transformed, args: Args, kwargs: Kwargs) -> Lowered:
     check_devices(function, call)
     # One process alone may ask for it.
     with agreement.unchecked():
-        stage = trace(function, call).lower()
-    lowered: Lowered = Lowered.of(stage, function.full_name)
+        lowered: Any = trace(function, call).lower()
+    # The constructors of stages are not public.
+    lowered.__class__ = Lowered
+    lowered._name = function.full_name
     in_specs, out_specs = (
         [
             ShardingSpec.from_named_sharding(sharding, aval.ndim)
@@ -110,14 +77,13 @@ def lower(transformed: Transformed, args: Args, kwargs: Kwargs) -> Lowered:
     by_position = [None if type(arg) is Static else arg for arg in args_specs]
     lowered.in_specs = (*by_position, *([kwargs_specs] if kwargs_specs else []))
     lowered.out_specs = jax.tree.unflatten(call.out_tree, out_specs)
-    return lowered
+    return cast(Lowered, lowered)
 
 
-def trace(function: UserFunction, call: Call) -> Traced:
+def trace(function: UserFunction, call: Call) -> jax.stages.Traced:
     """The program, whose static arguments compiled functions do not take."""
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
     args, kwargs = call.arguments.with_leaves(leaves)
     program = jitted(function, call, call.arguments.statics.keys())
-    traced: Traced = Traced.of(program.trace(*args, **kwargs), function.full_name)
-    return traced
+    return program.trace(*args, **kwargs)
