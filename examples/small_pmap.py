@@ -286,15 +286,15 @@ def _transpose(cotangents, *args, element, axis, in_axes, out_axes):
         def of_unknown(*linear):
             return element(*merge(unknown, linear, given))
 
-        found = jax.linear_transpose(of_unknown, *structs)(list(cts))
+        of_operands = jax.linear_transpose(of_unknown, *structs)(list(cts))
         return [
             ct if in_axis == 0 else lax.psum(ct, axis.name)
-            for ct, in_axis in zip(found, linear_axes, strict=True)
+            for ct, in_axis in zip(of_operands, linear_axes, strict=True)
         ]
 
     operands = [*compress(args, known), *map(ad.instantiate_zeros, cotangents)]
-    found = bind(backward, axis, [*known_axes, *out_axes], linear_axes, operands)
-    return merge(unknown, found, [None] * len(known_axes))
+    linear_cts = bind(backward, axis, [*known_axes, *out_axes], linear_axes, operands)
+    return merge(unknown, linear_cts, [None] * len(known_axes))
 
 
 batching.primitive_batchers[map_p] = _batch

@@ -44,12 +44,11 @@ ROOMS = [
     "commands",
 ]
 # What a function of a lower room may import when it is called, and nothing else: a map
-# that is explained, one whose batch size is found, and a spec or plan that is drawn.
+# that is explained, and a spec or plan that is drawn.
 DOORS = {
     "shardmap.explaining.api",
     "shardmap.explaining.draw.html",
     "shardmap.explaining.explanation",
-    "shardmap.planning.memory.held",
 }
 ROOM_OF_PROGRAMS = "commands"
 PROGRAMS = {"__main__", "demo"}

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api.arguments import with_types
+from shardmap.arrays.trees import parameters_of
 from shardmap.sharding.mesh import check_axis_names, check_devices, names_of
 from shardmap.units import AUTO, Auto, bytes_of, is_integer, shown
 
@@ -110,9 +111,7 @@ def _check_donated(
     caller: str, fun: Callable[..., Any], donated: Sequence[int]
 ) -> None:
     """Checks that the function has the donated arguments."""
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):  # Some builtins have none.
+    if (parameters := parameters_of(fun)) is None:
         return
     kinds = [parameter.kind for parameter in parameters]
     positional = (

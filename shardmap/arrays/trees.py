@@ -120,17 +120,18 @@ def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str,
     """The names of the arguments at these positions."""
     return tuple(
         parameter.name
-        for argnum, parameter in enumerate(_parameters(fun))
+        for argnum, parameter in enumerate(parameters_of(fun) or ())
         if argnum in argnums
         and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     )
 
 
-def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """The parameters of a function; None of some builtins, which tell nothing."""
     try:
         return list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):  # Some builtins have no signature.
-        return []
+    except (TypeError, ValueError):
+        return None
 
 
 MOST_LINES = 8

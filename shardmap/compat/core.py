@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from shardmap._jax.context import nothing_is_traced as trace_state_clean
 from shardmap._jax.types import Aval
+from shardmap.sharding.conversions import cut_spec
 
 __all__ = [
     "ArrayMapping",
@@ -77,12 +78,10 @@ def array_mapping_to_axis_resources(mapping: Mapping[str, int]) -> PartitionSpec
     >>> array_mapping_to_axis_resources({"x": 0, "y": 2, "z": 2})
     P('x', None, ('y', 'z'))
     """
-    names: list[list[str]] = [[] for _ in range(max(mapping.values(), default=-1) + 1)]
+    names: dict[int, list[str]] = {}
     for name, dimension in mapping.items():
-        names[dimension].append(name)
-    return PartitionSpec(
-        *(each[0] if len(each) == 1 else tuple(each) or None for each in names)
-    )
+        names.setdefault(dimension, []).append(name)
+    return cut_spec(names)
 
 
 def axis_frame(axis_name: Hashable) -> types.SimpleNamespace:

@@ -5,7 +5,8 @@ the meshes of all maps and arguments of a program.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import jax
@@ -24,28 +25,22 @@ from shardmap.sharding.mesh import group_counts, sizes_of_groups
 # What a map holds
 
 
-def check_inside(params: MapParams) -> None:
+def check_inside(
+    params: MapParams,
+    outermost: MapParams | None = None,
+    used: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Refuses maps and shard_maps inside a map that cannot be part of its program.
 
     Args:
-      params: of the outermost map.
+      params: of the map.
+      outermost: of the outermost map around it; None: it is the outermost one.
+      used: the mesh axes of the maps around, with the names of these.
 
     Raises:
       ValueError: names the inner map, and the meshes or the mesh axis.
     """
-    _check_inside(params, params, {})
-
-
-def _check_inside(
-    params: MapParams, outermost: MapParams, used: dict[str, str]
-) -> None:
-    """Refuses what is inside a map.
-
-    Args:
-      params: of the map.
-      outermost: of the outermost map around it.
-      used: the mesh axes of the maps around, with the names of these.
-    """
+    outermost = outermost or params
     for mesh_axis in params.mesh_axes or ():
         if mesh_axis in used:
             raise ValueError(
@@ -53,7 +48,7 @@ def _check_inside(
                 f"map of {used[mesh_axis]} around it uses {mesh_axis!r} already. Give "
                 "each of them axes of its own."
             )
-        used = used | {mesh_axis: params.name}
+        used = {**used, mesh_axis: params.name}
     if SHARD_MAP in primitives_in(params.call_jaxpr):
         for equation in equations(params.call_jaxpr, is_no_map):
             if equation.primitive is SHARD_MAP:
@@ -65,7 +60,7 @@ def _check_inside(
                 f"around it runs on {outermost.mesh}. Nested maps are one program: "
                 "give both of them mesh= and mesh_axes= of one mesh."
             )
-        _check_inside(inner, outermost, used)
+        check_inside(inner, outermost, used)
 
 
 def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> None:
