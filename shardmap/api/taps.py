@@ -41,7 +41,8 @@ def tap(
     * In nested maps, a tap of the outer function is called on each device of its
       element.
     * Differentiation calls the tap with the primal values once, and not with
-      derivatives. Taps in a custom rule are called too.
+      derivatives; in a `jax.lax.while_loop` twice. Taps in a custom rule are called
+      too.
     * With ``lowering="spmd"``, the first device of the program calls for all elements.
 
     Args:

@@ -303,26 +303,3 @@ def test_gradients_tap_values_once(lowering, size, transform):
     mapped = sm.spmap(f, lowering=lowering)
     np.testing.assert_allclose(jax.grad(loss(mapped))(x), expected, rtol=1e-6)
     assert calls.wait() == expected_calls
-
-
-@pytest.mark.deep
-def test_forward_mode_through_a_tapped_loop():
-    calls = Calls()
-    k = np.arange(8, dtype=np.int32)
-    x = np.linspace(0.2, 3, 8, dtype=np.float32)
-
-    def f(k, x):
-        def goes_on(x):
-            return calls.tap(k, -1, x) < 2
-
-        return lax.while_loop(goes_on, lambda x: x * 2, x)
-
-    def with_tangent(f):
-        return jax.jvp(lambda x: f(k, x), (x,), (np.ones_like(x),))
-
-    expected = with_tangent(
-        lambda k, x: jnp.stack([f(*p) for p in zip(k, x, strict=True)])
-    )
-    expected_calls = calls.wait()
-    np.testing.assert_allclose(with_tangent(sm.spmap(f)), expected, rtol=1e-6)
-    assert calls.wait() == expected_calls

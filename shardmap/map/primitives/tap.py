@@ -17,7 +17,6 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
-from jax.extend.core.primitives import while_p
 from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, Mesh
 
@@ -30,8 +29,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, PyTree, Value
-from shardmap._jax.walk import rewrite_jaxpr
+from shardmap._jax.types import AnyMesh, Param, PyTree, Value
 from shardmap._lazy import logging
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
@@ -165,16 +163,6 @@ tap_p = jex_core.Primitive("tap")
 tap_p.multiple_results = True
 
 
-def is_tapped(jaxpr: Jaxpr) -> bool:
-    """Whether ``jaxpr`` has a tap anywhere."""
-    return TAP_EFFECT in jaxpr.effects
-
-
-def is_no_tap(equation: Equation) -> bool:
-    """Whether an equation is no tap. The jaxpr of a tap is not part of the program."""
-    return equation.primitive is not tap_p
-
-
 def _abstract_eval(
     *_: object, call: TapCall, **__: object
 ) -> tuple[list[Any], set[Any]]:
@@ -212,32 +200,6 @@ def _jvp_rule(
         )
     results = tap_p.bind(*primals, call=call, **params)
     return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) for r in results]
-
-
-def without_taps_in_loops(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` of tangents without taps in its while loops.
-
-    JAX computes the values of a while loop again with its tangents.
-    """
-
-    def drop(equation: Equation) -> Any:
-        is_plain = equation.primitive is tap_p and not equation.outvars
-        return [] if is_plain else equation
-
-    def change(equation: Equation) -> Any:
-        if equation.primitive is not while_p or TAP_EFFECT not in equation.effects:
-            return equation
-        inside = {
-            key: rewrite_jaxpr(equation.params[key], drop, is_no_tap)
-            for key in ("cond_jaxpr", "body_jaxpr")
-        }
-        is_left = any(map(is_tapped, inside.values()))
-        return equation.replace(
-            params=equation.params | inside,
-            effects=equation.effects if is_left else equation.effects - {TAP_EFFECT},
-        )
-
-    return rewrite_jaxpr(jaxpr, change, is_no_tap) if is_tapped(jaxpr) else jaxpr
 
 
 def _transpose_rule(_: object, *leaves: Value, **__: object) -> list[None]:

@@ -29,7 +29,6 @@ from shardmap.map.collectives.masked_sums import without_masked_sums
 from shardmap.map.collectives.split import collectives_of, uses_axis
 from shardmap.map.primitives.first_element import on_first_element
 from shardmap.map.primitives.map_primitive import MapPrimitive
-from shardmap.map.primitives.tap import without_taps_in_loops
 from shardmap.map.tracing import Body, bind_map, trace_body
 
 # Forward mode
@@ -120,8 +119,6 @@ def _linearize(
         axis_name,
         axis_size,
     )
-    jaxpr_of_tangents = without_taps_in_loops(tangent_body.jaxpr)
-    tangent_body = tangent_body._replace(jaxpr=jaxpr_of_tangents)
     return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
 
 
