@@ -25,7 +25,7 @@ from shardmap.api.mapped_axes import (
     refuse_sparse,
 )
 from shardmap.api.options import SpmapOptions
-from shardmap.api.programs import Call, agree, run, run_on_set_mesh, run_without_mesh
+from shardmap.api.programs import Call, run, run_on_set_mesh, run_without_mesh
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.map import contexts, tracing
@@ -77,20 +77,9 @@ class ElementMap:
         # Without jit no map is a part of another program.
         is_top_level = bool(context.config_value("jax_disable_jit"))
         call = self.trace_call(arguments, is_top_level)
-        if call.process_local is not None:
-            if call.process_local.results is None:
-                agree(self.function, call)
-            elif context.nothing_is_traced():
-                with jax.disable_jit(False):
-                    return run(self, args, kwargs)[0]
-            else:
-                raise ValueError(
-                    f"{self.function.full_name} is transformed with process-local "
-                    "data, which only a call of it takes. Transform what it maps, or "
-                    "make global arrays with jax.make_array_from_process_local_data "
-                    "and put the transformation under jax.jit, such as "
-                    "jax.jit(jax.grad(loss))."
-                )
+        if call.process_local is not None and context.nothing_is_traced():
+            with jax.disable_jit(False):
+                return run(self, args, kwargs)[0]
         return call.result(arguments.leaves)
 
     def run_under_mesh(

@@ -20,9 +20,9 @@ from shardmap.api.programs import Call, ProcessLocal
 from shardmap.api.user_function import UserFunction
 from shardmap.arrays import trees
 from shardmap.arrays.process_local import (
+    is_global_array,
     processes_along,
     shardings_along,
-    which_are_global,
 )
 from shardmap.map.primitives.params import MapParams
 
@@ -53,9 +53,10 @@ def trace_call(
       arguments: those of the call.
       avals, in_axes: of each leaf, as this process passes it.
     """
-    are_global = which_are_global(arguments.leaves)
-    if are_global is None:  # While JAX traces there is no process-local data.
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in arguments.leaves):
+        # While JAX traces there is no process-local data.
         return trace(arguments, avals, in_axes)[0]
+    are_global = list(map(is_global_array, arguments.leaves))
 
     def names() -> list[str]:
         return function.leaf_names(arguments)

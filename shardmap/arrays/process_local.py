@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
-from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding
 
-from shardmap._jax.types import Param, Value
+from shardmap._jax.types import Value
 from shardmap.arrays import placement
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.mesh import local_mesh
@@ -156,55 +154,3 @@ def to_local(array: jax.Array, shardings: ProcessShardings) -> Any:
     return jax.make_array_from_single_device_arrays(
         shape, shardings.local_sharding, shardings.shards(array)
     )
-
-
-# While JAX differentiates or vectorises
-
-
-def which_are_global(leaves: Sequence[Any]) -> list[bool] | None:
-    """Whether each leaf is a global array; None while JAX traces it, without values."""
-    seen = _ConcreteValues()
-    tracers = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
-    concrete_probe_p.bind(*tracers, seen=seen)
-    if seen.values is None:
-        return None
-    values = iter(seen.values)
-    return [
-        is_global_array(next(values) if isinstance(leaf, jax.core.Tracer) else leaf)
-        for leaf in leaves
-    ]
-
-
-class _ConcreteValues:
-    """The values of tracers in an eager transformation; None if there are none yet."""
-
-    values: Sequence[Any] | None = None
-
-
-concrete_probe_p = jex_core.Primitive("concrete_probe")
-"""Has no result. Evaluated, it stores its operands in ``seen``."""
-concrete_probe_p.multiple_results = True
-
-
-@concrete_probe_p.def_impl
-def _probe_impl(*leaves: Value, seen: _ConcreteValues) -> list[Any]:
-    seen.values = leaves
-    return []
-
-
-def _probe_jvp(
-    primals: Sequence[Value], _: object, **params: Param
-) -> tuple[list[Any], list[Any]]:
-    return concrete_probe_p.bind(*primals, **params), []
-
-
-def _probe_batching(
-    leaves: Sequence[Value], _: object, **params: Param
-) -> tuple[list[Any], list[Any]]:
-    return concrete_probe_p.bind(*leaves, **params), []
-
-
-concrete_probe_p.def_abstract_eval(lambda *_, seen: [])
-ad.primitive_jvps[concrete_probe_p] = _probe_jvp
-batching.primitive_batchers[concrete_probe_p] = _probe_batching
-mlir.register_lowering(concrete_probe_p, lambda ctx, *leaves, seen: [])

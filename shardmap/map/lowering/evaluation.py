@@ -32,6 +32,13 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     Under `jax.set_mesh` they are on that mesh.
     """
     of_map = MapParams(**params)
+    if isinstance(of_map.mesh, Mesh) and of_map.mesh.is_multi_process:
+        raise ValueError(
+            f"{of_map} runs on several processes, and is transformed outside of "
+            "jax.jit. Put the transformation under it, such as "
+            "jax.jit(jax.grad(loss)), and pass global arrays: "
+            "jax.make_array_from_process_local_data makes them."
+        )
     under_mesh = of_map.mesh is not None and contexts.has_mesh()
     if any(map(config_value, _DEBUGGING)):
         return _evaluate_by_operations(args, of_map.on(None) if under_mesh else of_map)
@@ -54,7 +61,7 @@ def _evaluate_by_operations(args: Sequence[Value], params: MapParams) -> list[An
         Context.outermost(axis),
     )
     mesh = params.mesh
-    if not isinstance(mesh, Mesh) or mesh.is_multi_process:
+    if not isinstance(mesh, Mesh):
         return list(map(_as_array, run(*args)))
     # A map inside is evaluated on its own devices.
     here = SingleDeviceSharding(mesh.devices.flat[0])
