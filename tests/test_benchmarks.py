@@ -158,13 +158,7 @@ def test_all_rows_of_the_plan_are_there():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "benchmark",
-    [
-        pytest.param(row, id=row.name, marks=[pytest.mark.deep] if k % 4 else [])
-        for k, row in enumerate(rows.BENCHMARKS)
-    ],
-)
+@pytest.mark.parametrize("benchmark", rows.BENCHMARKS[::4], ids=lambda row: row.name)
 @jax.numpy_rank_promotion("allow")  # They broadcast, as users do.
 def test_every_row_runs(benchmark):
     result = harness.measure(benchmark, repeats=1)

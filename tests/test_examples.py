@@ -33,9 +33,6 @@ SLOW = {"chains", "data_parallel"}
 BROKEN = {
     "heat": "program.with_halo = lambda block, name, dimension: program.jnp.pad("
     "block, [(1, 1), (0, 0)] if dimension == 0 else [(0, 0), (1, 1)])",
-    "small_pmap": "program.Element.__call__ = lambda self, *args: [2 * x for x in "
-    "program.jex_core.jaxpr_as_fun(self.jaxpr)(*args)]",
-    "pca": "program.project = lambda table, mean, directions: table @ directions",
 }
 # tests/plan/run/disk/test_checkpoint.py runs this one, which is meant to be killed.
 ELSEWHERE = {"resume"}

@@ -3,11 +3,9 @@
 import difflib
 import importlib
 import importlib.util
-import inspect
 import os
 import pathlib
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -102,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.html is not None and len(options.on) > 1:
             raise ValueError("--html is a page of one machine: give --on once")
-        explanations = explanations_of(options, arguments)
+        explanations = explanations_of(options)
         if options.html is not None:
             explanations[0].save(options.html)
     except (TypeError, ValueError, OSError, RuntimeError, ImportError) as error:
@@ -115,8 +113,8 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(each.fits is False for each in explanations))
 
 
-def explanations_of(options: Any, arguments: Sequence[str]) -> list[Explanation]:
-    """The explanations for the parsed options of these arguments, one per machine."""
+def explanations_of(options: Any) -> list[Explanation]:
+    """The explanations for the parsed options, one per machine."""
     machines: Sequence[Any] = [devices(name) for name in options.on] or [None]
     count = options.devices
     if options.on:
@@ -134,7 +132,6 @@ def explanations_of(options: Any, arguments: Sequence[str]) -> list[Explanation]
         jax.config.update("jax_num_cpu_devices", count)
     args = [read_argument(text) for text in options.args]
     function, name = find_function(options.function)
-    _check_count(function, name, len(args), arguments)
     try:
         return [
             explain(function, interconnect=options.interconnect, devices=machine)(*args)
@@ -164,32 +161,6 @@ def _table(machines: Sequence[str], explanations: Sequence[Explanation]) -> Docu
         rows.append(Row(cells))
     name, table = explanations[0].name, Table(titles, tuple(rows))
     return Document(name, "on one device of each machine; not run", (table,))
-
-
-def _check_count(
-    function: Callable[..., Any], name: str, given: int, arguments: Sequence[str]
-) -> None:
-    """Raises an error if the function needs more arguments than are given."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return  # A function in another language has no signature.
-    accepted = [
-        each
-        for each in parameters
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    needed = [each.name for each in accepted if each.default is each.empty]
-    if given >= len(needed):
-        return
-    least = "" if len(needed) == len(accepted) else "at least "
-    plural = "" if len(needed) == 1 else "s"
-    command = [*arguments, *["--arg", "f32[8,128]"] * (len(needed) - given)]
-    raise Failure(
-        f"{name} takes {least}{len(needed)} argument{plural}, {given} given. Describe "
-        f"{', '.join(needed[given:])} too, for example with: "
-        f"python -m shardmap explain {shlex.join(command)}"
-    )
 
 
 def read_argument(text: str) -> Any:

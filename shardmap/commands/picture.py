@@ -1,7 +1,6 @@
 """`python -m shardmap picture`: a sharding in all forms, from indices to Shardy."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -72,13 +71,9 @@ def main(arguments: Sequence[str]) -> int:
         help="names and sizes of its axes, such as data=4,model=2, which a "
         "PartitionSpec needs",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="write the same as JSON, for programs"
-    )
     options = parser.parse_args(arguments)
-    write = as_json if options.json else page
     try:
-        text = write(layout(options.spec, options.shape, options.mesh))
+        text = page(layout(options.spec, options.shape, options.mesh))
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     print(text)
@@ -196,49 +191,22 @@ def page(shown: Layout) -> str:
             "\nThe forms below have no Unstacked: they are the array from outside the "
             f"map,\n{spec.stacked()!r}"
         )
-    for title, text in _forms(shown).values():
+    for title, text in _forms(shown):
         lines += [f"\n{title}", *(f"  {line}" for line in text.splitlines())]
     return "\n".join(lines)
 
 
-def as_json(shown: Layout) -> str:
-    """The layout as JSON: the content of `page` for all devices, without the picture.
-
-    >>> found = json.loads(as_json(layout("P('x')", "4", "x=2")))
-    >>> found["shard_shape"], found["indices"]
-    ([2], [[[0, 2]], [[2, 4]]])
-    """
-    spec, shape, mesh, partitions = shown
-    content = {
-        "spec": repr(spec),
-        "partition_spec": partitions,
-        "shape": shape,
-        "shard_shape": spec.shard_shape(shape),
-        "mesh_shape": spec.mesh_shape,
-        "mesh_axes": list(mesh) if mesh else None,
-        # For each device, row-major over the mesh: numbers, or pairs of start and stop.
-        "indices": [
-            [
-                item if isinstance(item, int) else item.indices(size)[:2]
-                for item, size in zip(index, shape, strict=True)
-            ]
-            for index in spec.indices(shape).flat
-        ],
-    }
-    return json.dumps(content | {k: text for k, (_, text) in _forms(shown).items()})
-
-
-def _forms(shown: Layout) -> dict[str, tuple[str, str]]:
+def _forms(shown: Layout) -> list[tuple[str, str]]:
     """The forms of a layout in compilers: a title and a text for each."""
     outside = shown.spec.stacked()
     hlo = outside.hlo_sharding()
     # Protobuf prints a note above the fields, and no field for the kind of number 0.
     fields = [line for line in str(hlo.to_proto()).splitlines() if ": " in line]
-    return {
-        "op_sharding": ("OpSharding proto", "\n".join(fields or ["type: REPLICATED"])),
-        "hlo": ("HLO", str(hlo)),
-        "sdy": ("Shardy", outside.sdy(list(shown.mesh) if shown.mesh else None)),
-    }
+    return [
+        ("OpSharding proto", "\n".join(fields or ["type: REPLICATED"])),
+        ("HLO", str(hlo)),
+        ("Shardy", outside.sdy(list(shown.mesh) if shown.mesh else None)),
+    ]
 
 
 def _indices(spec: ShardingSpec, shape: tuple[int, ...]) -> Iterator[str]:

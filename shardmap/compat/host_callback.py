@@ -108,7 +108,7 @@ def id_print(
 
     >>> id_print((1, [2.5, 3]), what="these")
     what: these
-    ( 1 [ 2.5 3 ] )
+    (1, [2.5, 3])
     (1, [2.5, 3])
     """
     host = _Print(id_print, tap_with_device, _fixed(kwargs), output_stream, threshold)
@@ -239,44 +239,8 @@ class _Print(_Call):
         first = " ".join(f"{name}: {kwargs[name]}" for name in sorted(kwargs))
         lines = [first] if kwargs else []
         with np.printoptions(threshold=self.threshold or 1024):
-            lines += _lines(value)
+            lines.append(str(value))
         # One write, so that the output of devices is not interleaved.
         stream = self.stream or sys.stdout
         if stream is not None:  # A process may have none.
             stream.write("\n".join(lines) + "\n")
-
-
-BRACKETS: dict[type, tuple[str, str]] = {
-    tuple: ("(", ")"),
-    list: ("[", "]"),
-    dict: ("{", "}"),
-}
-WIDTH = 80
-
-
-def _lines(value: PyTree) -> list[str]:
-    """A value as text, on one line if it fits, or else with a line for each part.
-
-    >>> _lines({"a": (), "b": [1, 2.5]})
-    ['{ a=(  ) b=[ 1 2.5 ] }']
-    >>> _lines((np.eye(2), 3))
-    ['( [[1. 0.]', '   [0. 1.]]', '  3 )']
-    """
-    if type(value) not in BRACKETS:
-        return str(value).split("\n")
-    parts = (
-        [
-            [f"{key}={first}", *(f"{' ' * len(str(key))} {line}" for line in rest)]
-            for key, part in sorted(value.items())
-            for first, *rest in [_lines(part)]
-        ]
-        if isinstance(value, dict)
-        else list(map(_lines, value))
-    )
-    first, last = BRACKETS[type(value)]
-    inner = [line for part in parts for line in part]
-    one_line = f"{first} {' '.join(inner)} {last}"
-    if len(inner) == len(parts) and len(one_line) <= WIDTH:
-        return [one_line]
-    begun = [f"{first} {inner[0]}", *(f"  {line}" for line in inner[1:])]
-    return [*begun[:-1], f"{begun[-1]} {last}"]

@@ -14,7 +14,7 @@ from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
-from shardmap.explaining import elsewhere, too_large
+from shardmap.explaining import elsewhere
 from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import (
     CHIPS,
@@ -24,7 +24,7 @@ from shardmap.explaining.interconnect import (
     interconnect_on,
     machine_of,
 )
-from shardmap.explaining.read import abstract, arrays, remarks, sharded
+from shardmap.explaining.read import arrays, remarks, sharded, too_large
 from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explaining.read.hlo.cost import (
     cost_of,
@@ -37,7 +37,7 @@ from shardmap.explaining.read.hlo.text import Module, module_of
 from shardmap.explaining.read.remarks import LARGE
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import marked
-from shardmap.explaining.report import Collective, Cost, Held
+from shardmap.explaining.report import Collective, Cost
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.source import definition_of
 from shardmap.units import shown, size
@@ -86,8 +86,7 @@ def explain(
       others are unknown.
     * Collectives are read from the compiled program. Those that only the compiler added
       are marked.
-    * Over a `jax.sharding.AbstractMesh`, nothing is compiled: collectives are read from
-      the jaxpr, and the cost is None.
+    * A program over a `jax.sharding.AbstractMesh` needs ``devices``, as many as that.
 
     Args:
       fun: the function. A plan is accepted too, and explained immediately: what became
@@ -174,20 +173,25 @@ def _explain(
     if there:
         traced = elsewhere.moved(traced, there)
     meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
-    # Facts of the compiled program; an abstract mesh has no devices to compile for.
-    is_abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
+    if abstract := [mesh for mesh in meshes if isinstance(mesh, AbstractMesh)]:
+        count = abstract[0].size
+        raise ValueError(
+            f"the program is over an abstract mesh of {count:,} devices. Give explain "
+            "devices= to compile it for, as many: a machine such as 'v5e:4x4', or a "
+            "list of devices."
+        )
+    # Facts of the compiled program.
+    if there:
+        lowered = elsewhere.lowered_for(there, traced)
+    else:
+        lowered = _lower(fun, traced, args, kwargs)
     compiled = refused = None
-    if not is_abstract:
-        if there:
-            lowered = elsewhere.lowered_for(there, traced)
-        else:
-            lowered = _lower(fun, traced, args, kwargs)
-        try:
-            compiled = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            refused = too_large.refused(error)
-            if refused is None:
-                raise
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        refused = too_large.refused(error)
+        if refused is None:
+            raise
     text = None if compiled is None else compiled.as_text()
     module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
@@ -201,30 +205,24 @@ def _explain(
     cuts = sharded.sharded_dimensions(layouts_of_arrays, layouts)
     asked = sharded.constrained(facts.constraints)
     axes = sharded.with_devices(facts, layouts_of_arrays, cuts, asked, mesh_axes)
-    if compiled is None:
-        collectives = abstract.collectives_of(traced.jaxpr.jaxpr, definition_of(fun))
-    else:
-        collectives = compiled_collectives(
-            module, sources, mesh_axes, facts.constraints
-        )
+    collectives = compiled_collectives(module, sources, mesh_axes, facts.constraints)
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
-    devices = [] if is_abstract else arrays.devices_of(layouts, meshes, there)
-    device = next(iter(devices), None)
+    devices = arrays.devices_of(layouts, meshes, there)
+    device = devices[0]
     wires = interconnect_on(wires, devices)
     collectives = [each.on(wires) for each in collectives]
     # Devices that only compile belong to no process.
-    available = machine = capacity = cost = None
-    largest: tuple[Held, ...] = ()
-    if device is not None and is_compile_only(device):
+    available = machine = None
+    if is_compile_only(device):
         machine = machine_of(there or devices)
-    elif device is not None:
+    else:
         available = len(jax.local_devices(backend=device.platform))
-    if device is not None:
-        capacity = capacity_of(device)
     if compiled is not None:
+        capacity = capacity_of(device)
         cost, largest = cost_of(compiled, module), largest_at_peak(module, sources)
-    elif refused is not None:
+    else:
+        assert refused is not None
         needed, capacity = refused
         cost = too_large.cost_of(needed)
         inputs = [array for array in layouts_of_arrays if array.role == "input"]
@@ -239,7 +237,7 @@ def _explain(
         mesh=mesh_axes,
         mesh_devices=arrays.ids_of(mesh),
         num_devices=num_devices,
-        device_kind=device and device.device_kind,
+        device_kind=device.device_kind,
         axes=axes,
         arrays=layouts_of_arrays,
         collectives=tuple(collectives),
@@ -247,10 +245,9 @@ def _explain(
         interconnect=wires,
         remarks=(
             *too_large.remarks(refused),
-            *elsewhere.remarks(fun, args, kwargs, devices),
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(layouts_of_arrays, idle),
-            *remarks.short_axes(axes, available),
+            *remarks.short_axes(axes),
             *remarks.copies(layouts_of_arrays),
             *remarks.constants(traced.jaxpr.consts, num_devices),
             *remarks.outside(traced.jaxpr, module, sources, num_devices),
@@ -258,7 +255,7 @@ def _explain(
             *remarks.unrolled(traced.jaxpr),
             *remarks.rematerialised(collectives),
         ),
-        notes=tuple(_notes(facts, module, bool(collectives), is_abstract)),
+        notes=tuple(_notes(facts, module, bool(collectives))),
         pieces=pieces,
         stages=stages,
         cuts=pictured,
@@ -275,11 +272,11 @@ def _explain(
 
 
 def _least_times(
-    device: jax.Device | None, cost: Cost | None, collectives: Sequence[Collective]
+    device: jax.Device, cost: Cost, collectives: Sequence[Collective]
 ) -> tuple[tuple[str, float], ...]:
     """The least time of a call by each of what a device does; see `Explanation`."""
-    chip = CHIPS.get(device.device_kind) if device else None
-    if chip is None or chip.flops is None or cost is None:
+    chip = CHIPS.get(device.device_kind)
+    if chip is None or chip.flops is None:
         return ()
     times = {
         "arithmetic": (cost.flops or 0) / chip.flops,
@@ -329,16 +326,9 @@ def _facts(
     return facts_of(traced.jaxpr.jaxpr, source)
 
 
-def _notes(
-    facts: Facts, module: Module, has_collectives: bool, is_abstract: bool
-) -> list[str]:
+def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
     """Notes on what is unknown or partly known."""
     notes = []
-    if is_abstract:
-        notes.append(
-            "Nothing was compiled: the mesh is abstract. Collectives are those of the "
-            "program; what the compiler adds or changes, and costs, are not known."
-        )
     if loops := loops_of(module):
         notes.append(
             "Bytes and operations per byte count the steps of a loop once. Only flops "

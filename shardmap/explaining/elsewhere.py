@@ -2,18 +2,18 @@
 
 import contextlib
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.extend.core.primitives import sharding_constraint_p
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from shardmap._jax.stages import argument_names, with_params
 from shardmap._jax.types import Equation, Value
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import array_likes
-from shardmap.explaining.report import Remark
 from shardmap.sharding import compile_only
 from shardmap.sharding.default_devices import default_devices
 from shardmap.sharding.mesh import check_devices
@@ -62,18 +62,23 @@ def moved(traced: jax.stages.Traced, devices: Sequence[jax.Device]) -> Any:
       ValueError: it names other devices, and not as many.
     """
 
+    def change_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+        if mesh.empty or (
+            isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(devices)
+        ):
+            return mesh
+        if mesh.size != len(devices):
+            raise ValueError(
+                f"the program names a mesh of {mesh.size} devices, "
+                f"{dict(mesh.shape)}, but explain is asked for {len(devices)}. "
+                "Make the mesh in the function, with shardmap.make_mesh, or of "
+                "shardmap.devices; leave devices= out of maps."
+            )
+        return moved_mesh(mesh, devices)
+
     def change(value: Any) -> Any:
         if isinstance(value, Mesh):
-            if value.empty or set(value.devices.flat) <= set(devices):
-                return value
-            if value.size != len(devices):
-                raise ValueError(
-                    f"the program names a mesh of {value.size} devices, "
-                    f"{dict(value.shape)}, but explain is asked for {len(devices)}. "
-                    "Make the mesh in the function, with shardmap.make_mesh, or of "
-                    "shardmap.devices; leave devices= out of maps."
-                )
-            return moved_mesh(value, devices)
+            return change_mesh(value)
         if isinstance(value, NamedSharding):
             mesh = change(value.mesh)
             if mesh is value.mesh:
@@ -89,6 +94,14 @@ def moved(traced: jax.stages.Traced, devices: Sequence[jax.Device]) -> Any:
 
     def change_equation(equation: Equation) -> Any:
         params = {name: change(value) for name, value in equation.params.items()}
+        # Inside of a program for one device, a mesh stays abstract.
+        mesh: Any = params.get("mesh")
+        if _is_abstract(mesh):
+            params["mesh"] = change_mesh(mesh)
+        asked: Any = params.get("sharding")
+        asks = equation.primitive is sharding_constraint_p
+        if asks and _is_abstract(getattr(asked, "mesh", None)):
+            params["sharding"] = NamedSharding(change_mesh(asked.mesh), asked.spec)
         if all(params[name] is equation.params[name] for name in params):
             return equation
         return equation.replace(params=params)
@@ -98,6 +111,10 @@ def moved(traced: jax.stages.Traced, devices: Sequence[jax.Device]) -> Any:
         return changed | {"jaxpr": rewrite_jaxpr(params["jaxpr"], change_equation)}
 
     return with_params(traced, change_params, change)
+
+
+def _is_abstract(mesh: Any) -> bool:
+    return isinstance(mesh, AbstractMesh) and not (mesh.manual_axes or mesh.empty)
 
 
 def lowered_for(devices: Sequence[jax.Device], traced: Any) -> Any:
@@ -145,7 +162,12 @@ def _unplaced(leaf: Value, devices: Sequence[jax.Device]) -> Any:
     aval = array_likes.abstract_value(leaf)
     given = getattr(leaf, "sharding", None)
     sharding: Sharding | None = None
-    if isinstance(given, Sharding) and given.device_set <= set(devices):
+    is_abstract = isinstance(getattr(given, "mesh", None), AbstractMesh)
+    if (
+        isinstance(given, Sharding)
+        and not is_abstract
+        and given.device_set <= set(devices)
+    ):
         sharding = given
     elif isinstance(given, NamedSharding) and given.num_devices > 1:
         if given.num_devices != len(devices):
@@ -160,44 +182,3 @@ def moved_mesh(mesh: Any, devices: Sequence[jax.Device]) -> Mesh:
     """A mesh of as many devices, with these in its place, in this order."""
     grid = np.asarray(devices, dtype=object).reshape(tuple(mesh.shape.values()))
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
-
-
-def remarks(
-    fun: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    used: Collection[jax.Device],
-) -> list[Remark]:
-    """A remark on arguments that are on other devices than the program.
-
-    Args:
-      fun: the function.
-      args, kwargs: its arguments.
-      used: the devices of the program.
-    """
-    placed = [
-        (name, leaf.sharding.device_set)
-        for name, leaf in zip(
-            argument_names(fun, args, kwargs),
-            jax.tree.leaves((args, kwargs)),
-            strict=True,
-        )
-        if isinstance(getattr(leaf, "sharding", None), Sharding)
-        and getattr(leaf, "committed", True)
-    ]
-    apart = [(name, devices) for name, devices in placed if devices.isdisjoint(used)]
-    if not apart or not used:
-        return []
-    name, devices = apart[0]
-    others = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-    text = (
-        f"{name}{others} is on {_count(devices)}, but the program runs on "
-        f"{_count(used)}: a map does not follow its arguments"
-    )
-    advice = "Give maps the devices that are meant, or give explain devices=."
-    return [Remark(text, advice, None)]
-
-
-def _count(devices: Collection[jax.Device]) -> str:
-    kind = next(iter(devices)).device_kind
-    return f"{len(devices):,} {kind} device{'s' * (len(devices) != 1)}"

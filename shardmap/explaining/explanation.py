@@ -63,17 +63,16 @@ class Explanation(Report):
       name: the name of the function.
       mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
       num_devices: how many devices the program runs on.
-      device_kind: the kind of device, such as "cpu"; None for a plan or an abstract
-        mesh.
+      device_kind: the kind of device, such as "cpu"; None for a plan.
       axes: the axes in program order, each before those inside it.
       arrays: the inputs, then the outputs, in the order of the pytrees.
       collectives: the collectives in the order in which the program runs them.
-      cost: the cost per device; None for a plan or an abstract mesh.
+      cost: the cost per device; None for a plan.
       remarks: what to change, the most important first.
       notes: limits of the numbers; for example, XLA counts the steps of a loop once.
       largest: the largest values, except arguments, at the peak of memory.
-      available: how many devices of that kind this process has; None for a plan, an
-        abstract mesh or devices that only compile.
+      available: how many devices of that kind this process has; None for a plan, or
+        devices that only compile.
       pieces: for a function in pieces, lines on each cut and each stage.
       stages: for a function in pieces, what each stage makes, reads and keeps.
       title: for a plan, its shards and bytes in one line; None for a function. The
@@ -114,7 +113,7 @@ class Explanation(Report):
         if self.title is not None:
             return printable(f"<Explanation of {self.title}>")
         counts = (
-            (self.num_devices, f"{self.device_kind or 'abstract'} device"),
+            (self.num_devices, f"{self.device_kind} device"),
             (len(self.axes), "axis", "axes"),
             (len(self.arrays), "array"),
             (len(self.collectives), "collective"),
@@ -146,8 +145,8 @@ class Explanation(Report):
 
         Raises:
           TypeError: an argument is only a shape.
-          ValueError: the explanation is of a plan, an abstract mesh or devices that
-            compile only, or was pickled.
+          ValueError: the explanation is of a plan or devices that compile only, or was
+            pickled.
 
         Example:
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
@@ -158,8 +157,8 @@ class Explanation(Report):
         """
         if self.call is None or self.cost is None:
             raise ValueError(
-                f"the explanation of {self.name} cannot run it: it is of a plan or an "
-                "abstract mesh, or was pickled. Explain the function again, on devices"
+                f"the explanation of {self.name} cannot run it: it is of a plan, or "
+                "was pickled. Explain the function again"
             )
         if self.machine is not None:
             raise ValueError(

@@ -13,8 +13,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from benchmarks import harness, process_rows
-from benchmarks.harness import OURS
 from shardmap.arrays import process_local, processes
 from shardmap.map import layout
 from tests.arrays.start import PROGRAMS, start
@@ -188,13 +186,3 @@ def test_the_command_keeps_to_this_machine():
     )
     passed = sorted(line for line in result.stdout.splitlines() if "check" in line)
     assert passed == [f"[{k}] {check} passed" for k in range(2)], result.stderr
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("row", "peer"), [(0, process_rows.PMAP), (1, process_rows.SHARD_MAP)]
-)
-def test_the_benchmark_runs(row, peer):
-    result = harness.measure(process_rows.BENCHMARKS[row], repeats=2)
-    counts = {name: len(times) for name, times in result.samples.items()}
-    assert counts == {OURS: 2, peer: 2}

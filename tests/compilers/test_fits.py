@@ -67,16 +67,6 @@ def test_a_machine_is_told_by_what_was_asked_for():
     )
 
 
-def test_arguments_on_other_devices_than_the_map_are_remarked_on():
-    mesh = sm.make_mesh({"data": 4}, sm.devices("v5e:2x2"))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    x = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=rows)
-    remark, *_ = sm.explain(sm.spmap(lambda x: x, devices=jax.devices()[:1]))(x).remarks
-    assert remark.text.startswith(
-        "x is on 4 TPU v5 lite devices, but the program runs on 1 cpu device"
-    )
-
-
 TRAIN = """
 import jax, jax.numpy as jnp, shardmap as sm
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P

@@ -53,6 +53,37 @@ def test_maps_and_meshes_that_name_no_devices_are_on_these():
     assert found(jax.jit(lambda w, x: product(w, x)), W, X) == (4, IDS, [])
 
 
+def test_an_abstract_mesh_stands_for_these():
+    def of(mesh):
+        def inner(x):
+            return jax.lax.psum(x, ("i", "j")), jax.lax.all_gather(x, "i")
+
+        rows = sm.spmap(inner, "j", mesh=mesh, mesh_axes="model")
+        grid = sm.spmap(rows, "i", mesh=mesh, mesh_axes="data")
+
+        def step(x):
+            total, gathered = grid(x)
+            layout = NamedSharding(mesh, P("model"))
+            return jax.lax.with_sharding_constraint(total * 2, layout), gathered
+
+        x = jax.ShapeDtypeStruct(
+            (8, 4, 3), np.float32, sharding=NamedSharding(mesh, P("data"))
+        )
+        return step, x
+
+    mesh = sm.make_mesh({"data": 2, "model": 2}, devices=THERE)
+    (step, x), (imagined, shape) = of(mesh), of(mesh.abstract_mesh)
+    real, report = sm.explain(step)(x), sm.explain(imagined, devices=THERE)(shape)
+    assert report.to_dict() == real.to_dict()
+    assert len(report.collectives) > 1
+    few = "mesh of 4 devices, {'data': 2, 'model': 2}, but explain is asked for 8"
+    plain = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    with pytest.raises(ValueError, match=few):
+        sm.explain(imagined, devices=jax.devices())(plain)
+    with pytest.raises(ValueError, match="over an abstract mesh of 4 devices"):
+        sm.explain(of(mesh.abstract_mesh)[0])(plain)
+
+
 def test_a_program_on_one_device_is_on_the_first_of_these():
     assert found(lambda w, x: x @ w, W, X) == (1, IDS[:1], [])
     assert found(lambda: jnp.arange(3.0)) == (1, IDS[:1], [])

@@ -121,7 +121,7 @@ def _cuts(cuts: Sequence[CutArray]) -> tuple[Block, ...]:
 def _mesh(report: Report) -> Iterator[Block]:
     """The device at each position of the mesh; none for 0, 1, 2 and so on in a row."""
     is_row = sum(size > 1 for _, size in report.mesh) < 2 and not report.mesh_devices
-    if report.device_kind is not None and not is_row:
+    if not is_row:
         yield drawing_of_mesh(report.mesh, report.mesh_devices)
 
 
@@ -130,8 +130,8 @@ def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
 
 
 def _where(report: Report) -> str:
-    kind, several = report.device_kind or "abstract", "s" * (report.num_devices != 1)
-    text = f"{report.num_devices:,} {kind} device{several}"
+    several = "s" * (report.num_devices != 1)
+    text = f"{report.num_devices:,} {report.device_kind} device{several}"
     if report.mesh:
         axes = ", ".join(f"{name!r}: {length:,}" for name, length in report.mesh)
         text += f", mesh {axes}"

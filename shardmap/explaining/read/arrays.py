@@ -12,8 +12,8 @@ from shardmap._jax.primitives import argument_names
 from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
-from shardmap.explaining.read.abstract import shardings_of
 from shardmap.explaining.read.constraints import axis_sizes
+from shardmap.explaining.read.too_large import shardings_of
 from shardmap.explaining.report import ArrayLayout
 from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
@@ -83,7 +83,7 @@ def array_layouts(
 
     Args:
       traced: the program's trace.
-      compiled: the program; None over an abstract mesh, where the maps determine it.
+      compiled: the program; None if the compiler refuses it: the maps determine it.
       meshes: the meshes of the program, the largest first.
 
     Returns:
@@ -135,11 +135,10 @@ def _array_layout(
         except ValueError:
             layout = str(layout)
         else:
-            if not isinstance(getattr(layout, "mesh", None), AbstractMesh):
-                places: Any = layout.devices_indices_map(shape)
-                devices = tuple(device.id for device in places)
-                if [*places] != _devices_of(mesh):
-                    mesh = None
+            places: Any = layout.devices_indices_map(shape)
+            devices = tuple(device.id for device in places)
+            if [*places] != _devices_of(mesh):
+                mesh = None
             layout = describe(spec, _names(layout, spec, mesh))
     return ArrayLayout(
         role=role,

@@ -115,20 +115,18 @@ def _nothing_sharded(name: str | None, count: int) -> str:
     )
 
 
-def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
+def short_axes(axes: Sequence[Axis]) -> list[Remark]:
     """Remarks on axes that do not fill their devices."""
     remarks = []
-    for number, axis in enumerate(axes):
+    for axis in axes:
         if axis.kind not in MAPS or axis.idle_places == 0:
             continue
-        inside = [a for a in axes if a.inside == number and a.kind == "spmap"]
         remarks.append(
             Remark(
                 f"{axis.title} of {axis.size:,} does not divide: {axis.layout} have "
                 f"room for {axis.idle_places:,} more, which compute nothing of use, "
                 "and its arrays are replicated on every device between calls",
-                _grid(axis, inside, available)
-                or f"Make it a multiple of {axis.devices:,}.",
+                f"Make it a multiple of {axis.devices:,}.",
                 axis.source,
             )
         )
@@ -143,24 +141,6 @@ def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
         if axis.is_repeated
     ]
     return remarks
-
-
-def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | None:
-    """Advice on how a short axis and one inside it can share the devices."""
-    outer = axis.size
-    if outer is None or available is None:
-        return None
-    for inner in inside:
-        if inner.devices > 1 or inner.size is None:
-            continue
-        counts = range(available // outer, 1, -1)
-        count = next((n for n in counts if inner.size % n == 0), None)
-        if count is not None:
-            return (
-                f"devices=jax.devices()[:{outer * count}] of the outer map gives "
-                f"{outer:,} x {count:,}: the axis inside is then on devices, too."
-            )
-    return None
 
 
 def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:

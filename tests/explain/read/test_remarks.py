@@ -176,15 +176,6 @@ def test_devices_that_are_left_out_are_the_cause_of_idle_ones():
     assert advice(3, 3).startswith("A longer axis")
 
 
-def test_devices_that_two_axes_can_share_are_said():
-    fun = jax.jit(sm.spmap(sm.spmap(jnp.sin)))
-    first = sm.explain(fun)(shape(3, 2)).remarks[0]
-    assert first.advice.startswith("devices=jax.devices()[:6] of the outer map gives")
-    outer = sm.spmap(sm.spmap(jnp.sin), devices=jax.devices()[:6])
-    axes = sm.explain(jax.jit(outer))(shape(3, 2)).axes
-    assert [axis.devices for axis in axes] == [3, 2]
-
-
 @pytest.mark.deep
 def test_one_device_is_said():
     program = """

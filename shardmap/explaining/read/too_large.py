@@ -3,14 +3,18 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 from jax.extend.core.primitives import jit_p
+from jax.sharding import NamedSharding
 
 from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import Aval, Jaxpr, aval_of
+from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explaining.report import ArrayLayout, Cost, Held, Remark
+from shardmap.map.layout import map_shardings
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
 from shardmap.source import source_of
@@ -23,6 +27,7 @@ _REFUSED = (
     re.compile(rf"\({_BYTES}\) exceeds available \w+ \({_BYTES}\)"),
     re.compile(rf"Used {_BYTES} of {_BYTES} \w+"),
 )
+UNKNOWN = "as the compiler decides"
 MOST = 5
 """How many of the largest values are listed."""
 
@@ -128,3 +133,41 @@ def _at_once(params: MapParams, is_outermost: bool) -> int:
         devices = math.prod(params.mesh.shape[name] for name in params.mesh_axes)
     each = -(-params.axis_size // devices)
     return min(each, params.batch_size or each)
+
+
+def shardings_of(jaxpr: Jaxpr) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The shardings of inputs and outputs that the maps of a program fix.
+
+    Args:
+      jaxpr: the program.
+
+    Returns:
+      For inputs and for outputs, each a `NamedSharding` or `UNKNOWN`.
+    """
+    known: dict[Any, Any] = {}
+    for equation in jaxpr.eqns:
+        ins, outs = _shardings(equation)
+        known.update(zip(equation.outvars, outs, strict=True))
+        for atom, sharding in zip(equation.invars, ins, strict=True):
+            if not isinstance(atom, jex_core.Literal) and sharding != UNKNOWN:
+                known.setdefault(atom, sharding)
+
+    def of(atom: Atom) -> Any:
+        is_literal = isinstance(atom, jex_core.Literal)
+        return UNKNOWN if is_literal else known.get(atom, UNKNOWN)
+
+    return [*map(of, jaxpr.invars)], [*map(of, jaxpr.outvars)]
+
+
+def _shardings(equation: Equation) -> tuple[Sequence[Any], Sequence[Any]]:
+    params = equation.params
+    if equation.primitive is spmap_p and params["mesh"] is not None:
+        return map_shardings(MapParams.of(equation))
+    if equation.primitive is SHARD_MAP:
+        return (
+            [NamedSharding(params["mesh"], spec) for spec in params["in_specs"]],
+            [NamedSharding(params["mesh"], spec) for spec in params["out_specs"]],
+        )
+    if equation.primitive is jit_p:
+        return shardings_of(*jaxprs_in(params))
+    return [UNKNOWN] * len(equation.invars), [UNKNOWN] * len(equation.outvars)

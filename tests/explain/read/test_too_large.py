@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import shardmap as sm
-from shardmap.explaining import too_large
 from shardmap.explaining.interconnect import capacity_of, machine_of
+from shardmap.explaining.read import too_large
 from shardmap.explaining.report import Collective, Cost, Report
 
 
