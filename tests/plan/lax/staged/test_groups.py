@@ -166,16 +166,6 @@ def test_rows_that_something_else_reads_stay_apart():
 BLOCKS = [slice(k, k + 200) for k in range(0, 2400, 200)]
 
 
-def test_blocks_joined_beside_their_sums_are_cut_as_one_value():
-    def fun(x):
-        blocks = [jnp.tanh(x[p]) for p in BLOCKS]
-        return jnp.concatenate(blocks), jnp.stack([x[p].sum(0) for p in BLOCKS])
-
-    shard_plan = check_cut(fun, reals(2400, 3), in_slices={0: 16})
-    assert [stage.num_shards for stage in shard_plan.stages] == [16, 1]
-    assert "args[0] once" in str(shard_plan)
-
-
 @pytest.mark.deep
 def test_a_mean_beside_a_sum_adds_once():
     def fun(x):
