@@ -4,16 +4,24 @@ All rewriters are `Stages`: they get the graph, a node and the cuts of its opera
 add what replaces the node, or return None. `_Follow.rewriters` is the list of them.
 """
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardmap.planning.engine.analysis import Ended
 from shardmap.planning.engine.factors import BESIDE
 from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
 from shardmap.planning.engine.propagate import propagate
-from shardmap.planning.engine.rules import UNCUT, Cut, Forward, Lost, Rule, Stages
+from shardmap.planning.engine.rules import (
+    UNCUT,
+    Cut,
+    Forward,
+    Lost,
+    Origins,
+    Rule,
+    Stages,
+)
 from shardmap.planning.lax import reduce
 from shardmap.planning.lax.control import unroll
 from shardmap.planning.lax.control.body import ALONG
@@ -109,8 +117,7 @@ class _Follow:
         self, graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
     ) -> Sequence[Operand] | None:
         """Adds the steps of a loop or all branches, if fewer cuts end in them."""
-        lost = filter(_counts, self._rules.rule(node).forward(cuts).lost)
-        ended = frozenset().union(*(each.origins for each in lost))
+        ended = _origins_of(self._rules.rule(node).forward(cuts).lost)
         key = node.primitive, key_of(node.params), tuple(map(tuple, cuts))
         if key not in self._trials:
             self._trials[key] = self._trial(node, cuts)
@@ -147,12 +154,7 @@ class _Follow:
         asked = replace(self._asked, inputs=rows)
         graph.rewrite(_Follow(graph, asked, self._trials))
         analysis = propagate(graph, Rules().rule, rows, asked.partial, asked.keeps)
-        ended = {
-            (origin, each.node.primitive, each.node.source)
-            for each in analysis.ended
-            if _counts(each)
-            for origin in each.origins
-        }
+        ended = _origins_of(analysis.ended)
         last = max(
             (analysis.level[x] for x in graph.outputs if isinstance(x, Value)),
             default=0,
@@ -164,12 +166,17 @@ class _Trial(NamedTuple):
     """What happens to the cuts of a loop or branch that is unrolled.
 
     Attributes:
-      ended: the cuts that end because of an operation, and where.
+      ended: the cuts that end because of an operation.
       is_in_stages: whether each step is a stage.
     """
 
-    ended: Collection[Any]
+    ended: Origins
     is_in_stages: bool
+
+
+def _origins_of(ended: Iterable[Lost | Ended]) -> Origins:
+    """The cuts that end because of what operations are."""
+    return frozenset().union(*(each.origins for each in filter(_counts, ended)))
 
 
 def _counts(each: Lost | Ended) -> bool:

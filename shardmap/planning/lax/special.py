@@ -26,7 +26,8 @@ def collective(node: Node) -> Factors:
     entry = COLLECTIVES.get(node.primitive)
     if entry is None:
         why = f"there is no rule for {node.name}"
-        return taken_whole(node, Reason(why, "register_rule gives it one"))
+        remedy = "register_rule gives it one; spmap(batch_size=) needs none"
+        return taken_whole(node, Reason(why, remedy))
     if not entry.is_elementwise:
         return taken_whole(node, TALKS)
     # A batched collective combines along axes of its operands, as a reduction does.

@@ -142,12 +142,12 @@ def test_a_hessian_of_which_xla_holds_little_runs_as_it_is():
 
     x = np.random.default_rng(0).standard_normal((20, 3), np.float32)
     hessian = jax.hessian(energy)
-    cut = [sm.chunked(hessian, memory=memory) for memory in (400_000, 100_000)]
+    cut = [sm.chunked(hessian, memory=memory) for memory in (320_000, 100_000)]
     took = [
         jax.jit(fun).lower(x).compile().memory_analysis().temp_size_in_bytes
         for fun in (hessian, *cut)
     ]
-    assert took[1] <= took[0] <= 400_000
+    assert took[1] <= took[0] <= 320_000
     assert took[2] <= 100_000
 
 

@@ -84,23 +84,25 @@ def test_a_result_of_a_literal_or_an_argument():
 
 
 DRAWN = {
-    "median": jnp.median,
-    "cumsum": lambda x: jnp.cumsum(x).max(),
-    "singular": lambda x: jnp.linalg.svd(x.reshape(-1, 4), compute_uv=False),
-    "fft": lambda x: jnp.abs(jnp.fft.rfft(x)).max(),
+    "median": (jnp.median, 50_000),
+    "cumsum": (lambda x: jnp.cumsum(x).max(), 20_000),
+    "singular": (
+        lambda x: jnp.linalg.svd(x.reshape(-1, 4), compute_uv=False),
+        20_000,
+    ),
+    "fft": (lambda x: jnp.abs(jnp.fft.rfft(x)).max(), 57_000),
 }
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("fun", DRAWN.values(), ids=DRAWN)
-def test_random_numbers_are_drawn_in_pieces_for_what_is_cut_in_stages(fun):
+@pytest.mark.parametrize(("fun", "memory"), DRAWN.values(), ids=DRAWN)
+def test_random_numbers_are_drawn_in_pieces_for_what_is_cut_in_stages(fun, memory):
     def drawn(key):
         return fun(jax.random.normal(key, (4000,)))
 
-    memory = 60_000
     shard_plan = plan(drawn, KEY, memory=memory)
     whole = plan(drawn, KEY, in_slices={})
-    assert shard_plan.peak_bytes <= memory < whole.peak_bytes / 2.5
+    assert shard_plan.peak_bytes <= memory < whole.peak_bytes / 2.8
     assert_same(shard_plan.run(KEY), jax.jit(drawn)(KEY), 1e-4)
 
 
