@@ -129,7 +129,12 @@ class ChunkedFunction(Generic[P, R]):
         read = self._read(*self._with_statics(args, kwargs))
         cut = self._cut(read.jaxpr, read.asked)
         return CutProgram(
-            cut.analysis, cut.in_tree, read.out_tree, cut.cuts, read.names
+            cut.analysis,
+            cut.in_tree,
+            read.out_tree,
+            cut.cuts,
+            read.names,
+            stages=cut.stages,
         )
 
     def _check_arrays(self, args: Any, kwargs: Any) -> None:

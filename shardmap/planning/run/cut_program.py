@@ -59,6 +59,7 @@ class CutProgram:
       chunks_read: by name, of the arguments that lie in chunks, how many pieces read
         each chunk.
       statics: the positions and names of static arguments.
+      stages: its stages, if another program with this analysis has them.
 
     Attributes:
       x64: whether it was made with 64-bit numbers.
@@ -77,6 +78,7 @@ class CutProgram:
         narrowed: Mapping[str, tuple[np.dtype, np.dtype]] | None = None,
         chunks_read: Mapping[str, float] | None = None,
         statics: Collection[int | str] = (),
+        stages: Sequence[Stage] = (),
     ) -> None:
         self.analysis = analysis
         self.graph = analysis.graph
@@ -87,7 +89,7 @@ class CutProgram:
         self.statics = statics
         self.x64: bool = config_value("jax_enable_x64")
         self.partitionable: bool = config_value("jax_threefry_partitionable")
-        self.stages = stages_of(analysis)
+        self.stages = stages or stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)
             for stage in self.stages
