@@ -77,8 +77,8 @@ def plan(
         do not fit are computed again instead. Cuts of your own have to fit too. In this
         process, two shards run at once if both fit. Other processes, and threads of an
         executor, use as much each.
-      scratch: where runs store values of more than 1 MiB for later stages: a folder, or
-        a zarr group. Default: in memory.
+      scratch: a folder where runs store values of more than 1 MiB for later stages.
+        Default: in memory.
       static_argnums: the positions of arguments that are not arrays, as for `jax.jit`.
         In ``in_slices`` they are None; `ShardPlan.run` takes them again.
       static_argnames: the names of such arguments.
@@ -410,8 +410,8 @@ class ShardPlan:
             continues with those that are missing. The arguments must have the same
             values; this is checked for arrays in memory up to 1 MiB.
           scratch: where to store values for later stages, as for `plan`. Default: that
-            of `plan`. A run creates a folder or group with a random name there, and
-            removes it at the end. Other processes open it themselves.
+            of `plan`. A run creates a folder with a random name there, and removes it at
+            the end. Other processes open it themselves.
           task: (index, count) of this process in an array job. All its processes run
             the same program with the same ``checkpoint``. Each runs its part of the
             shards of every stage, and waits for the others. Restart a task that was

@@ -1,4 +1,4 @@
-"""What later stages need is kept in a folder or a group, and is gone in the end."""
+"""What later stages need is kept in a folder, and is gone in the end."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from shardmap.planning.plan import plan
 from shardmap.planning.run import cut_program
-from shardmap.planning.run.disk import folder, scratch
+from shardmap.planning.run.disk import scratch
 from shardmap.planning.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
@@ -31,27 +31,12 @@ def _small_values_too(monkeypatch):
     monkeypatch.setattr(cut_program, "IN_MEMORY", 100)
 
 
-def store_of_fsspec(zarr, tmp_path):
-    local = pytest.importorskip("fsspec.implementations.local")
-    wrapper = pytest.importorskip("fsspec.implementations.asyn_wrapper")
-    system = local.LocalFileSystem(auto_mkdir=True)
-    system = wrapper.AsyncFileSystemWrapper(system, asynchronous=True)
-    return zarr.storage.FsspecStore(system, path=str(tmp_path / "store"))
-
-
-@pytest.fixture(params=["folder", "zarr", "fsspec"])
-def place(request, tmp_path):
-    if request.param == "folder":
-        return tmp_path / "below" / "scratch"
-    zarr = pytest.importorskip("zarr", reason="a store of zarr")
-    is_local = request.param == "zarr"
-    store = tmp_path / "store" if is_local else store_of_fsspec(zarr, tmp_path)
-    return zarr.open_group(store, mode="w")
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "below" / "scratch"
 
 
 def content(place):
-    if hasattr(place, "create_array"):
-        return sorted(place)
     return sorted(os.listdir(place)) if place.exists() else []
 
 
@@ -106,7 +91,6 @@ def test_types_that_numpy_does_not_know(place):
     assert_same(shard_plan.run(x, scratch=place, executor=1), jax.jit(spectrum)(x))
 
 
-@pytest.mark.few(1)
 def test_random_keys_are_kept_as_their_bits(place):
     def fun(x):
         keys = jax.random.split(jax.random.key(3), 64)
@@ -229,20 +213,9 @@ def test_a_place_that_is_none_is_refused(tmp_path):
         lambda: plan(spectrum, X, scratch=3),
         lambda: shard_plan.run(X, scratch=3),
     ):
-        with pytest.raises(TypeError, match="of a folder or a zarr group, got 3"):
+        with pytest.raises(TypeError, match="the path of a folder, got 3"):
             call()
     path = tmp_path / "file"
     path.write_text("mine")
     with pytest.raises(ValueError, match=r"scratch must be a folder, but .* is a file"):
         shard_plan.run(X, scratch=path)
-
-
-def test_what_a_killed_run_left_in_a_group_is_removed(tmp_path, monkeypatch):
-    zarr = pytest.importorskip("zarr", reason="a store of zarr")
-    group = zarr.open_group(tmp_path / "store", mode="w")
-    with monkeypatch.context() as patch:
-        patch.setattr(folder.os, "getpid", lambda: 2**22 + 1)
-        group.create_group(scratch.PREFIX + folder.own_name())
-    group.create_group("mine")
-    plan(spectrum, X, in_slices=({0: 4},)).run(X, scratch=group)
-    assert content(group) == ["mine"]
