@@ -59,13 +59,12 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
     stored: dict[Value, None] = {}
     for node in analysis.graph.nodes:
         before = _union(earlier, node.ins)
-        if before and _jumps(node):
-            operands = node.ins[1:] if node.primitive is p.div_p else node.ins
-            both = before & _union(again, operands)
-            while both:
-                last = values[both.bit_length() - 1]
-                stored[last] = None
-                both &= ~again[last]
+        operands = node.ins[1:] if node.primitive is p.div_p else node.ins
+        both = before & _union(again, operands)
+        while both and _jumps(node):
+            last = values[both.bit_length() - 1]
+            stored[last] = None
+            both &= ~again[last]
         is_elementwise = node.primitive in pointwise.RULES or node.primitive in MOVES
         for out in node.outs:
             bit = 0
