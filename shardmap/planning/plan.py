@@ -410,8 +410,8 @@ class ShardPlan:
             continues with those that are missing. The arguments must have the same
             values; this is checked for arrays in memory up to 1 MiB.
           scratch: where to store values for later stages, as for `plan`. Default: that
-            of `plan`. A run creates a folder with a random name there, and removes it at
-            the end. Other processes open it themselves.
+            of `plan`. A run creates a folder with a random name there, and removes it
+            at the end. Other processes open it themselves.
           task: (index, count) of this process in an array job. All its processes run
             the same program with the same ``checkpoint``. Each runs its part of the
             shards of every stage, and waits for the others. Restart a task that was
