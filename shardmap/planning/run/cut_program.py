@@ -89,7 +89,7 @@ class CutProgram:
         self.statics = statics
         self.x64: bool = config_value("jax_enable_x64")
         self.partitionable: bool = config_value("jax_threefry_partitionable")
-        self.stages = stages or stages_of(analysis)
+        self.stages = [*stages] or stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)
             for stage in self.stages

@@ -199,9 +199,10 @@ class Grouping:
             if rows is not None:
                 operands.append(rows)
                 signature.append(rows.first)
+            elif isinstance(scalar, Scalar):
+                signature.append((scalar.aval, key_of(scalar.value)))
             elif scalar is not None:
-                is_literal = isinstance(scalar, Scalar)
-                signature.append(key_of(scalar.value) if is_literal else scalar)
+                signature.append(scalar)
             else:
                 return None
         if len({rows[1:] for rows in operands}) != 1:
