@@ -15,6 +15,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import Aval, PyTree, Value, without_sharding
+from shardmap._jax.walk import equations_with
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
@@ -25,7 +26,7 @@ from shardmap.map import contexts
 from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
-    constraints_in,
+    constrain_p,
     on_devices,
     partition_devices,
     partition_mesh,
@@ -264,7 +265,7 @@ class PartitionedFunction:
         out_parts = function.broadcast_out("out_parts", options.out_parts, out_tree)
         out_names = functools.partial(trees.result_names, out_tree)
         _check_shapes(function.full_name, out_names, closed.out_avals, out_parts)
-        jaxpr, constraints = closed.jaxpr, constraints_in(closed.jaxpr)
+        jaxpr, constraints = closed.jaxpr, equations_with(closed.jaxpr, constrain_p)
 
         def sources() -> list[str]:
             return [

@@ -30,10 +30,9 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
-from shardmap._jax.walk import equations, rewrite_jaxpr
+from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import placement
 from shardmap.map import contexts, tracing
-from shardmap.map.layout import PARTITION_RULES, PartitionRule
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import is_no_map, mesh_jaxpr
@@ -127,7 +126,7 @@ def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, cut_spec(dims | partition_dims(parts, mesh)))
 
 
-def _axes_in_map(
+def axes_in_map(
     constraints: Sequence[Equation],
     axis_name: Hashable,
     axis_size: int,
@@ -157,11 +156,6 @@ def _axes_in_map(
             f"{too_few_devices(total)}"
         )
     return partition_axes([equation.params["parts"] for equation in constraints], total)
-
-
-def constraints_in(jaxpr: Jaxpr) -> list[Any]:
-    """The constraint equations, at every level, in order."""
-    return [e for e in equations(jaxpr) if e.primitive is constrain_p]
 
 
 # Meshes
@@ -314,6 +308,3 @@ constrain_p.def_impl(_implementation)
 ad.deflinear2(constrain_p, _transpose)
 batching.primitive_batchers[constrain_p] = _batch
 mlir.register_lowering(constrain_p, _lowering)
-PARTITION_RULES[constrain_p] = PartitionRule(
-    _axes_in_map, lambda e, mesh: partition_dims(e.params["parts"], mesh)
-)

@@ -2,7 +2,7 @@
 
 An outermost map makes a mesh, or is given one. In a mesh that it makes, the first axis
 is its own, and there is one axis for each level of maps inside it. Behind them are the
-axes of primitives in `PARTITION_RULES`, such as the constraint of `sharded_jit`.
+axes for the partitions of `sharded_jit`.
 
 A map that is called outside of any program takes as many devices as it needs. In a
 program with other operations its mesh has all devices. The devices that it does not
@@ -19,9 +19,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.stages import is_compile_only
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Primitive, aval_of
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, equations_with, primitives_in
 from shardmap.arrays import placement, processes
+from shardmap.map.constraint import axes_in_map, constrain_p, partition_dims
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
@@ -57,23 +58,6 @@ def _divisor_for(axis_size: int, available: int) -> int:
 def _even_devices_for(axis_size: int, available: int) -> int:
     """The most devices that have equal blocks of the axis."""
     return max(n for n in range(1, available + 1) if axis_size % n == 0)
-
-
-class PartitionRule(NamedTuple):
-    """How a primitive in a map's function cuts a value along mesh axes of its own.
-
-    Attributes:
-      mesh_axes: takes the equations of the primitive, the map's axis name and size, and
-        the number of devices; returns the sizes of the mesh axes that they need.
-      dim_to_mesh_axes: takes an equation and the mesh.
-    """
-
-    mesh_axes: Callable[[Sequence[Equation], Hashable, int, int], dict[str, int]]
-    dim_to_mesh_axes: Callable[[Equation, AnyMesh], DimToMeshAxes]
-
-
-PARTITION_RULES: dict[Primitive, PartitionRule] = {}
-"""The primitives that cut values along mesh axes of their own."""
 
 
 DeviceCount = Callable[[int, int], int]
@@ -113,7 +97,9 @@ def map_mesh(
     else:
         groups = [list(devices)]
     available = len(groups[0])
-    partitions = _partition_axes(call_jaxpr, axis_name, axis_size, available)
+    partitions: dict[str, int] = {}
+    if constraints := equations_with(call_jaxpr, constrain_p):
+        partitions = axes_in_map(constraints, axis_name, axis_size, available)
     count, rest = divmod(available, math.prod(partitions.values()))
     outer: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, devices_for)
@@ -136,17 +122,6 @@ def map_mesh(
     axes[levels[0]] *= len(groups)
     grid = np.asarray(used, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes)), levels[:1], levels[1:]
-
-
-def _partition_axes(
-    call_jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, available: int
-) -> dict[str, int]:
-    """The mesh axes of the `PARTITION_RULES` primitives in a map, and their sizes."""
-    axes: dict[str, int] = {}
-    for primitive, rule in PARTITION_RULES.items():
-        if constraints := equations_with(call_jaxpr, primitive):
-            axes |= rule.mesh_axes(constraints, axis_name, axis_size, available)
-    return axes
 
 
 def _level_sizes(
@@ -280,8 +255,8 @@ def _map_dims(params: MapParams) -> tuple[list[DimToMeshAxes], list[DimToMeshAxe
 def _element_dims(
     jaxpr: Jaxpr, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> tuple[list[DimToMeshAxes], list[DimToMeshAxes]]:
-    """Those of inputs and outputs that maps and `PARTITION_RULES` cut."""
-    if primitives_in(jaxpr).isdisjoint({spmap_p, *PARTITION_RULES}):
+    """Those of inputs and outputs that maps and constraints cut."""
+    if primitives_in(jaxpr).isdisjoint({spmap_p, constrain_p}):
         return [{}] * len(jaxpr.invars), [{}] * len(jaxpr.outvars)
 
     def dims_of(
@@ -290,9 +265,8 @@ def _element_dims(
         if equation.primitive is spmap_p:
             inner = MapParams.of(equation)
             return _map_dims(placed_inside(inner, mesh, inner_axes) or inner.on(mesh))
-        if equation.primitive in PARTITION_RULES:
-            rule = PARTITION_RULES[equation.primitive]
-            dims = [rule.dim_to_mesh_axes(equation, mesh)]
+        if equation.primitive is constrain_p:
+            dims = [partition_dims(equation.params["parts"], mesh)]
             return dims, dims
         return None
 

@@ -15,7 +15,7 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations, equations_for, primitives_in, rewrite_jaxpr
 from shardmap.map.batch import Batch
 from shardmap.map.collectives.split import lowers_per_device
-from shardmap.map.layout import PARTITION_RULES
+from shardmap.map.constraint import constrain_p
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -89,7 +89,7 @@ def may_branch(params: MapParams, around: EnclosingProgram) -> bool:
     False if something in the function cuts values along the other mesh axes.
     """
     jaxpr = params.call_jaxpr
-    if primitives_in(jaxpr) & {SHARD_MAP, sharding_constraint_p, *PARTITION_RULES}:
+    if primitives_in(jaxpr) & {SHARD_MAP, sharding_constraint_p, constrain_p}:
         return False
     outside_of_maps = equations(jaxpr, is_no_map)
     if not any(e.primitive in (cond_p, while_p) for e in outside_of_maps):
