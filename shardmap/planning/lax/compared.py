@@ -3,8 +3,8 @@
 ``y >= top_k(y)[-1]`` selects an element of ``y`` in one stage and looks for it in the
 next. If that computed ``y`` again, its last bits could differ, and the element would
 not be found. So where a comparison, or a function that is not continuous or not defined
-somewhere, takes ``y`` together with anything that an earlier stage made of it, a stage
-of its own computes and keeps ``y``.
+somewhere, takes ``y`` together with what an earlier stage made of it, other than a sum,
+a stage of its own computes and keeps ``y``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,13 +24,22 @@ MOVES = frozenset({*shape.RULES, p.dynamic_slice_p, p.gather_p, p.reshape_p})
 
 EXACT = frozenset(
     {
-        *(p.abs_p, p.add_p, p.clamp_p, p.convert_element_type_p, p.copy_p, p.max_p),
-        *(p.min_p, p.neg_p, p.select_n_p, p.stop_gradient_p, p.sub_p, *MOVES),
+        *(p.abs_p, p.add_p, p.clamp_p, p.convert_element_type_p, p.copy_p),
+        *(p.device_put_p, p.max_p, p.min_p, p.neg_p, p.select_n_p),
+        *(p.stop_gradient_p, p.sub_p, *MOVES),
     }
 )
 """Primitives that give the same bits, whatever XLA fuses them with.
 
 A product is not exact: fused with a sum, it is not rounded."""
+
+SUMS = frozenset(
+    {
+        *(p.conv_general_dilated_p, p.cumsum_p, p.dot_general_p, p.fft_p),
+        *(p.reduce_sum_p, p.reduce_window_sum_p),
+    }
+)
+"""Primitives whose results hold no element of their operands."""
 
 JUMPS = frozenset(
     {
@@ -58,9 +67,9 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
     earlier: dict[Operand, int] = {}
     stored: dict[Value, None] = {}
     for node in analysis.graph.nodes:
-        before = _union(earlier, node.ins)
-        operands = node.ins[1:] if node.primitive is p.div_p else node.ins
-        both = before & _union(again, operands)
+        ins = () if node.primitive in SUMS else node.ins
+        before = _union(earlier, ins)
+        both = before & _union(again, ins[node.primitive is p.div_p :])
         while both and _jumps(node):
             last = values[both.bit_length() - 1]
             stored[last] = None
@@ -71,11 +80,13 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
             if node.primitive not in EXACT and _is_inexact(out.aval):
                 bit = 1 << len(values)
                 values.append(out)
-            here = bit | (_union(again, node.ins) if is_elementwise else 0)
+            here = bit | (_union(again, ins) if is_elementwise else 0)
             again[out] = 0 if out in kept else here
-            sources[out] = bit | _union(sources, node.ins)
+            made_of = _union(sources, ins)
+            sources[out] = bit | made_of
             is_earlier = out in kept or node in whole
-            earlier[out] = sources[out] if is_earlier else before
+            # What a kept value itself is, no stage computes again.
+            earlier[out] = made_of if is_earlier else before
     return stored
 
 
