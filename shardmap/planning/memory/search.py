@@ -44,10 +44,10 @@ TRIES = 4
 """The most numbers of pieces: the first one, two corrections, and fewer if it fits."""
 
 DOUBTFUL = 1.25
-"""Estimates may be so many times what XLA takes: it is asked up to there."""
+"""So far an estimate may be from what XLA takes: it is asked up to there."""
 
 HOPELESS = 0.95
-"""More pieces that take more than this part of what fewer ones take do not help."""
+"""Twice as many pieces that take more than this part do not help."""
 
 REFUSALS = 3
 """How many more are compiled to tell what is enough."""
@@ -226,6 +226,7 @@ class _Search:
         self.attempts: list[Attempt] = []
         self._problem, self._memory = problem, problem.memory
         self._analyses = self._compiles = 0
+        self._scale = 1.0  # What XLA takes of what is estimated, at least.
 
     def run(self) -> Attempt | None:
         """The first attempt that fits."""
@@ -262,6 +263,9 @@ class _Search:
             self.attempts.append(attempt)
             if self._fits(attempt):
                 return attempt
+            if attempt.took is not None:
+                scale = attempt.took / max(attempt.held.bytes, 1)
+                self._scale = min(max(scale, 1.0), DOUBTFUL)
         return None
 
     def _may_fit(self, whole: Attempt) -> bool:
@@ -287,7 +291,8 @@ class _Search:
         followed = Followed(self._problem.uncut, axes, way.partial)
         # Where no number is seen to fit, what the whole holds is divided.
         share = math.ceil(self.attempts[0].bytes / self._memory)
-        count = followed.fewest(self._memory) or min(share, followed.most)
+        room = self._memory / self._scale
+        count = followed.fewest(room) or min(share, followed.most)
         program = self._program(way, count)
         costly = bool(program.analysis.costly)
         # What costs time is kept for later stages, where this leaves room for shards.
@@ -329,7 +334,7 @@ class _Search:
             return None
         fits: Attempt | None = None
         tried: dict[int, float] = {}
-        scale = 1.0  # What XLA takes of what is estimated.
+        scale = self._scale
         while True:
             attempt = self._estimated(way, count, program)
             if fits or scale * attempt.bytes <= DOUBTFUL * self._memory:
@@ -395,7 +400,7 @@ def _pieces(
     held = followed.held(count)
     times, constant = (took - kept) / max(held, 1), float(kept)
     for fewer, other in before[:1]:
-        if fewer < count and took > HOPELESS * other:
+        if fewer < count and took > HOPELESS ** math.log2(count / fewer) * other:
             # A few more pieces may need one more stage.
             return min(4 * count, followed.most) if count < 2 * fewer else None
         if (more := followed.held(fewer)) != held:

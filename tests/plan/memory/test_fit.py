@@ -426,12 +426,21 @@ def test_a_refusal_takes_few_calls():
     assert calls(refused) < 60 * given
 
 
-def test_a_refusal_compiles_little_and_its_bytes_are_enough():
-    """A deep stack of unequal layers, of which no cut is as small as is asked."""
-    compiled: list[str] = []
+@pytest.fixture
+def compiled():
+    """A list that each compilation makes longer."""
+    events = []
 
     def listen(event, duration, **_):
-        compiled.extend([event] * event.endswith("backend_compile_duration"))
+        events.extend([event] * event.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_refusal_compiles_little_and_its_bytes_are_enough(compiled):
+    """A deep stack of unequal layers, of which no cut is as small as is asked."""
 
     def loss(weights, x):
         for w, u in weights:
@@ -441,17 +450,35 @@ def test_a_refusal_compiles_little_and_its_bytes_are_enough():
     widths = (8, 24, 16, 28)
     weights = [(normal(20, width), normal(width, 20)) for width in widths]
     args = weights, normal(4, 48, 20)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        with pytest.raises(ValueError, match=r"Pass memory=\d+ or more") as refused:
-            sm.plan(jax.grad(loss), *args, memory="20 kB")
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    with pytest.raises(ValueError, match=r"Pass memory=\d+ or more") as refused:
+        sm.plan(jax.grad(loss), *args, memory="20 kB")
     assert len(compiled) <= 32
-    found = re.search(r"Pass memory=(\d+) or more", str(refused.value))
-    assert found
-    made = sm.plan(jax.grad(loss), *args, memory=int(found[1]))
-    assert made.peak_bytes <= int(found[1])
+    enough = re.search(r"Pass memory=(\d+) or more", str(refused.value))
+    assert enough
+    made = sm.plan(jax.grad(loss), *args, memory=int(enough[1]))
+    assert made.peak_bytes <= int(enough[1])
+
+
+def test_what_the_whole_takes_of_its_estimate_scales_that_of_pieces(compiled):
+    """The padded concatenation of a U-Net is not seen in its equations."""
+
+    def conv(x, k):
+        dimensions = "NHWC", "HWIO", "NHWC"
+        y = lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dimensions)
+        return jax.nn.relu(y)
+
+    def u_net(kernels, x):
+        beside = conv(x, kernels[0])
+        x = beside.reshape(len(x), 16, 2, 16, 2, 16).max((2, 4))
+        x = jnp.repeat(jnp.repeat(conv(x, kernels[1]), 2, 1), 2, 2)
+        return conv(jnp.concatenate([x, beside], -1), kernels[2])
+
+    widths = (3, 16), (16, 32), (48, 16)
+    kernels = [jax.ShapeDtypeStruct((3, 3, *width), np.float32) for width in widths]
+    x = jax.ShapeDtypeStruct((8, 32, 32, 3), np.float32)
+    made = sm.plan(u_net, kernels, x, memory="1200 kB")
+    assert made.num_shards == 4
+    assert len(compiled) == 2  # The whole function, and its shards.
 
 
 def test_what_all_steps_of_a_loop_keep_is_counted():
@@ -464,3 +491,16 @@ def test_what_all_steps_of_a_loop_keep_is_counted():
     assert len(made.stages) > 8
     assert made.peak_bytes <= 17_000
     np.testing.assert_allclose(made.run(x), fun(x), rtol=1e-4)
+
+
+def test_more_pieces_that_hardly_help_end_a_way():
+    """Its queries and keys take most: the examples are cut too, read once."""
+
+    def attention(q, k, v):
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    x = jax.ShapeDtypeStruct((4, 256, 4, 16), np.float32)
+    made = sm.plan(attention, x, x, x, memory=917_504)
+    assert len(made.stage_costs) == 1
+    assert made.num_shards <= 16
