@@ -1,7 +1,7 @@
 """`mesh_map`: `jax.shard_map` with dicts of mesh axes in place of PartitionSpecs."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -57,12 +57,6 @@ class MeshMappedFunction(Mapped[P, R]):
     _kind = BlockMap
 
 
-class Decorator(Protocol):
-    """What `mesh_map` returns without a function."""
-
-    def __call__(self, fun: Callable[P, R], /) -> MeshMappedFunction[P, R]: ...
-
-
 @overload
 def mesh_map(
     fun: Callable[P, R],
@@ -88,7 +82,7 @@ def mesh_map(
     check_vma: bool = False,
     donate_argnums: int | Iterable[int] = (),
     static_argnums: int | Iterable[int] = (),
-) -> Decorator: ...
+) -> Callable[[Callable[P, R]], MeshMappedFunction[P, R]]: ...
 
 
 @decorator_with_options

@@ -7,7 +7,7 @@ it runs, and its results process-local ones after; see `programs.run`.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import jax
 from jax.sharding import Mesh
@@ -26,13 +26,8 @@ from shardmap.arrays.process_local import (
 )
 from shardmap.map.primitives.params import MapParams
 
-
-class Trace(Protocol):
-    """Traces a call of global arrays."""
-
-    def __call__(
-        self, arguments: Arguments, avals: Sequence[Aval], in_axes: Axes
-    ) -> tuple[Call, MapParams]: ...
+Trace = Callable[[Arguments, Sequence[Aval], Axes], tuple[Call, MapParams]]
+"""Traces a call of global arrays, from these avals and mapped axes of its leaves."""
 
 
 def trace_call(

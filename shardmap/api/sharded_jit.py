@@ -9,7 +9,7 @@ sharding constraint around the arguments and the results.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -324,12 +324,6 @@ class ShardedFunction(Mapped[P, R]):
     _kind = PartitionedFunction
 
 
-class Decorator(Protocol):
-    """What `sharded_jit` returns without a function."""
-
-    def __call__(self, fun: Callable[P, R], /) -> ShardedFunction[P, R]: ...
-
-
 @overload
 def sharded_jit(
     fun: Callable[P, R],
@@ -353,7 +347,7 @@ def sharded_jit(
     static_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
     devices: Sequence[jax.Device] | None = None,
-) -> Decorator: ...
+) -> Callable[[Callable[P, R]], ShardedFunction[P, R]]: ...
 
 
 @decorator_with_options

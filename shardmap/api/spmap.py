@@ -1,7 +1,7 @@
 """`spmap`: what users call."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import jax
 from jax.sharding import Mesh
@@ -40,12 +40,6 @@ class MappedFunction(Mapped[P, R]):
     _kind = ElementMap
 
 
-class Decorator(Protocol):
-    """What `spmap` returns without a function."""
-
-    def __call__(self, fun: Callable[P, R], /) -> MappedFunction[P, R]: ...
-
-
 class Keywords(TypedDict, total=False):
     """The keyword arguments of `spmap`."""
 
@@ -72,7 +66,7 @@ def spmap(
 @overload
 def spmap(
     fun: None = None, axis_name: Hashable = None, **keywords: Unpack[Keywords]
-) -> Decorator: ...
+) -> Callable[[Callable[P, R]], MappedFunction[P, R]]: ...
 
 
 @decorator_with_options
