@@ -29,7 +29,7 @@ COMMANDS = {
     ),
     "picture": Command(
         module="shardmap.commands.picture",
-        summary="draw a sharding: indices, picture, proto, HLO and Shardy text",
+        summary="draw a sharding, and write its proto, HLO and Shardy text",
         needs={},
     ),
     "explain": Command(

@@ -1,17 +1,14 @@
-"""`python -m shardmap picture`: a sharding in all forms, from indices to Shardy."""
+"""`python -m shardmap picture`: a sharding in all forms, from a picture to Shardy."""
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import shardmap as sm
 from shardmap.commands.parsing import Parser, evaluate
-from shardmap.explaining.draw.grids import GAP
 from shardmap.explaining.draw.text import picture
 from shardmap.sharding.spec import ShardingSpec
 
@@ -21,7 +18,6 @@ EXAMPLES = (
     '(ShardedAxis(0), Replicated(2)))" --shape 8,64',
 )
 MOST_DEVICES = 2**20
-INDICES_SHOWN = 12
 # The names that SPEC may use.
 NAMES = {
     **{"jax": jax, "sm": sm, "shardmap": sm},
@@ -172,7 +168,7 @@ def _mesh_text(mesh: dict[str, int]) -> str:
 def page(shown: Layout) -> str:
     """The layout as text.
 
-    >>> print(page(layout("P('x')", "4", "x=2")).partition("Indices")[0].rstrip())
+    >>> print(page(layout("P('x')", "4", "x=2")).partition("OpSh")[0].rstrip())
     P('x') on a mesh of x=2
     ShardingSpec((Chunked((2,)),), (ShardedAxis(0),))
     <BLANKLINE>
@@ -183,7 +179,7 @@ def page(shown: Layout) -> str:
          +-----+-----+
     """
     spec, shape, mesh, partitions = shown
-    lines = [repr(spec), "", picture(spec, shape), "\nIndices", *_indices(spec, shape)]
+    lines = [repr(spec), "", picture(spec, shape)]
     if partitions is not None:
         lines.insert(0, f"{partitions} on a mesh of {_mesh_text(mesh or {})}")
     if spec.stacked() != spec:
@@ -207,32 +203,3 @@ def _forms(shown: Layout) -> list[tuple[str, str]]:
         ("HLO", str(hlo)),
         ("Shardy", outside.sdy(list(shown.mesh) if shown.mesh else None)),
     ]
-
-
-def _indices(spec: ShardingSpec, shape: tuple[int, ...]) -> Iterator[str]:
-    """A line for each device, or for the first ones and the last."""
-    indices = spec.indices(shape)
-    last = spec.num_shards - 1
-    few = range(last if last < INDICES_SHOWN else INDICES_SHOWN - 2)
-    for device in itertools.chain(few, [last]):
-        if device > len(few):
-            yield f"  {GAP}"
-        place = np.unravel_index(device, spec.mesh_shape)
-        yield f"  device {device:{len(str(last))}}  {_index_text(indices[place])}"
-
-
-def _index_text(index: tuple[int | slice, ...]) -> str:
-    """An index as written between brackets.
-
-    >>> _index_text((3, slice(None), slice(0, 2))), _index_text(())
-    ('[3, :, 0:2]', '[()]')
-    """
-    parts = [
-        str(item)
-        if isinstance(item, int)
-        else ":"
-        if item == slice(None)
-        else f"{item.start}:{item.stop}"
-        for item in index
-    ]
-    return f"[{', '.join(parts) or '()'}]"
