@@ -201,14 +201,14 @@ def test_a_function_in_pieces_beside_the_whole_and_other_forms():
     pytest.importorskip("optax", reason="one of the other forms")
     programs = chunked_rows.PROGRAMS
     small = programs["ODE step"]._replace(shapes=((256, 16), (16, 16)))
-    found = chunked_rows.measured(small, repeats=1)
-    assert found.temporaries < 1
-    assert set(found.seconds) == {
+    row = chunked_rows.measured(small, repeats=1)
+    assert row.temporaries < 1
+    assert set(row.seconds) == {
         *(harness.OURS, chunked_rows.WHOLE, chunked_rows.LAX_MAP)
     }
-    assert found.wrong == set()
-    found = chunked_rows.measured(programs["lagged product"], repeats=1)
-    assert found.wrong == {chunked_rows.OPTAX}
+    assert row.wrong == set()
+    row = chunked_rows.measured(programs["lagged product"], repeats=1)
+    assert row.wrong == {chunked_rows.OPTAX}
 
 
 @pytest.mark.few(1)
@@ -229,7 +229,7 @@ def test_contenders_of_the_field_agree(name, tmp_path, monkeypatch):
                 norms[contender] = board.norm(run(folder, out).run())
     want = norms[board.NUMPY]
     assert want > 0
-    assert all(abs(found - want) < 1e-3 * want for found in norms.values()), norms
+    assert all(abs(norm - want) < 1e-3 * want for norm in norms.values()), norms
 
 
 def test_verdicts_of_the_field():

@@ -72,6 +72,6 @@ def test_a_few_cases_are_quick_and_spread(run):
     few = "@pytest.mark.few(5)\n@pytest.mark.parametrize"
     result = run(PRODUCT.format(n=1).replace("@pytest.mark.parametrize", few, 1))
     result.assert_outcomes(passed=5, deselected=7)
-    found = re.findall(r"ran (\w) (\d)", result.stdout.str())
+    cases = re.findall(r"ran (\w) (\d)", result.stdout.str())
     # Every second or third of twelve, where `a` changes fastest, from the second on.
-    assert [3 * int(b) + "pqr".index(a) for a, b in found] == [1, 3, 5, 8, 10]
+    assert [3 * int(b) + "pqr".index(a) for a, b in cases] == [1, 3, 5, 8, 10]

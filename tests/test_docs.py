@@ -144,5 +144,5 @@ def test_docstring_examples(path):
 
 def test_docstring_examples_are_found():
     module = importlib.import_module("shardmap.explaining.draw.text")
-    found = doctest.DocTestFinder(exclude_empty=True).find(module)
-    assert "shardmap.explaining.draw.text.picture" in [test.name for test in found]
+    examples = doctest.DocTestFinder(exclude_empty=True).find(module)
+    assert "shardmap.explaining.draw.text.picture" in [test.name for test in examples]

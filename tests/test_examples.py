@@ -39,10 +39,10 @@ ELSEWHERE = {"resume"}
 
 
 def test_every_program_is_tried():
-    found = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert found - ELSEWHERE == set(SMALL) == set(SAYS)
-    assert found == set(re.findall(r"^\| \[(\w+)\.py\]", PAGE, re.M))
-    assert found == set(re.findall(r"^## (\w+)\.py$", PAGE, re.M))
+    programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert programs - ELSEWHERE == set(SMALL) == set(SAYS)
+    assert programs == set(re.findall(r"^\| \[(\w+)\.py\]", PAGE, re.M))
+    assert programs == set(re.findall(r"^## (\w+)\.py$", PAGE, re.M))
 
 
 def without_numbers(line):

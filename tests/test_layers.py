@@ -133,7 +133,7 @@ MODULES = {f"shardmap.{module}" for module in SOURCES}
 
 
 def test_a_module_imports_only_from_rooms_below_it():
-    upward = {m: found for m in SOURCES if (found := upward_imports(m, SOURCES[m]))}
+    upward = {m: those for m in SOURCES if (those := upward_imports(m, SOURCES[m]))}
     assert upward == {}
 
 
@@ -204,8 +204,8 @@ def touches(source):
 
 
 def test_how_jax_is_made_matters_in_one_room():
-    touching = {m: found for m in SOURCES if (found := touches(SOURCES[m]))}
-    assert {m: found for m, found in touching.items() if room(m) != "_jax"} == {}
+    touching = {m: lines for m in SOURCES if (lines := touches(SOURCES[m]))}
+    assert {m: lines for m, lines in touching.items() if room(m) != "_jax"} == {}
 
 
 def test_a_touch_of_what_is_inside_jax_is_found():

@@ -93,8 +93,8 @@ DOCUMENTS = sorted([*(ROOT / "docs").glob("**/*.md"), ROOT / "README.md"])
 
 def test_documents_import_from_the_package_alone():
     for page in DOCUMENTS:
-        found = re.findall(r"(?:from|import) (shardmap[.\w]*)", page.read_text())
-        assert {*found} <= {"shardmap", "shardmap.compat", "shardmap.extend"}, page
+        modules = re.findall(r"(?:from|import) (shardmap[.\w]*)", page.read_text())
+        assert {*modules} <= {"shardmap", "shardmap.compat", "shardmap.extend"}, page
 
 
 def unreachable(text):
@@ -114,8 +114,8 @@ def unreachable(text):
 
 
 def test_what_documents_name_is_reached_from_the_package():
-    found = {page.name: unreachable(page.read_text()) for page in DOCUMENTS}
-    assert {page: names for page, names in found.items() if names} == {}
+    by_page = {page.name: unreachable(page.read_text()) for page in DOCUMENTS}
+    assert {page: names for page, names in by_page.items() if names} == {}
 
 
 def test_a_name_that_is_not_reached_is_found():

@@ -39,8 +39,8 @@ def printed(program, devices, tmp_path):
 def test_the_blocks_run_as_pasted(devices, tmp_path):
     assert len(BLOCKS) == 5
     assert all(expected(block) for block in BLOCKS)
-    found = printed("\n".join(BLOCKS), devices, tmp_path)
-    assert found == [line for block in BLOCKS for line in expected(block)]
+    lines = printed("\n".join(BLOCKS), devices, tmp_path)
+    assert lines == [line for block in BLOCKS for line in expected(block)]
 
 
 def test_a_wrong_output_is_noticed():

@@ -239,7 +239,8 @@ class _Print(_Call):
         first = " ".join(f"{name}: {kwargs[name]}" for name in sorted(kwargs))
         lines = [first] if kwargs else []
         with np.printoptions(threshold=self.threshold or 1024):
-            lines.append(str(value))
+            numbers = jax.tree.map(lambda a: a if np.ndim(a) else a.item(), value)
+            lines.append(str(numbers))
         # One write, so that the output of devices is not interleaved.
         stream = self.stream or sys.stdout
         if stream is not None:  # A process may have none.

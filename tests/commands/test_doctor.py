@@ -53,10 +53,10 @@ def test_a_start_that_takes_for_ever_is_found():
 
 @pytest.mark.deep
 def test_the_probe_sees_this_process():
-    found = doctor.start_jax()
-    assert found.keys() == FOUND.keys()
+    facts = doctor.start_jax()
+    assert facts.keys() == FOUND.keys()
     wanted = {"platform": "cpu", "count": 8, "sum": 36.0, "right": 36.0}
-    assert {key: found[key] for key in wanted} == wanted
+    assert {key: facts[key] for key in wanted} == wanted
 
 
 def test_a_wrong_sum_is_broken():
@@ -90,9 +90,9 @@ def test_a_wrong_sum_is_broken():
     ],
 )
 def test_limits_are_those_of_the_machine(changes, environment, limits):
-    found = doctor.limits({**FOUND, **changes}, environment)
-    assert len(found) == len(limits)
-    for line, start in zip(found, limits, strict=True):
+    lines = doctor.limits({**FOUND, **changes}, environment)
+    assert len(lines) == len(limits)
+    for line, start in zip(lines, limits, strict=True):
         assert line.startswith(start)
 
 

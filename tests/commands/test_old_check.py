@@ -12,7 +12,7 @@ from shardmap.compat.sources import unknown_in, uses_in
 from tests.command_line import call, refusal
 
 
-def found(source):
+def old_and_unknown(source):
     uses = uses_in("f.py", textwrap.dedent(source))
     return [use[1:4] for use in uses], unknown_in(source)
 
@@ -52,7 +52,7 @@ FORMS = {
 
 @pytest.mark.parametrize("source", FORMS)
 def test_forms(source):
-    assert found(source) == (FORMS[source], [])
+    assert old_and_unknown(source) == (FORMS[source], [])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_forms(source):
     ],
 )
 def test_what_is_no_old_name(source):
-    assert found(source) == ([], [])
+    assert old_and_unknown(source) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_no_old_name(source):
     ],
 )
 def test_a_name_that_nothing_is_known_of(source, name):
-    assert found(source) == ([], [(1, name)])
+    assert old_and_unknown(source) == ([], [(1, name)])
 
 
 @pytest.fixture

@@ -45,9 +45,9 @@ def test_a_result_without_an_axis_is_that_of_the_first_element(name, around):
     f = around(compat.pmap(fun, "i", out_axes=None))
     first = jax.tree.map(lambda y: y[0], jax.vmap(fun, axis_name="i")(X))
     with pytest.warns(UserWarning, match="The result is that of element 0"):
-        found = f(X)
-    jax.tree.map(np.testing.assert_array_equal, found, first)
-    assert jax.tree.map(jnp.result_type, found) == jax.tree.map(jnp.result_type, first)
+        result = f(X)
+    jax.tree.map(np.testing.assert_array_equal, result, first)
+    assert jax.tree.map(jnp.result_type, result) == jax.tree.map(jnp.result_type, first)
 
 
 def test_results_with_an_axis_keep_it():

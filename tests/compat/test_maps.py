@@ -87,13 +87,13 @@ def test_sizes_of_axes_that_no_argument_has(resources):
 
 def loops(jaxpr):
     """The lengths of the loops in a program."""
-    found = []
+    lengths = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
-            found.append(equation.params["length"])
+            lengths.append(equation.params["length"])
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            found += loops(inner)
-    return found
+            lengths += loops(inner)
+    return lengths
 
 
 @pytest.mark.parametrize(

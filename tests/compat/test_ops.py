@@ -50,8 +50,8 @@ def test_a_product_over_a_named_axis(mapped):
     def f(a, b):
         return ops.pdot(a, b, "i", pos_contract=((1,), (1,)), pos_batch=((0,), (0,)))
 
-    found = mapped(f, axis_name="i", out_axes=None)(A, B)
-    np.testing.assert_allclose(found, np.einsum("ijk,ijk->j", A, B), rtol=1e-5)
+    result = mapped(f, axis_name="i", out_axes=None)(A, B)
+    np.testing.assert_allclose(result, np.einsum("ijk,ijk->j", A, B), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,10 @@ def saved(name, folder):
     return dict(np.load(file)), result
 
 
-def assert_close(found, expected):
-    assert found.keys() == expected.keys()
+def assert_close(arrays, expected):
+    assert arrays.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, 1e-4, 1e-5, err_msg=name)
+        np.testing.assert_allclose(arrays[name], value, 1e-4, 1e-5, err_msg=name)
 
 
 def places(result):
@@ -64,7 +64,7 @@ def places(result):
 
 @pytest.mark.deep
 def test_data_parallel_training(tmp_path):
-    found, result = saved("data_parallel.py", tmp_path)
+    arrays, result = saved("data_parallel.py", tmp_path)
     assert result.stdout == "8\n"
     assert (
         "data_parallel.py:8: from jax import pmap -> from shardmap.compat import pmap"
@@ -90,12 +90,12 @@ def test_data_parallel_training(tmp_path):
     params = params_of(state)
     moved = jax.tree.leaves(jax.tree.map(jnp.subtract, params, first))
     expected = {f"arr_{k}": leaf for k, leaf in enumerate(moved)}
-    assert_close(found, expected | {"loss": loss(params)})
-    assert found["loss"] < loss(first)
+    assert_close(arrays, expected | {"loss": loss(params)})
+    assert arrays["loss"] < loss(first)
 
 
 def test_nested_pmap(tmp_path):
-    found, result = saved("nested_pmap.py", tmp_path)
+    arrays, result = saved("nested_pmap.py", tmp_path)
     assert len(places(result)) == 3
     data = np.arange(24, dtype=np.float32).reshape(4, 6)
     seeds = np.array([1.0, 3.0], np.float32)[:, None]
@@ -105,22 +105,22 @@ def test_nested_pmap(tmp_path):
         "of_all": np.full((2, 4), data.mean() * seeds.mean()),
         "gradient": 8 * 2 * (data - data.mean()) / 24,
     }
-    assert_close(found, expected)
+    assert_close(arrays, expected)
 
 
 def test_soft_pmap(tmp_path):
-    found, _ = saved("soft_pmap.py", tmp_path)
+    arrays, _ = saved("soft_pmap.py", tmp_path)
     x = (jnp.arange(32) / 32).at[:2].set(0)
     expected = {
         "weights": jax.nn.softmax(x),
         "indices": 2 * np.arange(32),
         "slope": jax.grad(lambda x: (jax.nn.softmax(x) ** 2).sum())(x),
     }
-    assert_close(found, expected)
+    assert_close(arrays, expected)
 
 
 def test_host_callback(tmp_path):
-    found, result = saved("taps.py", tmp_path)
+    arrays, result = saved("taps.py", tmp_path)
     assert result.stdout == "what: the sum\n136.0\n"
     xs = np.arange(1.0, 17.0).reshape(8, 2)
     expected = {
@@ -129,11 +129,11 @@ def test_host_callback(tmp_path):
         "whole": [xs.sum()],
         "answer": xs.sum() + 1,
     }
-    assert_close(found, expected)
+    assert_close(arrays, expected)
 
 
 def test_xmap(tmp_path):
-    found, result = saved("named_axes.py", tmp_path)
+    arrays, result = saved("named_axes.py", tmp_path)
     assert result.stdout == (
         "ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))\n"
     )
@@ -145,11 +145,11 @@ def test_xmap(tmp_path):
         "centred": images - images.mean(0),
         "looped": np.sin(np.arange(16.0)),
     }
-    assert_close(found, expected)
+    assert_close(arrays, expected)
 
 
 def test_sharded_jit(tmp_path):
-    found, result = saved("partitions.py", tmp_path)
+    arrays, result = saved("partitions.py", tmp_path)
     assert result.stdout == "[(4, 8), (4, 8)]\n"
     x = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
     y = np.ones((8, 8), np.float32) / 3
@@ -158,11 +158,11 @@ def test_sharded_jit(tmp_path):
         "many": np.tanh(np.stack([x @ y, 2 * x @ y])) + 1,
         "count": 4,
     }
-    assert_close(found, expected)
+    assert_close(arrays, expected)
 
 
 def test_specs(tmp_path):
-    found, result = saved("specs.py", tmp_path)
+    arrays, result = saved("specs.py", tmp_path)
     assert len(places(result)) == 19
     x = np.arange(4 * 3 * 6).reshape(4, 3, 6)
     # The last mesh axis has copies; of the others the first walks the last dimension.
@@ -180,18 +180,18 @@ def test_specs(tmp_path):
         "placed": np.arange(8.0),
         "copies": np.ones((8, 3)),
     }
-    assert_close(found, expected)
+    assert_close(arrays, expected)
 
 
 def test_pjit(tmp_path):
-    found, _ = saved("partition_specs.py", tmp_path)
+    arrays, _ = saved("partition_specs.py", tmp_path)
     x = np.arange(48, dtype=np.float32).reshape(8, 6) / 48
     w = np.ones((6, 4), np.float32)
     expected = {
         "w": w - 0.1 * x.sum(0)[:, None],
         "hidden": np.tanh(x @ w),
     }
-    assert_close(found, expected)
+    assert_close(arrays, expected)
 
 
 @pytest.mark.parametrize("file", sorted(PROGRAMS.glob("*.py")), ids=lambda f: f.stem)

@@ -194,8 +194,8 @@ def test_specs_of_partitions():
 def test_specs_of_maps(nrep, parts, map_axis, spec):
     aval = jax.ShapeDtypeStruct((4, 6), np.float32)
     npart = int(np.prod(parts)) if parts else 1
-    found = compat._pmap_sharding_spec(nrep, 4, npart, parts, aval, map_axis)
-    assert found == sm.ShardingSpec(*spec)
+    result = compat._pmap_sharding_spec(nrep, 4, npart, parts, aval, map_axis)
+    assert result == sm.ShardingSpec(*spec)
 
 
 def test_a_map_needs_as_many_devices_for_each_element():
@@ -251,7 +251,7 @@ def test_a_map_that_is_bound_runs_on_its_devices():
     info = jax.api_util.debug_info("share", share, (rows,), {})
     element = jax.make_jaxpr(share, axis_env=[("i", 4)])(rows[0]).jaxpr
     for bind in (compat.pxla.xla_pmap, compat.pxla.soft_pmap):
-        for found in (
+        for result in (
             bind(share, rows, out_axes=(0,), devices=devices, **options),
             bind(rows, out_axes=(0,), devices=devices, call_jaxpr=element, **options),
             bind(
@@ -263,8 +263,8 @@ def test_a_map_that_is_bound_runs_on_its_devices():
                 **options,
             ),
         ):
-            np.testing.assert_allclose(found[0], expected, rtol=1e-6)
-            assert found[0].devices() == set(devices)
-        (found,) = bind(share, rows, out_axes=(1,), **options)
-        assert found.devices() == set(jax.devices()[:4])
-        np.testing.assert_allclose(found, expected.T, rtol=1e-6)
+            np.testing.assert_allclose(result[0], expected, rtol=1e-6)
+            assert result[0].devices() == set(devices)
+        (result,) = bind(share, rows, out_axes=(1,), **options)
+        assert result.devices() == set(jax.devices()[:4])
+        np.testing.assert_allclose(result, expected.T, rtol=1e-6)

@@ -80,40 +80,40 @@ def nbytes(text):
 
 def causes(each):
     """Of what the compiler put in, why; and what avoids it, unless it is expected."""
-    found = []
+    faults = []
     if (each.cause is not None) != each.added_by_partitioner:
-        found.append(f"no cause: {each}")
+        faults.append(f"no cause: {each}")
     is_expected = (each.cause or "").startswith("expected")
     if (each.advice is not None) != (each.added_by_partitioner and not is_expected):
-        found.append(f"no advice: {each}")
+        faults.append(f"no advice: {each}")
     if is_expected and each.kind not in ("all-reduce", "reduce-scatter"):
-        found.append(f"not expected: {each}")
-    return found
+        faults.append(f"not expected: {each}")
+    return faults
 
 
 def elements(report, text):
     """Devices, batches and steps have room for the elements, and for no more rounds."""
-    found = []
+    faults = []
     sizes = dict(report.mesh)
     for axis in report.axes:
         # The axis of a map is one of the mesh only where it is said so.
         if axis.kind in ("shard_map", "pmap", "sharding"):
             if sizes.get(axis.name) not in (None, axis.devices):
-                found.append(f"{axis} has {sizes[axis.name]} devices")
+                faults.append(f"{axis} has {sizes[axis.name]} devices")
         if not axis.size or None in (axis.vectorised, axis.steps):
             continue
         each = -(-axis.size // axis.devices)
         if -(-each // axis.vectorised) != axis.steps:
-            found.append(f"{axis} does not multiply")
+            faults.append(f"{axis} does not multiply")
     devices = re.search(r"num_partitions=(\d+)", text)
     is_empty = "entry_computation_layout={()->()}" in text  # Of devices not a word.
     if not is_empty and report.num_devices != (int(devices[1]) if devices else 1):
-        found.append(f"{report.num_devices} devices")
-    return found
+        faults.append(f"{report.num_devices} devices")
+    return faults
 
 
 def layouts(report, compiled):
-    found = []
+    faults = []
     for arrays, shardings in (
         (report.inputs, jax.tree.leaves(compiled.input_shardings)),
         (report.outputs, jax.tree.leaves(compiled.output_shardings)),
@@ -122,5 +122,5 @@ def layouts(report, compiled):
             continue
         for array, sharding in zip(arrays, shardings, strict=True):
             if array.shard_shape != sharding.shard_shape(array.shape):
-                found.append(f"{array} lies as {sharding}")
-    return found
+                faults.append(f"{array} lies as {sharding}")
+    return faults

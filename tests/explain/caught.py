@@ -165,10 +165,10 @@ class Found(collections.Counter):
 
 
 def looked_at(caught):
-    found = Found()
+    summary = Found()
     for each in caught:
-        found.look_at(*each)
-    return found
+        summary.look_at(*each)
+    return summary
 
 
 # As a plugin of pytest

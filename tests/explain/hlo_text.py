@@ -47,7 +47,7 @@ def moved(text):
         lists = re.findall(r"(?:body|calls|to_apply|computations?)=\{?([^={}]+)", line)
         for called in re.findall(r"%([\w.\-]+)", " ".join(lists)):
             callers[called] = (name, int(trips[1]) if trips else 1)
-    found = collections.Counter()
+    counts = collections.Counter()
     for name, lines in inside.items():
         times, at = 1, name
         while at in callers:
@@ -55,8 +55,8 @@ def moved(text):
             times *= trips
         for line in lines:
             for value in _values(line, devices):
-                found[value] += times
-    return found
+                counts[value] += times
+    return counts
 
 
 def _values(line, devices):
@@ -84,21 +84,21 @@ def _groups(line, kind, devices):
     if kind == "collective-permute":
         pairs = re.search(r"source_target_pairs=\{([{}\d,]*)\}", line)[1]
         return _joined(re.findall(r"\{(\d+),(\d+)\}", pairs))
-    if found := re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", line):
+    if match := re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", line):
         return [
             frozenset(map(int, group.split(",")))
-            for group in re.findall(r"\{([\d,]+)\}", found[1])
+            for group in re.findall(r"\{([\d,]+)\}", match[1])
         ]
-    if found := re.search(
+    if match := re.search(
         r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](T\(\S+?\))?", line
     ):
-        shape = [int(n) for n in found[1].split(",")]
-        ids = np.arange(math.prod(shape)).reshape([int(n) for n in found[2].split(",")])
-        if found[3]:
-            ids = ids.transpose([int(n) for n in re.findall(r"\d+", found[3])])
+        shape = [int(n) for n in match[1].split(",")]
+        ids = np.arange(math.prod(shape)).reshape([int(n) for n in match[2].split(",")])
+        if match[3]:
+            ids = ids.transpose([int(n) for n in re.findall(r"\d+", match[3])])
         return [frozenset(row) for row in ids.reshape(shape).tolist()]
-    if found := re.search(r"replica_groups=mesh\[(.*?)\](.*?)\{(.*?)\}", line):
-        return _of_mesh(*found.groups())
+    if match := re.search(r"replica_groups=mesh\[(.*?)\](.*?)\{(.*?)\}", line):
+        return _of_mesh(*match.groups())
     return [frozenset(range(devices))]
 
 
@@ -117,15 +117,15 @@ def _of_mesh(sizes, order, names):
         ids = np.reshape(ids, [int(n) for n in shape[1].split(",")])
         axes = [int(n) for n in shape[2].split(",")] if shape[2] else None
         ids = ids.transpose(axes).ravel().tolist()
-    found = collections.defaultdict(set)
+    groups = collections.defaultdict(set)
     for at, place in enumerate(np.ndindex(*mesh.values())):
         fixed = []
         for name, k in zip(mesh, place, strict=True):
             before, size = runs.get(name, (1, 1))
             inner = mesh[name] // before // size
             fixed.append((k // (inner * size), k % inner))
-        found[tuple(fixed)].add(ids[at])
-    return [frozenset(group) for group in found.values()]
+        groups[tuple(fixed)].add(ids[at])
+    return [frozenset(group) for group in groups.values()]
 
 
 def _joined(pairs):
@@ -143,10 +143,10 @@ def _joined(pairs):
 def along(mesh, names):
     """The sets of devices of a mesh that differ only along some of its axes."""
     ids = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-    found = collections.defaultdict(set)
+    groups = collections.defaultdict(set)
     for place in np.ndindex(*ids.shape):
         rest = tuple(
             k for k, name in zip(place, mesh, strict=True) if name not in names
         )
-        found[rest].add(int(ids[place]))
-    return {frozenset(group) for group in found.values()}
+        groups[rest].add(int(ids[place]))
+    return {frozenset(group) for group in groups.values()}

@@ -217,12 +217,12 @@ def test_the_pieces_are_steps_of_a_loop(inside):
     fun = jax.jit(lambda x, w: pieces(x, w) * 2) if inside else pieces
     args = ones(64, 16), ones(16, 4)
     report = sm.explain(fun)(*args)
-    found = [axis.steps for axis in report.axes]
+    steps = [axis.steps for axis in report.axes]
     assert [str(axis) for axis in report.axes][-1] == (
         "an axis of 8 = 1 device x 1 vectorised x 8 steps"
     )
     text = jax.jit(fun).lower(*args).compile().as_text()
     trips = re.findall(r'known_trip_count":\{"n":"(\d+)"', text)
-    assert sorted(found) == sorted(map(int, trips))
+    assert sorted(steps) == sorted(map(int, trips))
     assert "8 pieces, one after another" in report.axes[-1].running
     assert bool(report.pieces) != inside

@@ -37,12 +37,12 @@ def disagreements(report, compiled, names):
 
 def places(each, names):
     """Where it is from: of the user's own the very function, of others one of them."""
-    found = re.fullmatch(r"(.*):(\d+) \((.+)\)", each.source or "")
-    if found is None or not found[1].endswith(FILE):
+    match = re.fullmatch(r"(.*):(\d+) \((.+)\)", each.source or "")
+    if match is None or not match[1].endswith(FILE):
         return [f"no line of the program: {each}"]
     if each.added_by_partitioner:
         names = names | AROUND
-    return [] if names & {*found[3].split(".")} else [f"not of {names}: {each}"]
+    return [] if names & {*match[3].split(".")} else [f"not of {names}: {each}"]
 
 
 def mesh_axes(report):

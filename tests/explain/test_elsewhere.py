@@ -23,7 +23,7 @@ def mean(w, x):
     return jax.lax.pmean(x @ w, "i")
 
 
-def found(fun, *args):
+def devices_and_kinds(fun, *args):
     """The devices that hold a result, and the kinds of collectives."""
     report = sm.explain(fun, devices=THERE)(*args)
     assert report.device_kind == "cpu"
@@ -34,8 +34,8 @@ def found(fun, *args):
 def test_maps_and_meshes_that_name_no_devices_are_on_these():
     step = jax.jit(lambda w, x: w - mean(w, x).sum())
     step(W, np.ones((16, 8), np.float32))  # JAX has this trace already.
-    assert found(mean, W, X) == (4, IDS, ["all-reduce"])
-    assert found(step, W, X) == (4, IDS, ["all-reduce"])
+    assert devices_and_kinds(mean, W, X) == (4, IDS, ["all-reduce"])
+    assert devices_and_kinds(step, W, X) == (4, IDS, ["all-reduce"])
     assert sm.explain(step)(W, X).num_devices == 8
     assert sm.explain(step, devices=HERE)(W, X).outputs[0].devices == ()
 
@@ -47,10 +47,10 @@ def test_maps_and_meshes_that_name_no_devices_are_on_these():
         )
         return total(first)
 
-    assert found(with_mesh, W, X) == (4, IDS, ["all-reduce"])
+    assert devices_and_kinds(with_mesh, W, X) == (4, IDS, ["all-reduce"])
     product = sm.sharded_jit(lambda w, x: x @ w, (None, (4, 1)), (4, 1))
-    assert found(product, W, X) == (4, IDS, [])
-    assert found(jax.jit(lambda w, x: product(w, x)), W, X) == (4, IDS, [])
+    assert devices_and_kinds(product, W, X) == (4, IDS, [])
+    assert devices_and_kinds(jax.jit(lambda w, x: product(w, x)), W, X) == (4, IDS, [])
 
 
 def test_an_abstract_mesh_stands_for_these():
@@ -85,10 +85,10 @@ def test_an_abstract_mesh_stands_for_these():
 
 
 def test_a_program_on_one_device_is_on_the_first_of_these():
-    assert found(lambda w, x: x @ w, W, X) == (1, IDS[:1], [])
-    assert found(lambda: jnp.arange(3.0)) == (1, IDS[:1], [])
+    assert devices_and_kinds(lambda w, x: x @ w, W, X) == (1, IDS[:1], [])
+    assert devices_and_kinds(lambda: jnp.arange(3.0)) == (1, IDS[:1], [])
     placed = jax.device_put(W, jax.devices()[2])
-    assert found(jax.jit(lambda w: w * placed), placed) == (1, IDS[:1], [])
+    assert devices_and_kinds(jax.jit(lambda w: w * placed), placed) == (1, IDS[:1], [])
 
 
 MESH = jax.sharding.Mesh(np.reshape(HERE, (2, 2)), ("data", "model"))
@@ -119,7 +119,7 @@ ROWS, WHOLE = NamedSharding(MESH, P("data")), NamedSharding(MESH, P())
 )
 def test_meshes_of_as_many_other_devices_are_of_these(fun, kinds):
     if fun is not None:
-        num_devices, devices, collectives = found(fun, X)
+        num_devices, devices, collectives = devices_and_kinds(fun, X)
         assert (num_devices, devices) == (4, IDS)
         assert len(collectives) == len(kinds)
 
@@ -132,7 +132,7 @@ def test_sharded_arguments_are_sharded_alike():
     assert x.sharding == ROWS
     explicit = jax.make_mesh((4,), ("data",), (AxisType.Explicit,), devices=HERE)
     x = jax.device_put(np.ones((16, 8), np.float32), NamedSharding(explicit, P("data")))
-    assert found(lambda x: x * 2, x) == (4, IDS, [])
+    assert devices_and_kinds(lambda x: x * 2, x) == (4, IDS, [])
 
 
 def test_other_numbers_of_devices_are_refused():

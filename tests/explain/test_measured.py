@@ -22,9 +22,9 @@ def share(x):
 def test_the_prediction_is_that_of_the_report():
     x = jax.device_put(np.ones((16, 64), np.float32), ROWS)
     report = sm.explain(sm.spmap(share, "i"))(x)
-    found = report.measure(x)
-    assert found.predicted_bytes == report.cost.peak_bytes
-    assert all(seconds > 0 for seconds in found.seconds)
+    measurement = report.measure(x)
+    assert measurement.predicted_bytes == report.cost.peak_bytes
+    assert all(seconds > 0 for seconds in measurement.seconds)
 
 
 def test_as_many_calls_as_are_asked_for_and_one_more():
@@ -38,8 +38,8 @@ def test_as_many_calls_as_are_asked_for_and_one_more():
         return jax.pure_callback(note, jax.ShapeDtypeStruct((4,), np.float32), x)
 
     x = jnp.ones(4, np.float32)
-    found = sm.explain(fun)(x).measure(x, repeats=3)
-    assert len(found.seconds) == 3
+    measurement = sm.explain(fun)(x).measure(x, repeats=3)
+    assert len(measurement.seconds) == 3
     assert len(calls) == 4
 
 
@@ -51,8 +51,8 @@ def test_donated_arguments_stay():
 
 
 def test_keywords_and_numpy():
-    found = sm.explain(lambda x, *, k: x * k)(np.ones(4, np.float32), k=np.float32(2))
-    assert len(found.measure(np.ones(4, np.float32), k=np.float32(2)).seconds) == 5
+    report = sm.explain(lambda x, *, k: x * k)(np.ones(4, np.float32), k=np.float32(2))
+    assert len(report.measure(np.ones(4, np.float32), k=np.float32(2)).seconds) == 5
 
 
 def test_it_prints_what_it_took_beside_the_prediction():

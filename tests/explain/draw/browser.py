@@ -74,5 +74,5 @@ def looked_at(pages, widths, scheme, folder, asked="probe"):
     body = re.search(r"<body>(.*)</body>", result.stdout, re.S)
     assert body, result.stderr[-2000:]
     assert body[1].startswith("["), body[1][:2000]
-    found = iter(json.loads(html.unescape(body[1])))
-    return {width: [next(found) for _ in pages] for width in widths}
+    reports = iter(json.loads(html.unescape(body[1])))
+    return {width: [next(reports) for _ in pages] for width in widths}

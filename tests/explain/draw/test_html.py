@@ -91,9 +91,9 @@ def shown(report):
 @pytest.mark.parametrize("form", [saved, shown])
 def test_tags_match_and_nothing_is_fetched_or_run(name, form):
     text = form(EXPLANATIONS[name]())
-    found = Nesting(text)
-    assert not {"script", "img", "link", "iframe", "object", "a"} & set(found.tags)
-    names = {attribute for _, attribute, _ in found.attributes}
+    nesting = Nesting(text)
+    assert not {"script", "img", "link", "iframe", "object", "a"} & set(nesting.tags)
+    names = {attribute for _, attribute, _ in nesting.attributes}
     assert not {"src", "href", "srcset", "xlink:href", "action"} & names
     assert not [name for name in names if name.startswith("on")]
     assert not re.search(r"url\(|@import|https?:", text)
@@ -108,10 +108,10 @@ def test_the_page_says_that_it_needs_nothing():
 
 @pytest.mark.parametrize("form", [saved, shown])
 def test_markup_in_names_is_text(form):
-    found = Nesting(form(explanations.hostile()))
+    nesting = Nesting(form(explanations.hostile()))
     ordinary = Nesting(form(explanations.with_everything()))
-    assert set(found.tags) - {"details", "summary"} <= set(ordinary.tags)
-    assert "".join(found.texts).count(explanations.MARKUP) >= 40
+    assert set(nesting.tags) - {"details", "summary"} <= set(ordinary.tags)
+    assert "".join(nesting.texts).count(explanations.MARKUP) >= 40
 
 
 def test_everything_that_is_known_is_on_the_page():
@@ -162,8 +162,8 @@ def test_a_page_of_thousands_of_devices_is_small():
 
 def shards(text):
     """The devices of each shard that is drawn, and its tint."""
-    found = re.findall(r'<td class="shard tint(\d)">(.*?)</td>', text)
-    return [(said.replace("<wbr>", ""), int(tint)) for tint, said in found]
+    cells = re.findall(r'<td class="shard tint(\d)">(.*?)</td>', text)
+    return [(said.replace("<wbr>", ""), int(tint)) for tint, said in cells]
 
 
 def holders(value):
@@ -171,8 +171,8 @@ def holders(value):
 
 
 def labels(value):
-    found = re.findall(r'<th scope="(?:col|row)">(.*?)</th>', value._repr_html_())
-    return [each.replace("<wbr>", "") for each in found]
+    heads = re.findall(r'<th scope="(?:col|row)">(.*?)</th>', value._repr_html_())
+    return [each.replace("<wbr>", "") for each in heads]
 
 
 def test_a_page_shows_as_many_shards_as_text():
@@ -260,9 +260,9 @@ def test_the_page_of_a_plan_draws_its_pieces():
         ("args[1]", (1, 9)),
         ("result", (3, 9)),
     ]
-    found = labels(report)
-    assert found[:3] == ["0:3", "3:10", "10:12"]
-    assert found[3:11] == ["0:2", "2:4", "4:6", "6:8", "8:10", "10:12", "...", "16:18"]
+    ranges = labels(report)
+    assert ranges[:3] == ["0:3", "3:10", "10:12"]
+    assert ranges[3:11] == ["0:2", "2:4", "4:6", "6:8", "8:10", "10:12", "...", "16:18"]
     rows = [k + 9 * row for row in range(3) for k in (*range(6), 8)]
     assert holders(report) == list(map(str, [*range(3), *range(6), 8, *rows]))
     # A function in pieces has them too.
@@ -306,11 +306,11 @@ def test_the_page_in_a_browser(scheme, tmp_path):
     by_width = looked_at([*good.values(), *bad], WIDTHS, scheme, tmp_path)
 
     back = "rgb(20, 23, 26)" if scheme == "dark" else "rgb(255, 255, 255)"
-    for width, found in by_width.items():
-        reports = dict(zip(good, found, strict=False))
+    for width, answers in by_width.items():
+        reports = dict(zip(good, answers, strict=False))
         faults = {name: r["findings"] for name, r in reports.items() if r["findings"]}
         assert faults == {}, width
-        assert {report["width"] for report in found} == {width}
+        assert {report["width"] for report in answers} == {width}
         assert reports["everything"]["texts"] > 100
         if width == max(by_width):
             heights = {name: report["height"] for name, report in reports.items()}
@@ -318,7 +318,7 @@ def test_the_page_in_a_browser(scheme, tmp_path):
         assert reports["everything"]["back"] == back
 
         # The probe sees what is wrong with a page.
-        planted = zip(FAULTS.items(), found[len(good) :], strict=True)
+        planted = zip(FAULTS.items(), answers[len(good) :], strict=True)
         for (css, said), report in planted:
             assert any(said in finding for finding in report["findings"]), css
 

@@ -116,9 +116,9 @@ def test_a_plan_has_a_short_repr(shown):
 def test_they_are_readable_in_a_browser(shown, scheme, tmp_path):
     pages = [f"<!DOCTYPE html>{value._repr_html_()}" for value in shown.values()]
     pages.append(transformer.explained("data, model")._repr_html_())
-    for width, found in looked_at(pages, WIDTHS, scheme, tmp_path).items():
+    for width, answers in looked_at(pages, WIDTHS, scheme, tmp_path).items():
         most = 4000 if width == max(WIDTHS) else 5000  # On a phone.
-        for name, report in zip([*shown, "model"], found, strict=True):
+        for name, report in zip([*shown, "model"], answers, strict=True):
             assert report["findings"] == [], name
             assert report["height"] < most, (name, width)
 
@@ -158,8 +158,8 @@ def bare(body):
 @pytest.mark.parametrize("theme", COLOURS)
 def test_a_notebook_page_looks_as_a_page_of_its_own(theme, tmp_path):
     pages = [notebook(theme), bare(BODIES["JupyterLab"][theme])]
-    found = looked_at(pages, WIDTHS, other(theme), tmp_path, STYLES)
-    for width, (there, alone) in found.items():
+    answers = looked_at(pages, WIDTHS, other(theme), tmp_path, STYLES)
+    for width, (there, alone) in answers.items():
         assert there["wide"] <= 0, width
         assert len(there["styles"]) > 100
         assert there["styles"] == alone["styles"], width
@@ -176,8 +176,8 @@ def test_the_theme_of_the_notebook_counts(system, tmp_path):
         for theme, body in bodies.items()
     ]
     pages = [bare(body) for _, body in themes]
-    for found in looked_at(pages, WIDTHS, system, tmp_path).values():
-        for (theme, body), report in zip(themes, found, strict=True):
+    for answers in looked_at(pages, WIDTHS, system, tmp_path).values():
+        for (theme, body), report in zip(themes, answers, strict=True):
             # The probe has looked at contrasts, and at what sticks out.
             assert report["findings"] == [], body
             assert report["texts"] > 100, theme

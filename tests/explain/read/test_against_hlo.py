@@ -39,17 +39,17 @@ def line_of(collective):
 
 
 def said(report):
-    found = collections.Counter()
+    counts = collections.Counter()
     for each in report.collectives:
-        found[each.kind, each.bytes_out] += each.count
-    return found
+        counts[each.kind, each.bytes_out] += each.count
+    return counts
 
 
 def there(text):
-    found = collections.Counter()
+    counts = collections.Counter()
     for each, times in moved(text).items():
-        found[each.kind, each.bytes_out] += times
-    return found
+        counts[each.kind, each.bytes_out] += times
+    return counts
 
 
 # Programs whose axes are explicit

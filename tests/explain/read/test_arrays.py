@@ -19,11 +19,11 @@ AVAL = jax.ShapeDtypeStruct((16, 8), np.float32)
 def test_a_layout_has_the_bytes_of_a_piece_and_of_all():
     sharding = NamedSharding(MESH, P("data"))
     x = jax.ShapeDtypeStruct(AVAL.shape, AVAL.dtype, sharding=sharding)
-    (found,) = sm.explain(jnp.sin)(x).inputs
-    assert found.spec == ShardingSpec.from_sharding(sharding, (16, 8))
-    assert (found.shard_shape, found.shard_bytes, found.bytes) == ((4, 8), 128, 512)
-    assert (found.num_devices, found.copies) == (8, 2)
-    assert found.layout == "dimension 0 over 'data' in 4 shards, each on 2 devices"
+    (layout,) = sm.explain(jnp.sin)(x).inputs
+    assert layout.spec == ShardingSpec.from_sharding(sharding, (16, 8))
+    assert (layout.shard_shape, layout.shard_bytes, layout.bytes) == ((4, 8), 128, 512)
+    assert (layout.num_devices, layout.copies) == (8, 2)
+    assert layout.layout == "dimension 0 over 'data' in 4 shards, each on 2 devices"
 
 
 PERMUTED = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4).T, ("data", "model"))
@@ -68,10 +68,10 @@ def test_pictures_have_the_numbers_of_the_devices(fun, ids):
 
 def test_an_argument_that_is_not_used_has_no_layout():
     report = sm.explain(lambda x, w: x + 1)(AVAL, AVAL)
-    (found,) = [each for each in report.inputs if each.path == "w"]
-    assert (found.spec, found.shard_shape, found.shard_bytes) == (None, None, None)
-    assert (found.num_devices, found.copies) == (None, None)
-    assert found.layout == "not used by the program"
+    (layout,) = [each for each in report.inputs if each.path == "w"]
+    assert (layout.spec, layout.shard_shape, layout.shard_bytes) == (None, None, None)
+    assert (layout.num_devices, layout.copies) == (None, None)
+    assert layout.layout == "not used by the program"
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ def test_the_axis_of_a_map_is_that_of_its_mesh(name, length):
         lambda x, w: x * w, name, in_axes=(0, None), mesh=MESH, mesh_axes="model"
     )
     report = sm.explain(jax.grad(lambda w, x: mapped(x, w).sum()))
-    found = report(shape(3), shape(length, 3)).collectives
-    assert {each.axes for each in found} == {("model",)}
+    collectives = report(shape(3), shape(length, 3)).collectives
+    assert {each.axes for each in collectives} == {("model",)}
 
 
 def test_an_inner_map_whose_elements_are_one_batched_operation_sends_nothing():

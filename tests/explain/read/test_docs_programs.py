@@ -28,8 +28,8 @@ def test_of_the_maps_of_a_page(page):
         assert len(caught) >= 5
     if caught:
         with jax.numpy_rank_promotion("allow"):
-            found = looked_at(caught)
-        assert found.is_true, list(found.lines())
+            summary = looked_at(caught)
+        assert summary.is_true, list(summary.lines())
 
 
 @pytest.mark.deep

@@ -25,11 +25,11 @@ def remarks(fun, *args):
 # Copies
 
 
-@pytest.mark.parametrize(("numbers", "found"), [(MIB // 4, 1), (MIB // 4 - 1, 0)])
-def test_a_large_value_on_every_device(numbers, found):
+@pytest.mark.parametrize(("numbers", "number"), [(MIB // 4, 1), (MIB // 4 - 1, 0)])
+def test_a_large_value_on_every_device(numbers, number):
     fun = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
     texts = remarks(fun, shape(8), shape(numbers))
-    assert len(texts) == found
+    assert len(texts) == number
     for text in texts:
         assert text == "w of 1.0 MiB is replicated on 8 devices: 8.0 MiB in all"
 
@@ -43,9 +43,9 @@ def test_small_values_that_are_large_together_are_one_remark():
     params = [{"w": shape(256, 256), "b": shape(256)}] * 5
     rows = NamedSharding(sm.make_mesh({"i": 8}), P("i"))
     report = sm.explain(jax.jit(jax.grad(loss), in_shardings=(None, rows)))
-    found = report(params, shape(64, 256)).remarks
+    those = report(params, shape(64, 256)).remarks
     # New weights are like the old ones, which are said to be replicated.
-    assert [(each.text, each.source) for each in found] == [
+    assert [(each.text, each.source) for each in those] == [
         (
             "10 arrays of params, together 1.3 MiB, are replicated on 8 devices: "
             "10.0 MiB in all",
@@ -128,12 +128,12 @@ def test_a_product_outside_of_the_map_that_every_device_does():
     def fun(x, w):
         return sm.spmap(jnp.dot, in_axes=(0, None))(x, w @ w)
 
-    (found,) = sm.explain(fun)(shape(8, 256), shape(256, 256)).remarks
-    assert found.text == (
+    (remark,) = sm.explain(fun)(shape(8, 256), shape(256, 256)).remarks
+    assert remark.text == (
         f"dot_general of {2 * 256**3:,} flops is outside of the map: all of it is "
         "done on each of 8 devices"
     )
-    assert found.source.endswith(".fun)")
+    assert remark.source.endswith(".fun)")
     assert remarks(fun, shape(8, 16), shape(16, 16)) == []
 
 

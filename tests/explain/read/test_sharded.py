@@ -92,13 +92,13 @@ CROSSED = {
 def test_a_vmap_is_where_the_compiler_puts_it(name):
     fun, args, devices = CROSSED[name]
     axes = sm.explain(fun)(*args).axes
-    found = [axis for axis in axes if axis.kind == "vmap"]
-    assert [axis.devices for axis in found] == devices
-    for axis in found:
+    vmaps = [axis for axis in axes if axis.kind == "vmap"]
+    assert [axis.devices for axis in vmaps] == devices
+    for axis in vmaps:
         assert axis.devices * axis.vectorised * axis.steps == axis.size
         assert ("no parallel processes" in axis.running) == (axis.devices == 1)
     text = jax.jit(fun).lower(*args).compile().as_text()
-    sizes = [axis.vectorised for axis in found]
+    sizes = [axis.vectorised for axis in vmaps]
     local = re.findall(r"f32\[([\d,]+)\][^=]*(?:tanh|sine)\(", text)
     assert local
     for shape in local:

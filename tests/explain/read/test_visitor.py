@@ -17,8 +17,8 @@ MESH = sm.make_mesh({"data": 4, "model": 2})
 def axes(fun, *shapes):
     """The axes, indented by depth, each with its kind."""
     args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
-    found = sm.explain(fun)(*args).axes
-    return [f"{'  ' * axis.depth}{axis.kind}: {axis}" for axis in found]
+    those = sm.explain(fun)(*args).axes
+    return [f"{'  ' * axis.depth}{axis.kind}: {axis}" for axis in those]
 
 
 def double(x):
@@ -114,8 +114,8 @@ def test_a_mesh_axis_along_which_nothing_is_cut_is_said(fun, specs, repeated):
     )
     report = sm.explain(mapped)(np.ones((8, 4), np.int32))
     assert {axis.name for axis in report.axes if axis.is_repeated} == repeated
-    found = [each.text for each in report.remarks if "all do the same" in each.text]
-    assert len(found) == len(repeated)
+    texts = [each.text for each in report.remarks if "all do the same" in each.text]
+    assert len(texts) == len(repeated)
     verdict = str(report).splitlines()[1]
     for name in ("data", "model"):
         assert (repr(name) in verdict) == (name not in repeated)
@@ -229,7 +229,7 @@ def test_what_is_shared_is_walked_once_for_what_it_is_of(monkeypatch):
     def summed(x):
         return x * lax.scan(lambda c, row: (c + row, None), x[0], x)[0].sum()
 
-    found = reading.facts_of(nested(30, summed, np.ones((5, 2))))
-    (loop,) = found.axes
+    facts = reading.facts_of(nested(30, summed, np.ones((5, 2))))
+    (loop,) = facts.axes
     assert (loop.kind, loop.size) == ("loop", 5)
-    assert found.over == {0: {(0, 0)}}
+    assert facts.over == {0: {(0, 0)}}

@@ -199,9 +199,9 @@ def line_with(comment):
 def test_every_cause_is_said_and_its_advice_helps(name):
     (fun, *args), (kind, cause, advice, comment), (better, *others) = CAUSES[name]
     report = sm.explain(fun)(*args)
-    found = report.collectives
-    assert {each.kind for each in found} == {kind}
-    for each in found:
+    collectives = report.collectives
+    assert {each.kind for each in collectives} == {kind}
+    for each in collectives:
         assert each.added_by_partitioner
         assert cause in each.cause
         assert (each.advice is None) if advice is None else advice in each.advice
@@ -210,7 +210,9 @@ def test_every_cause_is_said_and_its_advice_helps(name):
                 each.source
             )
     text = " ".join(str(report).split())
-    for said in filter(None, (found[0].source, found[0].cause, found[0].advice)):
+    for said in filter(
+        None, (collectives[0].source, collectives[0].cause, collectives[0].advice)
+    ):
         assert said in text
     assert sm.explain(better)(*others).collectives == ()
 
@@ -264,8 +266,10 @@ def test_what_is_sent_for_a_layout_is_of_the_line_that_asks_for_it(comment):
 def test_an_argument_is_not_what_needs_more_of_it():
     """XLA of JAX 0.12 calls after an argument what it sends of it."""
     fun = jax.jit(lambda x: x + x.T)
-    found = sm.explain(fun)(on("data", "model", mesh=SQUARE)).collectives
-    causes = [each.cause.partition(" needs more of an operand")[0] for each in found]
+    collectives = sm.explain(fun)(on("data", "model", mesh=SQUARE)).collectives
+    causes = [
+        each.cause.partition(" needs more of an operand")[0] for each in collectives
+    ]
     assert [each for each in causes if "the layout" not in each] == ["add", "add"]
 
 
@@ -318,12 +322,12 @@ COLUMNS = NamedSharding(sm.make_mesh({"data": 8}), P(None, "data"))
 )
 def test_what_is_expected_has_no_advice(fun, args, said):
     structs = [jax.ShapeDtypeStruct((64, 64), np.float32, sharding=s) for s in args]
-    found = sm.explain(fun)(*structs).collectives
-    assert {each.kind for each in found} == {"all-reduce"}
-    for each in found:
+    collectives = sm.explain(fun)(*structs).collectives
+    assert {each.kind for each in collectives} == {"all-reduce"}
+    for each in collectives:
         assert each.cause.startswith("expected")
         assert said in each.cause
-    assert {each.advice for each in found} == {None}
+    assert {each.advice for each in collectives} == {None}
 
 
 def test_gradients_that_are_sent_as_one_have_a_line_each():
@@ -337,13 +341,13 @@ def test_gradients_that_are_sent_as_one_have_a_line_each():
     first = loss.__code__.co_firstlineno
     shapes = (64, 32), (32, 16), (16, 4)
     weights = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
-    found = sm.explain(jax.jit(jax.grad(loss)))(weights, on("i")).collectives
-    assert {each.together for each in found} == {3}
+    collectives = sm.explain(jax.jit(jax.grad(loss)))(weights, on("i")).collectives
+    assert {each.together for each in collectives} == {3}
     lines = {
         frozenset(map(int, re.findall(r"\d+", each.after)[1:])): int(
             each.source.split(" ")[0].rpartition(":")[2]
         )
-        for each in found
+        for each in collectives
     }
     assert lines == {frozenset(shape): first + k for k, shape in enumerate(shapes, 1)}
 
@@ -352,8 +356,8 @@ def test_what_is_added_beside_the_users_own_has_a_cause():
     """XLA calls the all-to-all after the `psum` that it lays out."""
     inner = sm.sharded_jit(lambda x: x @ x + lax.psum(x, ("i", "j")), (2, 1), (1, 2))
     report = sm.explain(sm.spmap(sm.spmap(inner, "j"), "i"))
-    found = report(jax.ShapeDtypeStruct((2, 2, 4, 4), np.float32)).collectives
-    added = [each for each in found if each.added_by_partitioner]
+    collectives = report(jax.ShapeDtypeStruct((2, 2, 4, 4), np.float32)).collectives
+    added = [each for each in collectives if each.added_by_partitioner]
     assert "all-to-all" in {each.kind for each in added}
     assert all(each.cause for each in added)
 
@@ -367,8 +371,8 @@ def test_of_two_layouts_one_after_the_other_each_has_its_line():
         return y @ y.T
 
     first = fun.__code__.co_firstlineno
-    found = sm.explain(fun)(on(("data", "model"), mesh=SQUARE)).collectives
-    numbers = [each.source.split(" ")[0].rpartition(":")[2] for each in found]
+    collectives = sm.explain(fun)(on(("data", "model"), mesh=SQUARE)).collectives
+    numbers = [each.source.split(" ")[0].rpartition(":")[2] for each in collectives]
     assert numbers == [str(first + 1), str(first + 2)]
 
 

@@ -87,11 +87,11 @@ def test_operands_in_a_tuple_of_their_own_are_not_results(
     kind, operands, results, expected
 ):
     """As XLA for GPUs types all that it starts, from JAX 0.12 on."""
-    found = sent(
+    collectives = sent(
         f"%s = ({operands}, {results}) {kind}-start(%p), replica_groups={{}}",
         f"ROOT %d = {results} {kind}-done(%s)",
     )
-    assert found == [(kind, 8, *sizes) for sizes in expected]
+    assert collectives == [(kind, 8, *sizes) for sizes in expected]
 
 
 def test_axes_are_found_by_the_groups():

@@ -68,9 +68,9 @@ SENT = {
 
 @pytest.mark.parametrize("name", SENT)
 def test_what_is_sent_is_counted_once(name, compiled):
-    found = compiled(name)
-    assert found.sent == SENT[name]
-    for each in found.collectives:
+    program = compiled(name)
+    assert program.sent == SENT[name]
+    for each in program.collectives:
         assert not each.added_by_partitioner
         assert each.axes == ("i",)
         assert each.group_size == 8
@@ -80,8 +80,8 @@ def test_what_is_sent_is_counted_once(name, compiled):
 def test_operands_have_types(compiled):
     types = {(each.before, each.after) for each in compiled("cuda_ragged").collectives}
     assert types == {("f32[64,128]", "f32[64,128]")}
-    found = compiled("cuda_large_fsdp").collectives
-    assert {(each.before, each.after) for each in found} == {
+    collectives = compiled("cuda_large_fsdp").collectives
+    assert {(each.before, each.after) for each in collectives} == {
         ("f32[512,4096]", "f32[4096,4096]"),
         ("f32[4096,4096]", "f32[512,4096]"),
     }
@@ -105,9 +105,9 @@ def test_what_is_not_named_is_not_said_to_need_another_sharding():
     ],
 )
 def test_what_cannot_be_counted_is_noted(name, notes, compiled):
-    found = unseen(compiled(name).module)
-    assert len(found) == len(notes)
-    for note, start in zip(found, notes, strict=True):
+    texts = unseen(compiled(name).module)
+    assert len(texts) == len(notes)
+    for note, start in zip(texts, notes, strict=True):
         assert note.startswith(start)
 
 
@@ -186,12 +186,12 @@ def test_steps_are_known_only_of_a_counter(options, steps):
 
 def test_what_is_held_is_in_the_memory_of_the_device(compiled):
     """Not what is on the chip or on the host, and of a copy not what is copied."""
-    found = compiled("tpu_offload").largest
-    assert [(each.type, each.bytes) for each in found] == [
+    largest = compiled("tpu_offload").largest
+    assert [(each.type, each.bytes) for each in largest] == [
         ("f32[256,512], f32[256,512]", MB),
         ("f32[256,512]", 512 * KB),
     ]
-    assert found[1].operation == "copy"
+    assert largest[1].operation == "copy"
     for name in ("tpu_ring", "tpu_fsdp", "tpu_small"):
         for each in compiled(name).largest:
             assert each.bytes <= 128 * KB
@@ -199,8 +199,10 @@ def test_what_is_held_is_in_the_memory_of_the_device(compiled):
 
 
 def test_what_starts_and_ends_is_held_once(compiled):
-    found = compiled("cuda_data_parallel").largest
-    assert {(each.type, each.bytes) for each in found} == {("f32[4096,4096]", 64 * MB)}
+    largest = compiled("cuda_data_parallel").largest
+    assert {(each.type, each.bytes) for each in largest} == {
+        ("f32[4096,4096]", 64 * MB)
+    }
     (permuted,) = [
         each for each in compiled("cuda_ring").largest if each.operation == "ppermute"
     ]
