@@ -60,9 +60,8 @@ $(COMPILERS_STAMP): $(STAMP)
 	  --config-settings editable_mode=compat
 	@touch $@
 
-# One process: two would each load libtpu.
 compilers: $(COMPILERS_STAMP)
-	@$(RUN) pytest -n 0 tests/compilers $(ARGS)
+	@$(RUN) pytest -n 2 tests/compilers $(ARGS)
 
 explained: $(DEV_STAMP)
 	@$(RUN) pytest -q -n 0 -p tests.explain.caught $(or $(ARGS),tests)

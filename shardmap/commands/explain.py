@@ -154,7 +154,7 @@ def _table(machines: Sequence[str], explanations: Sequence[Explanation]) -> Docu
             machine,
             {True: "yes", False: "no", None: "unknown"}[each.fits],
             of_memory,
-            size(each.sent_bytes),
+            "unknown" if each.is_refused else size(each.sent_bytes),
             duration(least) if least else "unknown",
             each.bound_by or "",
         )

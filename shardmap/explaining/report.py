@@ -387,6 +387,11 @@ class Report:
         return None if self.cost is None else self.cost.peak_bytes
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the compiler refuses it: only the memory that it needs is known."""
+        return self.cost is not None and self.cost.argument_bytes is None
+
+    @property
     def fits(self) -> bool | None:
         """Whether a device has memory for the peak; None: that is not known."""
         if self.peak_bytes is None or self.capacity is None:
@@ -422,6 +427,8 @@ class Report:
                 needed = size_of(peak, self.capacity)
             fits = {True: "fits: ", False: "does not fit: ", None: "needs "}[self.fits]
             yield f"{fits}{needed} a {_NOUNS.get(self.device_kind or '', 'device')}"
+        if self.is_refused:
+            return
         unknown = any(each.count is None for each in self.collectives)
         least = "at least " if unknown else ""
         sent = self.sent_bytes or unknown

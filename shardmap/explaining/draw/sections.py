@@ -174,6 +174,8 @@ def _not_parallel(report: Report) -> str:
 
 def _waits(report: Report) -> str:
     """A sentence on what moves between devices."""
+    if report.is_refused:
+        return "What moves between devices is not known, as nothing was compiled."
     if not report.collectives:
         return "Nothing moves between devices."
     many = _how_many(report.collectives)
@@ -461,7 +463,7 @@ def _cost(report: Report) -> Iterator[Block]:
         Row(("Bytes read and written", _size(cost.bytes_accessed))),
         Row(("Operations a byte (arithmetic intensity)", _count(cost.intensity))),
     ]
-    if cost.argument_bytes is None:  # Only the memory that it needs is known.
+    if report.is_refused:
         rows.clear()
     rows += [
         Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost)),
@@ -473,7 +475,7 @@ def _cost(report: Report) -> Iterator[Block]:
     large = [held for held in report.largest if held.bytes >= least]
     held = [_held(*each) for each in collections.Counter(large).items()]
     if held:
-        where = "at the peak" if cost.argument_bytes is not None else "of the program"
+        where = "of the program" if report.is_refused else "at the peak"
         yield paragraph(f"Largest values {where}:")
         yield from folded(held, 3, "values")
 

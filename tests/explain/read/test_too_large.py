@@ -10,6 +10,7 @@ import shardmap as sm
 from shardmap.explaining.interconnect import capacity_of, machine_of
 from shardmap.explaining.read import too_large
 from shardmap.explaining.report import Collective, Cost, Report
+from tests.explain import explanations
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ SENT = Collective("all-reduce", "psum", ("i",), 8, 2, 1000, 1000, None, False)
 
 
 def cost(peak):
-    return Cost(None, None, peak, None, None, None)
+    return Cost(None, None, peak, 0, None, None)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +120,12 @@ def test_a_machine_is_told_by_its_shape():
     assert capacity_of(chips[0]) == int(15.75 * GIB)
     assert capacity_of(gpus[0]) is None
     assert capacity_of(jax.devices()[0]) is None
+
+
+def test_a_program_that_is_refused_says_nothing_of_what_it_sends():
+    report = explanations.explanation(
+        cost=too_large.cost_of(20 * GIB), capacity=16 * GIB, collectives=()
+    )
+    assert report.summary == "does not fit: 20.0 of 16 GiB a device"
+    assert "What moves between devices is not known" in str(report)
+    assert report.fits is False
