@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax.context import config_value
+from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import Param, Value
 from shardmap._jax.walk import inline_calls, per_jaxpr
 from shardmap.arrays import placement
@@ -32,7 +33,10 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     Under `jax.set_mesh` they are on that mesh.
     """
     of_map = MapParams(**params)
-    if isinstance(of_map.mesh, Mesh) and of_map.mesh.is_multi_process:
+    mesh = of_map.mesh
+    several = isinstance(mesh, Mesh) and mesh.is_multi_process
+    # That nothing runs on devices that only compile is said below.
+    if several and not is_compile_only(cast(Mesh, mesh).devices.flat[0]):
         raise ValueError(
             f"{of_map} runs on several processes, and is transformed outside of "
             "jax.jit. Put the transformation under it, such as "
