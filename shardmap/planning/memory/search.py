@@ -226,7 +226,7 @@ class _Search:
         self.attempts: list[Attempt] = []
         self._problem, self._memory = problem, problem.memory
         self._analyses = self._compiles = 0
-        self._scale = 1.0  # What XLA takes of what is estimated, at least.
+        self._scale = 1.0  # What XLA takes of the estimate of the whole.
 
     def run(self) -> Attempt | None:
         """The first attempt that fits."""
@@ -334,7 +334,7 @@ class _Search:
             return None
         fits: Attempt | None = None
         tried: dict[int, float] = {}
-        scale = self._scale
+        scale = 1.0
         while True:
             attempt = self._estimated(way, count, program)
             if fits or scale * attempt.bytes <= DOUBTFUL * self._memory:
