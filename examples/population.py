@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from sklearn.datasets import load_digits
 
 import shardmap as sm
 
@@ -84,6 +83,8 @@ def population_of(
 
 def load_images() -> tuple[np.ndarray, np.ndarray]:
     """1,797 images of 64 pixels between 0 and 1, shuffled; their digits."""
+    from sklearn.datasets import load_digits  # The diagrams of the docs do without.
+
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
     return (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)
