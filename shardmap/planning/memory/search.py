@@ -226,7 +226,7 @@ class _Search:
         self.attempts: list[Attempt] = []
         self._problem, self._memory = problem, problem.memory
         self._analyses = self._compiles = 0
-        self._scale = 1.0  # What XLA takes of the estimate of the whole.
+        self._scale_of_whole = 1.0  # What XLA takes of its estimate.
 
     def run(self) -> Attempt | None:
         """The first attempt that fits."""
@@ -265,7 +265,7 @@ class _Search:
                 return attempt
             if attempt.took is not None:
                 scale = attempt.took / max(attempt.held.bytes, 1)
-                self._scale = min(max(scale, 1.0), DOUBTFUL)
+                self._scale_of_whole = min(max(scale, 1.0), DOUBTFUL)
         return None
 
     def _may_fit(self, whole: Attempt) -> bool:
@@ -291,7 +291,7 @@ class _Search:
         followed = Followed(self._problem.uncut, axes, way.partial)
         # Where no number is seen to fit, what the whole holds is divided.
         share = math.ceil(self.attempts[0].bytes / self._memory)
-        room = self._memory / self._scale
+        room = self._memory / self._scale_of_whole
         count = followed.fewest(room) or min(share, followed.most)
         program = self._program(way, count)
         costly = bool(program.analysis.costly)
