@@ -21,6 +21,7 @@ from shardmap.explaining.api import explain as explain
 from shardmap.explaining.draw.text import picture as picture
 from shardmap.explaining.explanation import Explanation as Explanation
 from shardmap.explaining.interconnect import Interconnect as Interconnect
+from shardmap.explaining.machines import devices as devices
 from shardmap.extend import MapPrimitive as MapPrimitive
 from shardmap.extend import register_collective as register_collective
 from shardmap.extend import register_rule as register_rule
@@ -35,7 +36,6 @@ from shardmap.planning.plan import ShardPlan as ShardPlan
 from shardmap.planning.plan import plan as plan
 from shardmap.planning.run.failures import ShardError as ShardError
 from shardmap.planning.run.shards import Shard as Shard
-from shardmap.sharding.compile_only import devices as devices
 from shardmap.sharding.mesh import Mesh as Mesh
 from shardmap.sharding.mesh import local_mesh as local_mesh
 from shardmap.sharding.mesh import make_mesh as make_mesh

@@ -33,6 +33,8 @@ ROOMS = [
     "planning.memory",
     "planning.inside",
     "planning",
+    "explaining.gpus",
+    "explaining.machines",
     "explaining.interconnect",
     "explaining.report",
     "explaining.read",

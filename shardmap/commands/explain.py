@@ -21,7 +21,7 @@ from shardmap.explaining.draw.document import Document, Row, Table
 from shardmap.explaining.draw.text import as_text
 from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect
-from shardmap.sharding.compile_only import devices
+from shardmap.explaining.machines import devices
 from shardmap.units import duration, short_path, size, size_of
 
 EXAMPLE = (

@@ -14,7 +14,7 @@ from shardmap._jax.stages import argument_names, with_params
 from shardmap._jax.types import Equation, Value
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import array_likes
-from shardmap.sharding import compile_only
+from shardmap.explaining import machines
 from shardmap.sharding.default_devices import default_devices
 from shardmap.sharding.mesh import check_devices
 
@@ -30,7 +30,7 @@ def devices_of(given: str | Sequence[jax.Device] | None) -> tuple[jax.Device, ..
     if given is None:
         return ()
     if isinstance(given, str):
-        return tuple(compile_only.devices(given))
+        return tuple(machines.devices(given))
     devices = check_devices("explain", given)
     if not devices:
         raise ValueError(

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from shardmap.explaining.gpus import GPUS
 from shardmap.explaining.interconnect import Interconnect, sent_bytes
-from shardmap.sharding.gpus import GPUS
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import duration, size, size_of
 

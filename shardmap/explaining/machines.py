@@ -7,7 +7,7 @@ import threading
 import jax
 
 from shardmap._jax import compilers
-from shardmap.sharding.gpus import GPUS, target_config
+from shardmap.explaining.gpus import GPUS, target_config
 from shardmap.units import shown
 
 _TPUS = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "tpu7x": 3}
