@@ -18,8 +18,8 @@ _LONGEST_SHOWN = 400
 """Characters of a value in an error message."""
 
 
-def bytes_of(what: str, value: int | str) -> int:
-    """A number of bytes that is given as one, or as text.
+def bytes_of(what: str, value: float | str) -> int:
+    """A number of bytes that is given as one, such as ``2e9``, or as text.
 
     Raises:
       TypeError: it is neither.
@@ -40,7 +40,8 @@ def bytes_of(what: str, value: int | str) -> int:
         count = float(match[1]) * units[match[2].lower()]
     else:
         try:
-            count = integer_of(what, value)
+            whole = isinstance(value, float) and value.is_integer()
+            count = integer_of(what, int(value) if whole else value)
         except TypeError:
             raise TypeError(
                 f"{what} must be a number of bytes or a text such as '2 GB', got "

@@ -24,7 +24,7 @@ from shardmap.planning.memory.held import Line, inside, lines_of
 FOLLOWED = 16
 """The number of pieces whose cuts are followed."""
 
-CLASSES = 8
+CLASSES = 32
 """The most classes that are ranked: those that the most bytes carry."""
 
 FEW_STAGES = 64

@@ -459,26 +459,66 @@ def test_a_refusal_compiles_little_and_its_bytes_are_enough(compiled):
     assert made.peak_bytes <= int(enough[1])
 
 
+def convolved(x, kernel):
+    axes = "NHWC", "HWIO", "NHWC"
+    y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=axes)
+    return jax.nn.relu(y)
+
+
+def u_net(kernels, x):
+    beside = []
+    for kernel in kernels[: len(kernels) // 2]:
+        beside.append(x := convolved(x, kernel))
+        n, h, w, c = x.shape
+        x = x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4))
+    for kernel in kernels[len(kernels) // 2 : -1]:
+        x = jnp.repeat(jnp.repeat(convolved(x, kernel), 2, 1), 2, 2)
+        x = jnp.concatenate([x, beside.pop()], -1)
+    return convolved(x, kernels[-1])
+
+
+def kernels_of(*widths):
+    return [jax.ShapeDtypeStruct((3, 3, *width), np.float32) for width in widths]
+
+
 def test_what_the_whole_takes_of_its_estimate_scales_that_of_pieces(compiled):
     """The padded concatenation of a U-Net is not seen in its equations."""
-
-    def conv(x, k):
-        dimensions = "NHWC", "HWIO", "NHWC"
-        y = lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dimensions)
-        return jax.nn.relu(y)
-
-    def u_net(kernels, x):
-        beside = conv(x, kernels[0])
-        x = beside.reshape(len(x), 16, 2, 16, 2, 16).max((2, 4))
-        x = jnp.repeat(jnp.repeat(conv(x, kernels[1]), 2, 1), 2, 2)
-        return conv(jnp.concatenate([x, beside], -1), kernels[2])
-
-    widths = (3, 16), (16, 32), (48, 16)
-    kernels = [jax.ShapeDtypeStruct((3, 3, *width), np.float32) for width in widths]
+    kernels = kernels_of((3, 16), (16, 32), (48, 16))
     x = jax.ShapeDtypeStruct((8, 32, 32, 3), np.float32)
     made = sm.plan(u_net, kernels, x, memory="1200 kB")
     assert made.num_shards == 4
     assert len(compiled) == 2  # The whole function, and its shards.
+
+
+def convolutions(kernels, x):
+    for kernel in kernels:
+        x = convolved(x, kernel)
+    return x
+
+
+IMAGES = {
+    "ten convolutions": (
+        convolutions,
+        [(3, 8), *[(8, 8)] * 9],
+        (1, 64, 64, 3),
+        {1: 8},
+    ),
+    "a U-Net": (
+        u_net,
+        [(3, 8), (8, 16), (16, 32), (32, 32), (64, 16), (32, 8), (16, 3)],
+        (8, 32, 32, 3),
+        {0: 8, 1: 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_axes_of_images_are_cut_behind_any_number_of_layers(name):
+    fun, widths, shape, cuts = IMAGES[name]
+    kernels, x = kernels_of(*widths), jax.ShapeDtypeStruct(shape, np.float32)
+    by_hand = sm.plan(fun, kernels, x, in_slices=(None, cuts)).peak_bytes
+    memory = by_hand * 9 // 8
+    assert sm.plan(fun, kernels, x, memory=memory).peak_bytes <= memory
 
 
 def test_what_all_steps_of_a_loop_keep_is_counted():
