@@ -75,9 +75,9 @@ def combined(
     *divisor, largest, finite = arrays
     [term] = [term for term in product.terms if term.kind is not None]
     gone, front = product.gone, [*product.gone, *product.out]
-    scale = jnp.exp(finite - term.short(c, term.c, gone))
-    # A piece that is all -inf adds nothing, whatever it is scaled by.
-    scale = jnp.where(largest == -jnp.inf, 0, scale)
+    # A piece that is all -inf adds nothing, or NaN if the centre is -inf too.
+    around = jnp.where(largest == -jnp.inf, largest, finite)
+    scale = jnp.exp(around - term.short(c, term.c, gone))
     scaled = sums * in_names(scale, term.names, front)
     total = scaled.sum(range(len(gone)))
     for d in divisor:

@@ -118,6 +118,18 @@ def test_what_is_not_finite_gives_the_same():
                 np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_exponentials_around_minus_infinity_are_nan():
+    def fun(x):
+        around = jnp.exp(x - x.max(0, keepdims=True))
+        return around.sum(0), around.T @ jnp.ones(160)
+
+    x = X.copy()
+    x[:40, 0] = x[:, 1] = -np.inf
+    shard_plan = plan(fun, x, in_slices={0: 4})
+    assert times_read(shard_plan) == 1
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-5)
+
+
 def test_of_equal_elements_the_first_one_is_found():
     x = np.zeros((160, 3), np.float32)
     x[[50, 90, 150], 1] = 2
