@@ -10,8 +10,6 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from shardmap._jax.errors import is_unknown
-
 LIBTPU = "0.0.42.1" if jax.__version_info__ < (0, 11) else "0.0.52"
 """The release of libtpu that is tested with this JAX."""
 
@@ -25,27 +23,29 @@ _LOADING = {
 }
 
 
-def tpu_devices(topology: str, sizes: Sequence[int]) -> list[jax.Device]:
+def tpu_devices(
+    topology: str, sizes: Sequence[int], num_slices: int
+) -> list[jax.Device]:
     """Compile-only devices of TPUs.
 
     Args:
       topology: such as ``"v5e:2x4"``.
       sizes: its dimensions.
+      num_slices: how many such slices.
 
     Raises:
       ImportError: libtpu is not installed.
-      ValueError: it knows no such topology.
     """
+    described: dict[str, Any] = {}
     # By default a host has several chips, and libtpu refuses fewer.
-    chips: dict[str, Any] = {}
     if 1 in sizes[:2]:
-        chips["chips_per_host_bounds"] = (*(min(size, 2) for size in sizes[:2]), 1)
+        described["chips_per_host_bounds"] = (*(min(size, 2) for size in sizes[:2]), 1)
+    if num_slices > 1:
+        described["num_slices"] = num_slices
     try:
-        return _devices(topology, platform="tpu", **chips)
-    except jax.errors.JaxRuntimeError as error:
-        if not is_unknown(error):
-            raise
-        raise ValueError(str(error).splitlines()[0]) from None
+        return _devices(topology, platform="tpu", **described)
+    except jax.errors.JaxRuntimeError:
+        raise
     except RuntimeError as error:
         raise ImportError(str(error)) from error
 

@@ -89,8 +89,3 @@ def is_lost_connection(error: Exception) -> bool:
 def is_too_large(error: jax.errors.JaxRuntimeError) -> bool:
     """Whether a compiler refuses a program for which a device has too little memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
-
-
-def is_unknown(error: jax.errors.JaxRuntimeError) -> bool:
-    """Whether a compiler knows no such target."""
-    return "INVALID_ARGUMENT" in str(error)

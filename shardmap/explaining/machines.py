@@ -1,8 +1,12 @@
 """Devices of machines that are not here: their compilers compile for them."""
 
+import difflib
 import functools
+import itertools
+import math
 import re
 import threading
+from typing import NamedTuple
 
 import jax
 
@@ -10,13 +14,57 @@ from shardmap._jax import compilers
 from shardmap.explaining.gpus import GPUS, target_config
 from shardmap.units import shown
 
-_TPUS = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "tpu7x": 3}
-"""Generations of TPUs, and how many dimensions their slices have."""
+
+class Machine(NamedTuple):
+    """A TPU slice, or hosts with GPUs.
+
+    Attributes:
+      kind: the generation of TPUs or the kind of GPUs.
+      sizes: the chips along each dimension; or the number of hosts and the GPUs of one.
+      slices: how many such slices of TPUs.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    slices: int = 1
+
+    def __str__(self) -> str:
+        sizes = self.sizes[self.kind in GPUS and self.sizes[0] == 1 :]
+        several = f"{self.slices}x" if self.slices > 1 else ""
+        return f"{several}{self.kind}:{'x'.join(map(str, sizes))}"
+
+
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_SMALL = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+
+
+def _of_cubes(most: int) -> tuple[tuple[int, ...], ...]:
+    """The slices of cubes of 4 chips along each edge, of at most so many chips."""
+    edges = itertools.combinations_with_replacement(range(4, 68, 4), 3)
+    return _SMALL + tuple(each for each in edges if math.prod(each) <= most)
+
+
+_TPUS = {
+    "v4": _of_cubes(4096),
+    "v5e": _FLAT,
+    "v5p": _of_cubes(6144),
+    "v6e": _FLAT,
+    "tpu7x": _of_cubes(9216),
+}
+"""The slices of each generation that can be rented, as chips along each dimension."""
+
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x"}
+_COUNTS_CORES = ("v4", "v5p", "tpu7x")
+"""Generations whose names at the vendor count cores, two to a chip."""
+
+MOST_GPUS = 8
+"""GPUs of one host."""
 
 _FORMS = (
     "TPUs with the chips along each dimension: 'v4:2x2x2', 'v5e:16x16', 'v5p:8x8x16', "
-    "'v6e:4x4', 'tpu7x:2x2x1'; GPUs of one host or of several: 'h100:8', 'h100:32x8', "
-    "'a100:8'"
+    "'v6e:4x4', 'tpu7x:2x2x1', or by the vendor's name, 'v5litepod-16'; slices of "
+    "them: '2xv5e:16x16'; GPUs of one host or of several: 'h100:8', 'h100:32x8', "
+    "'h200:8', 'a100:8'"
 )
 
 _lock = threading.Lock()
@@ -34,53 +82,114 @@ def devices(name: str) -> list[jax.Device]:
     Args:
       name: a generation of TPUs and the chips along each dimension, such as
         ``"v5e:16x16"``, ``"v4:2x2x2"``, ``"v5p:8x8x16"``, ``"v6e:4x4"`` or
-        ``"tpu7x:2x2x1"``; or GPUs of one host, ``"h100:8"``, or of 32 hosts,
-        ``"h100:32x8"`` or ``"a100:32x8"``.
+        ``"tpu7x:2x2x1"``; the name at the vendor, such as ``"v5litepod-256"`` or
+        ``"v5p-128"``; two such slices, ``"2xv5e:16x16"``; or GPUs of one host,
+        ``"h100:8"``, or of 32 hosts, ``"h200:32x8"`` or ``"a100:32x8"``.
 
     Returns:
       The devices, the same ones in every call. A chip of v4 or tpu7x is two devices.
 
     Raises:
       TypeError: ``name`` is not a string.
-      ValueError: there is no such machine.
+      ValueError: there is no such machine to rent; the message has the nearest.
       ImportError: the compiler is not installed; the message has the command for it.
 
     Example:
       >>> import shardmap as sm
-      >>> sm.devices("v5e")
+      >>> sm.devices("v5e:3x5")
       Traceback (most recent call last):
-      ValueError: devices knows no 'v5e'. Give TPUs with the chips along each ...
+      ValueError: devices knows no 'v5e:3x5'. Did you mean 'v5e:4x4'? Give TPUs ...
     """
     if not isinstance(name, str):
         raise TypeError(
             f"devices takes the name of a machine, got {shown(name)}. Give {_FORMS}."
         )
-    read = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
-    kind, sizes = (read[1], read[2].split("x")) if read else ("", [])
-    if len(sizes) not in ((1, 2) if kind in GPUS else (_TPUS.get(kind),)):
-        raise ValueError(f"devices knows no {name!r}. Give {_FORMS}.")
+    machine = machine_named(name)
     with _lock:  # Each call of the compiler makes other devices.
-        return list(_devices(name, kind, *map(int, sizes)))
+        return list(_devices(machine))
+
+
+def machine_named(name: str) -> Machine:
+    """The machine of a name.
+
+    Raises:
+      ValueError: there is no such machine.
+
+    >>> str(machine_named("v5litepod-16")), str(machine_named("V5P-128"))
+    ('v5e:4x4', 'v5p:4x4x4')
+    >>> machine_named("h100:12")
+    Traceback (most recent call last):
+    ValueError: devices knows no 'h100:12': ... Did you mean 'h100:2x8'? Give TPUs ...
+    """
+    read = re.fullmatch(
+        r"(?:([1-9]\d*)x)?([a-z]\w*?)([:-])(\d+(?:x\d+)*)", name.strip().lower()
+    )
+    if read is None:
+        raise _unknown(name, _near_name(name))
+    kind = _ALIASES.get(read[2], read[2])
+    sizes, slices = tuple(map(int, read[4].split("x"))), int(read[1] or 1)
+    if (
+        kind in GPUS
+        and read[3] == ":"
+        and len(sizes) < 3
+        and min(sizes)
+        and not read[1]
+    ):
+        hosts, gpus = (1, *sizes)[-2:]
+        if gpus <= MOST_GPUS:
+            return Machine(kind, (hosts, gpus))
+        hosts = -(-hosts * gpus // MOST_GPUS)
+        why = f": one host has up to {MOST_GPUS} GPUs"
+        raise _unknown(name, str(Machine(kind, (hosts, MOST_GPUS))), why)
+    if kind not in _TPUS:
+        raise _unknown(name, _near_name(name))
+    chips = math.prod(sizes)
+    if read[3] == "-" and len(sizes) == 1:
+        cores = 2 if kind in _COUNTS_CORES else 1
+        # Of the slices with as many chips, the vendor gives the one nearest to a cube.
+        of_count = [each for each in _TPUS[kind] if cores * math.prod(each) == chips]
+        chips //= cores
+        sizes = min(of_count, key=sum, default=())
+    if sizes in _TPUS[kind]:
+        return Machine(kind, sizes, slices)
+    near = min(
+        _TPUS[kind],
+        key=lambda each: (abs(math.log(math.prod(each) / max(chips, 1))), sum(each)),
+    )
+    raise _unknown(name, str(Machine(kind, near, slices)))
+
+
+def _near_name(name: str) -> str | None:
+    """The machine whose name is written most alike."""
+    known = {
+        f"{kind}:{'x'.join(map(str, each))}" for kind in _TPUS for each in _TPUS[kind]
+    }
+    known |= {f"{kind}:{gpus}" for kind in GPUS for gpus in (1, 2, 4, 8)}
+    return next(
+        iter(difflib.get_close_matches(name.lower(), sorted(known), 1, 0.5)), None
+    )
+
+
+def _unknown(name: str, near: str | None, why: str = "") -> ValueError:
+    meant = f" Did you mean {near!r}?" if near else ""
+    return ValueError(f"devices knows no {name!r}{why}.{meant} Give {_FORMS}.")
 
 
 @functools.cache
-def _devices(name: str, kind: str, *sizes: int) -> tuple[jax.Device, ...]:
+def _devices(machine: Machine) -> tuple[jax.Device, ...]:
+    kind, sizes, slices = machine
     try:
         if kind in GPUS:
-            hosts, gpus = (1, *sizes)[-2:]
-            config = target_config(GPUS[kind])
-            return tuple(compilers.gpu_devices(config, hosts, gpus))
-        return tuple(compilers.tpu_devices(name, sizes))
+            return tuple(compilers.gpu_devices(target_config(GPUS[kind]), *sizes))
+        return tuple(
+            compilers.tpu_devices(str(machine._replace(slices=1)), sizes, slices)
+        )
     except ImportError as error:
         extra, packages = "tpu-compiler", f"libtpu=={compilers.LIBTPU}"
         if kind in GPUS:
-            extra, packages = (
-                "gpu-compiler",
-                "'jax[cuda12-local]' nvidia-cuda-nvcc-cu12",
-            )
+            extra = "gpu-compiler"
+            packages = "'jax[cuda12-local]' nvidia-cuda-nvcc-cu12"
         raise ImportError(
-            f"devices({name!r}) needs the compiler of these devices, which is not "
-            f"installed: pip install {packages} (shardmap's extra {extra!r})."
+            f"devices({str(machine)!r}) needs the compiler of these devices, which is "
+            f"not installed: pip install {packages} (shardmap's extra {extra!r})."
         ) from error
-    except ValueError as error:
-        raise ValueError(f"devices({name!r}): {error}. Give {_FORMS}.") from None

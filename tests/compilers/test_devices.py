@@ -20,6 +20,10 @@ MACHINES = {
     "tpu7x:2x2x1": (8, 1, "TPU7x"),
     "h100:8": (8, 1, "NVIDIA H100 80GB HBM3"),
     "h100:32x8": (256, 32, "NVIDIA H100 80GB HBM3"),
+    "h200:8": (8, 1, "NVIDIA H200"),
+    "v5litepod-16": (16, 4, "TPU v5 lite"),
+    "v5p-128": (64, 16, "TPU v5"),
+    "2xv5e:2x4": (16, 4, "TPU v5 lite"),
     "a100:8": (8, 1, "NVIDIA A100-SXM4-80GB"),
 }
 
@@ -49,11 +53,6 @@ def test_a_machine_has_its_devices(name):
         assert " all-reduce(" in compiled.as_text().replace("-start(", "(")
         (sharding,) = jax.tree.leaves(compiled.output_shardings)
         assert sharding.device_set == set(devices)
-
-
-def test_what_the_compiler_refuses_is_refused_with_what_there_is():
-    with pytest.raises(ValueError, match=r"'v5e:3x5'.*divisible.* TPUs with.*h100:8"):
-        sm.devices("v5e:3x5")
 
 
 SCRIPT = """
