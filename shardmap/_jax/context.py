@@ -71,6 +71,17 @@ def nothing_is_traced() -> bool:
     return current_trace() in TOP_TRACES
 
 
+def check_live(constants: Sequence[Value]) -> None:
+    """Raises JAX's error for a tracer among constants whose trace has ended.
+
+    JAX raises it where a program is run, and hands tracers on as arguments till then.
+    """
+    if nothing_is_traced():
+        for constant in constants:
+            if isinstance(constant, jax.core.Tracer):
+                jax.lax.optimization_barrier(constant)  # Which takes none.
+
+
 def in_while_condition() -> bool:
     """Whether the condition of a `while_loop` is being traced, here or around.
 

@@ -1,9 +1,12 @@
 """The program around a map: other maps, `jax.shard_map` and `jax.set_mesh`."""
 
+from collections.abc import Sequence
+
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from shardmap._jax.errors import names_set_mesh, names_spec
+from shardmap._jax.types import Aval
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
 from shardmap.map import contexts, tracing
@@ -19,6 +22,21 @@ def devices_of(options: SpmapOptions) -> list[jax.Device]:
     if options.backend is None and contexts.has_mesh():
         return contexts.current_mesh_devices()
     return processes.all_devices(options.backend)
+
+
+def typed_devices(
+    devices: list[jax.Device], options: SpmapOptions, operands: Sequence[Aval]
+) -> list[jax.Device]:
+    """The devices of a map in a program: as many as its operands are on.
+
+    What a map of few elements returned is on the first devices only, and so is the
+    program that it is an argument of. Its type tells how many those are.
+    """
+    meshes = [aval.sharding.mesh for aval in operands]
+    sizes = {mesh.size for mesh in meshes if not mesh.empty}
+    if options.devices or options.backend or contexts.has_mesh() or len(sizes) != 1:
+        return devices
+    return devices[: sizes.pop()]
 
 
 def check_in_shard_map(name: str, options: SpmapOptions) -> None:

@@ -126,7 +126,8 @@ class ElementMap:
             batch_size=None if is_auto else cast(int | None, options.batch_size),
             lowering=options.lowering,
         )
-        params = self._on_devices(params, is_top_level)
+        operands = [*avals, *map(jax.typeof, body.constants)]
+        params = self._on_devices(params, is_top_level, operands)
         if is_auto:
             from shardmap.map.lowering.batch_size import batch_that_fits
 
@@ -196,7 +197,9 @@ class ElementMap:
             ambient_mesh.explain_meshes(self.function.name, around, error)
             raise
 
-    def _on_devices(self, params: MapParams, is_top_level: bool) -> MapParams:
+    def _on_devices(
+        self, params: MapParams, is_top_level: bool, operands: Sequence[Aval]
+    ) -> MapParams:
         """The map on its devices; inside another one, as it is."""
         options, name = self.options, self.function.full_name
         if jax.sharding.get_abstract_mesh().manual_axes:
@@ -210,11 +213,14 @@ class ElementMap:
         elif tracing.inside_map():
             return params
         else:
+            devices = self._devices()
+            if not is_top_level:
+                devices = ambient_mesh.typed_devices(devices, options, operands)
             mesh, mesh_axes, inner_axes = map_mesh(
                 params.axis_name,
                 params.axis_size,
                 params.call_jaxpr,
-                self._devices(),
+                devices,
                 use_all_devices=not is_top_level,
             )
             params = params.on(mesh, mesh_axes, inner_axes)

@@ -60,8 +60,9 @@ class Mapped(Generic[P, R]):
             fun, (kind, key_of(options, kind.is_leaf)), lambda: kind(fun, options)
         )
         self._function: UserFunction = self._transformed.function
-        # Perhaps an equal one, which is kept alive here.
-        self._fun = self._function.fun()
+        # Perhaps an equal one, which is kept alive here. One that is made of another
+        # keeps that alive, and making it again would make all that are below it.
+        self._fun = fun if isinstance(fun, Mapped) else self._function.fun()
         self._static = options.static_argnums
         self._donates = bool(options.donate_argnums)
         # The last program for each number of arguments is tried first. It raises an

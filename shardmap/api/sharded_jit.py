@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.types import Aval, PyTree, Value, without_sharding
 from shardmap._jax.walk import equations_with
 from shardmap.api import options
@@ -22,7 +23,7 @@ from shardmap.api.function import Mapped, P, R
 from shardmap.api.programs import Call, bind_in_jit, run_without_mesh
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, placement, trees
-from shardmap.map import contexts
+from shardmap.map import contexts, tracing
 from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
@@ -259,9 +260,13 @@ class PartitionedFunction:
         in_parts = function.broadcast_in("in_parts", options.in_parts, arguments, None)
         names = functools.partial(function.leaf_names, arguments)
         _check_shapes(function.full_name, names, avals, in_parts)
-        flat = jax.jit(function.flat_function(arguments))
-        traced = flat.trace(*map(without_sharding, avals))
-        closed, out_tree = traced.jaxpr, traced.out_info.tree
+        flat = function.flat_function(arguments)
+        with explained_axis_names():
+            traced: Any = jax.make_jaxpr(flat, return_shape=True)(
+                *map(without_sharding, avals)
+            )
+        closed, out_tree = traced[0], traced[1].tree
+        tracing.check_constants(closed.consts)
         out_parts = function.broadcast_out("out_parts", options.out_parts, out_tree)
         out_names = functools.partial(trees.result_names, out_tree)
         _check_shapes(function.full_name, out_names, closed.out_avals, out_parts)
@@ -297,7 +302,7 @@ class PartitionedFunction:
             ]
 
         def run_as_part(leaves: Sequence[Value]) -> list[Value]:
-            return cut(flat(*cut(leaves, in_parts)).leaves, out_parts)
+            return cut(jax.jit(flat)(*cut(leaves, in_parts)).leaves, out_parts)
 
         def shardings() -> MapShardings:
             sharding = functools.partial(_sharding, devices=devices)

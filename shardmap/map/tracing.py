@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.context import (
     NO_MESH,
     bound_axes,
+    check_live,
     refuse_check_vma,
 )
 from shardmap._jax.errors import explained_axis_names
@@ -136,7 +137,8 @@ def trace_body(
 
 
 def check_constants(constants: Sequence[Any]) -> None:
-    """Refuses references, which several devices would write to."""
+    """Refuses references, which several devices would write to, and dead tracers."""
+    check_live(constants)
     for aval in map(jax.typeof, constants):
         if isinstance(aval, jax.ref.AbstractRef):
             raise TypeError(

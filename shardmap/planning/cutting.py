@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap._jax.context import check_live
 from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import (
@@ -74,6 +75,7 @@ def cut_function(
         closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
             *jax.tree.unflatten(in_tree, avals)
         )
+    check_live(closed.consts)
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     out_tree = jax.tree.structure(out_shape)
 

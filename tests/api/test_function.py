@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.api.function import Mapped
-from tests.api.kinds import MESH, SHARDED, X, every_kind, mapped, shifted
+from tests.api.kinds import KINDS, MESH, SHARDED, X, every_kind, mapped, shifted
 from tests.command_line import python
 
 
@@ -160,7 +160,38 @@ def test_is_transformed(kind):
         np.testing.assert_array_equal(f(X), X * X)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "plan"])
+def test_a_leaked_tracer_is_told_as_by_jit(kind):
+    leaked = []
+    jax.jit(lambda x: leaked.append(x) or x)(1.0)
+
+    def fun(x):
+        return x + leaked[0]
+
+    plan = functools.partial(sm.plan, fun, in_slices={0: 2})
+    f = plan if kind == "plan" else mapped(kind, fun)
+    with pytest.raises(jax.errors.UnexpectedTracerError, match="unexpected tracer"):
+        f(X)
+
+
 # Memory, and how often
+
+
+def test_a_level_of_nesting_costs_as_much_as_the_one_below(monkeypatch):
+    made, init = [], Mapped.__init__
+
+    def counted(self, *args):
+        made.append(self)
+        init(self, *args)
+
+    monkeypatch.setattr(Mapped, "__init__", counted)
+    levels = [shifted]
+    for k in range(40):
+        levels.append(sm.spmap(levels[-1], f"a{k}"))
+    assert len(made) == 40
+    result = jax.eval_shape(levels[20], jax.ShapeDtypeStruct((2,) * 20, np.float32))
+    assert result.ndim == 20
+    assert len(made) < 40 + 20 * 40
 
 
 @pytest.mark.usefixtures("young_heap")

@@ -1,5 +1,6 @@
 """The evaluation of a map: it runs at once, as a program of its own."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, cast
@@ -10,16 +11,15 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax.context import config_value
 from shardmap._jax.stages import is_compile_only
-from shardmap._jax.types import Param, Value
+from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap._jax.walk import inline_calls, per_jaxpr
 from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
-from shardmap.map.layout import map_mesh, map_shardings
+from shardmap.map.layout import map_shardings
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Context
-from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
 
@@ -47,10 +47,9 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     if any(map(config_value, _DEBUGGING)):
         return _evaluate_by_operations(args, of_map.on(None) if under_mesh else of_map)
     if under_mesh:
-        return _program_under_mesh(of_map)(*contexts.place_on_mesh(args))
-    if REPLICAS in getattr(of_map.mesh, "axis_names", ()):
-        of_map = _on_devices_of_operands(args, of_map)
-    jitted, shardings = _program(of_map)
+        args = contexts.place_on_mesh(args)
+    others = dataclasses.replace(of_map, call_jaxpr=cast(Any, None))
+    jitted, shardings = _program(of_map.call_jaxpr, others, under_mesh)
     return jitted(*placement.place(args, shardings))
 
 
@@ -82,59 +81,41 @@ def _put(value: Value, sharding: Sharding) -> Any:
     return jax.device_put(value, sharding) if is_jax else value
 
 
-def _on_devices_of_operands(args: Sequence[Any], params: MapParams) -> MapParams:
-    """The parameters of the map on the devices of its operands.
-
-    A traced map has all devices. If an operand is on those that the map would have
-    alone, it runs there, so that its results can be combined with the operand.
-    """
-    mesh, mesh_axes, inner_axes = map_mesh(
-        params.axis_name,
-        params.axis_size,
-        params.call_jaxpr,
-        list(cast(Mesh, params.mesh).devices.flat),
-        use_all_devices=False,
-    )
-    needed = set(mesh.devices.flat)
-    if any(
-        isinstance(arg, jax.Array)
-        and arg.committed
-        and arg.sharding.device_set == needed
-        for arg in args
-    ):
-        return params.on(mesh, mesh_axes, inner_axes)
-    return params
-
-
 def _as_array(value: Value) -> Any:
     """A `jax.Array`: a function may return a NumPy argument as it is."""
     is_jax = isinstance(value, jax.Array) or value.dtype == jax.dtypes.float0
     return value if is_jax else jnp.asarray(value)
 
 
-@functools.lru_cache(maxsize=4096)
-def _program(params: MapParams) -> tuple[Any, tuple[Any, ...] | None]:
-    """The program of an equation, and the shardings of its operands."""
+@per_jaxpr
+def _program(
+    jaxpr: Jaxpr, params: MapParams, under_mesh: bool
+) -> tuple[Any, tuple[Any, ...] | None]:
+    """The program of an equation, and the shardings of its operands.
+
+    Args:
+      jaxpr: its ``call_jaxpr``, with which the program is freed.
+      params: the others.
+      under_mesh: whether it runs under `jax.set_mesh`, as its operands are.
+    """
+    # What refers to the jaxpr itself would keep it alive.
+    params = dataclasses.replace(params, call_jaxpr=jaxpr.replace())
     run = functools.partial(spmap_p.bind, **params.as_dict())
     mesh = cast(Mesh | None, params.mesh)
     if mesh is None:
         return jax.jit(run), None
+    devices = list(mesh.devices.flat)
+    if under_mesh:
+        return map_jit(run, devices, communicates=True), None
     operands, results = map_shardings(params)
     jitted = map_jit(
         run,
-        list(mesh.devices.flat),
+        devices,
         communicates(params),
         in_shardings=operands,
         out_shardings=list(results),
     )
     return jitted, operands
-
-
-@functools.lru_cache(maxsize=4096)
-def _program_under_mesh(params: MapParams) -> Any:
-    run = functools.partial(spmap_p.bind, **params.as_dict())
-    devices = list(cast(Mesh, params.mesh).devices.flat)
-    return map_jit(run, devices, communicates=True)
 
 
 def communicates(params: MapParams) -> bool:

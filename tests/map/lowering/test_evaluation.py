@@ -1,30 +1,49 @@
-"""A map's equation that runs at once: on which devices, and under which settings."""
+"""Equations that run at once: on which devices, and how long their programs live."""
+
+import gc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.map.primitives.map_primitive import spmap_p
 
 X = np.arange(8, dtype=np.float32)
 
 
-def equation(fun, x=X, **options):
-    (found,) = jax.make_jaxpr(sm.spmap(fun, "i", **options))(x).jaxpr.eqns
-    assert found.primitive is spmap_p
-    return found
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_what_a_short_map_returned_is_transformed_and_compiled_where_it_is(count):
+    x = X[:count] + 1
+    mapped = sm.spmap(lambda v: v * jax.lax.psum(v, "i"), "i")
+    y = mapped(x)
+
+    def loss(v):
+        return mapped(jnp.sin(v)).sum()
+
+    gradient = jax.grad(lambda v: jnp.sin(v).sum() ** 2)(x * x.sum())
+    for transformed in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        result = transformed(y)
+        np.testing.assert_allclose(result, gradient, rtol=1e-5)
+        assert result.sharding.device_set == y.sharding.device_set
+    np.testing.assert_allclose(jax.jit(mapped)(y), y * y.sum(), rtol=1e-6)
 
 
-def bound(found, *args):
-    return spmap_p.bind(*args, **found.params)
+@pytest.mark.usefixtures("young_heap")
+def test_programs_of_eager_transformations_are_freed_with_their_function():
+    client = jax.devices()[0].client
 
+    def live():
+        gc.collect()
+        return len(client.live_executables())
 
-@pytest.mark.parametrize("lie", [2, 8])
-def test_a_short_axis_runs_where_its_operands_are(lie):
-    found = equation(lambda x: x + 1, X[:2])
-    spec = jax.P("d") if lie == 2 else jax.P()
-    mesh = sm.make_mesh({"d": lie})
-    x = jax.device_put(X[:2], jax.NamedSharding(mesh, spec))
-    (result,) = bound(found, x)
-    assert len(result.sharding.device_set) == lie
+    def transformed(k):
+        mapped = sm.spmap(lambda v: jnp.sin(v) * k)
+        jax.grad(lambda v: mapped(v).sum())(X).block_until_ready()
+        jax.vmap(mapped)(X[None]).block_until_ready()
+
+    transformed(0)
+    before = live()
+    for k in range(4):
+        transformed(k + 1)
+    assert live() == before
