@@ -105,13 +105,13 @@ def test_static_arguments_are_no_arrays():
     assert [each.path for each in sm.explain(scale)(X, 2).inputs] == ["x"]
 
 
-def test_what_to_change_is_what_is_not_given_already():
+def test_what_to_change_is_what_the_map_has():
     mesh = sm.make_mesh(data=4, model=2)
-    on_mesh = sm.spmap(lambda x: x * 2, "i", mesh=mesh, mesh_axes="data")
-    (short,) = sm.explain(on_mesh)(X[:4]).axes
-    assert short.change == (
-        "Give other mesh_axes=, or another mesh=, for other devices; axis_size=, or "
-        "longer arrays, for more elements."
-    )
-    (long,) = sm.explain(on_mesh)(X).axes
-    assert "; batch_size= to vectorise fewer elements at once; " in long.change
+    devices = "Give devices=, or mesh= and mesh_axes=, for other devices; "
+    batches = "batch_size= to vectorise fewer elements at once; "
+    elements = "axis_size=, or longer arrays, for more elements."
+    for on in {"mesh": mesh, "mesh_axes": "data"}, {"devices": jax.devices()[:4]}, {}:
+        mapped = sm.explain(sm.spmap(lambda x: x * 2, "i", **on))
+        (short,), (long,) = mapped(X[:4]).axes, mapped(np.tile(X, (2, 1))).axes
+        assert short.change == devices + elements
+        assert long.change == devices + batches + elements

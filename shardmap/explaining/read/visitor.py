@@ -341,8 +341,6 @@ class _Visitor:
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         if around.mesh is None or params["mesh_axes"] is not None:
             change = "Give devices=, or mesh= and mesh_axes=, for other devices; "
-            if params["mesh_axes"] is not None:
-                change = "Give other mesh_axes=, or another mesh=, for other devices; "
             if layout.vectorised > 1:
                 change += "batch_size= to vectorise fewer elements at once; "
             change += "axis_size=, or longer arrays, for more elements."
