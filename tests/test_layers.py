@@ -36,6 +36,7 @@ ROOMS = [
     "explaining.gpus",
     "explaining.machines",
     "explaining.interconnect",
+    "explaining.chips",
     "explaining.report",
     "explaining.read",
     "explaining.draw",

@@ -15,15 +15,9 @@ from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explaining import elsewhere
+from shardmap.explaining.chips import CHIPS, capacity_of, machine_of, wiring_of
 from shardmap.explaining.explanation import Explanation
-from shardmap.explaining.interconnect import (
-    CHIPS,
-    Interconnect,
-    capacity_of,
-    interconnect_of,
-    interconnect_on,
-    machine_of,
-)
+from shardmap.explaining.interconnect import Interconnect, interconnect_of
 from shardmap.explaining.read import arrays, remarks, sharded, too_large
 from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explaining.read.hlo.cost import (
@@ -91,9 +85,11 @@ def explain(
     Args:
       fun: the function. A plan is accepted too, and explained immediately: what became
         of each cut, and its stages.
-      interconnect: what joins the devices, to estimate the time of collectives: a name
-        in ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect`. Default:
-        that of the kind of device, if it is known; none between hosts of GPUs.
+      interconnect: what joins the devices, for the least time of collectives: a name
+        in ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect`. On
+        several slices of TPUs or hosts with GPUs it is the network between them.
+        Default: that of the kind of device, if it is known; between hosts with GPUs,
+        400 Gb/s for each GPU.
       devices: the devices to compile for: a machine that need not be here, such as
         ``"v5e:16x16"`` (see `devices`), or a list of devices. Maps, `make_mesh` and
         `sharded_jit` use them where the program names no devices, and so does a program
@@ -134,13 +130,13 @@ def explain(
             f"explain takes only the function: write "
             f"explain({name})(x), not explain({name}, x)"
         )
-    fun, wires = _as_function(fun), interconnect_of(interconnect)
+    fun, given = _as_function(fun), interconnect_of(interconnect)
     there = elsewhere.devices_of(devices)
 
     @functools.wraps(fun)
     @api_boundary
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        return _explain(fun, wires, there, args, kwargs)
+        return _explain(fun, given, there, args, kwargs)
 
     return explained
 
@@ -156,7 +152,7 @@ def _as_function(fun: Any) -> Any:
 
 def _explain(
     fun: Any,
-    wires: Interconnect | None,
+    given: Interconnect | None,
     there: Sequence[jax.Device],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -210,7 +206,7 @@ def _explain(
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
     devices = arrays.devices_of(layouts, meshes, there)
     device = devices[0]
-    wires = interconnect_on(wires, devices)
+    wires = wiring_of(given, devices)
     collectives = [each.on(wires) for each in collectives]
     # Devices that only compile belong to no process.
     available = machine = None
@@ -242,7 +238,8 @@ def _explain(
         arrays=layouts_of_arrays,
         collectives=tuple(collectives),
         cost=cost,
-        interconnect=wires,
+        interconnect=wires and wires.inside,
+        network=wires and wires.between,
         remarks=(
             *too_large.remarks(refused),
             *remarks.idle_devices(axes, num_devices, available),
@@ -276,16 +273,16 @@ def _least_times(
 ) -> tuple[tuple[str, float], ...]:
     """The least time of a call by each of what a device does; see `Explanation`."""
     chip = CHIPS.get(device.device_kind)
-    if chip is None or chip.flops is None:
+    if chip is None or not chip.flops or not chip.memory_bandwidth:
         return ()
+    # Values on the chip count as accessed, and parts of arrays may not be.
+    arrays = (cost.argument_bytes or 0) + (cost.output_bytes or 0)
+    accessed = arrays if cost.bytes_accessed is None else cost.bytes_accessed
     times = {
-        "arithmetic": (cost.flops or 0) / chip.flops,
+        "arithmetic": chip.seconds([("bf16", cost.flops or 0)]),
+        "memory": min(accessed, arrays) / chip.memory_bandwidth,
         "interconnect": sum(each.seconds or 0 for each in collectives),
     }
-    if cost.bytes_accessed is not None and chip.memory_bandwidth is not None:
-        # Values on the chip count as accessed, and parts of arrays may not be.
-        arrays = (cost.argument_bytes or 0) + (cost.output_bytes or 0)
-        times["memory"] = min(cost.bytes_accessed, arrays) / chip.memory_bandwidth
     return tuple(sorted(times.items(), key=lambda each: -each[1]))
 
 

@@ -77,7 +77,8 @@ class Explanation(Report):
       stages: for a function in pieces, what each stage makes, reads and keeps.
       title: for a plan, its shards and bytes in one line; None for a function. The
         explanation of a plan has ``pieces`` and ``stages``, and nothing on devices.
-      interconnect: the interconnect for which times are estimated, or None.
+      interconnect: the links of the devices, for the least times; None if unknown.
+      network: what joins the slices of TPUs, or the hosts with GPUs, if several.
       machine: the machine that was compiled for, such as "TPU v5 lite, 16 x 16", if it
         is not here and cannot run the program; else None.
       capacity: the bytes of memory of a device; None if unknown.

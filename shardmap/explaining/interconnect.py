@@ -1,15 +1,16 @@
-"""The links between devices, the time of collectives on them, and figures of chips."""
+"""The links between devices, and the least time of collectives on them."""
 
+import collections
 import dataclasses
 import numbers
 import types
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-import jax
-
-from shardmap._jax.stages import is_compile_only
 from shardmap.units import shown
+
+Groups = Sequence[Sequence[int]]
+"""Which devices of a program take part in a collective together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Interconnect:
     Example:
       >>> import shardmap as sm
       >>> ours = sm.Interconnect(bandwidth=25e9, latency=2e-6)
-      >>> ours.time("all-gather", 1000, 8)
-      1.428e-05
+      >>> ours.time("all-gather", 10**6, 8)
+      0.00028
       >>> sm.Interconnect.KNOWN["nvlink4"].bandwidth
       450000000000.0
     """
@@ -62,72 +63,58 @@ class Interconnect:
                 f"{self.latency}"
             )
 
-    def time(self, kind: str, bytes_in: int, group_size: int) -> float:
-        """The estimated seconds of one collective.
+    def time(self, kind: str, bytes_in: int, group_size: int, hops: int = 1) -> float:
+        """The least seconds of one collective.
 
-        The devices of a group form a ring, in the order of the mesh. One device puts
-        ``n`` bytes into a collective of ``g`` devices; a message to the next device
-        costs the latency ``a``, and each sends ``B`` bytes per second. Then
+        One device puts ``n`` bytes into a collective of ``g`` devices, and sends
 
-        ===================  ==================  ============  =======================
-        collective           a device sends      messages      time
-        ===================  ==================  ============  =======================
-        all-reduce, ring     ``2 n (g-1)/g``     ``2 (g-1)``   ``messages a + sent/B``
-        all-reduce, tree     ``2 n log2 g``      ``2 log2 g``  the same
-        all-gather, ring     ``n (g-1)``         ``g-1``       the same
-        reduce-scatter       ``n (g-1)/g``       ``g-1``       the same
-        all-to-all           ``n (g-1)/g``       ``g-1``       the same
-        broadcast, ring      ``n``               ``g-1``       the same
-        broadcast, tree      ``n log2 g``        ``log2 g``    the same
-        collective-permute   ``n``               ``1``         the same
-        ===================  ==================  ============  =======================
+        ==================================  ==================
+        collective                          a device sends
+        ==================================  ==================
+        all-reduce                          ``2 n (g-1)/g``
+        all-gather                          ``n (g-1)``
+        reduce-scatter, all-to-all          ``n (g-1)/g``
+        broadcast, collective-permute       ``n``
+        ==================================  ==================
 
-        ``log2`` is rounded up. An all-reduce or a broadcast takes the ring or the tree,
-        whichever is faster: a tree wins for few bytes. A ragged all-to-all counts as
-        an all-to-all, in which each device sends its whole operand. These are lower
-        bounds: nothing else is on the wire, all devices arrive at the same time, and
-        reading and adding up cost nothing.
+        That takes at least ``sent / bandwidth``, and a message to the farthest device
+        at least ``hops * latency``: the time is the longer of the two. A ragged
+        all-to-all counts as one in which each device sends its whole operand. Nothing
+        else is on the wire, all devices arrive at the same time, and reading and adding
+        up cost nothing.
 
         Args:
           kind: XLA's name, such as "all-reduce".
           bytes_in: the bytes of one device's operand.
           group_size: the number of devices in one group.
+          hops: how many links a message to the farthest device passes.
         """
-        return min(
-            self.latency * messages + sent / self.bandwidth
-            for sent, messages in _ways(kind, bytes_in, group_size)
-        )
+        sent = _sent(kind, bytes_in, group_size)
+        return max(self.latency * hops, sent / self.bandwidth)
 
 
 def sent_bytes(kind: str, bytes_in: int, group_size: int) -> int:
-    """The bytes that one device sends in one collective, by the ring formula.
+    """The bytes that one device sends in one collective; see `Interconnect.time`.
 
     >>> sent_bytes("all-reduce", 800, 8)
     1400
     """
-    (sent, _), *_ = _ways(kind, bytes_in, group_size)
-    return round(sent)
+    return round(_sent(kind, bytes_in, group_size))
 
 
-def _ways(kind: str, n: int, g: int) -> list[tuple[float, int]]:
-    """The bytes that a device sends, and the messages: by a ring, then by a tree."""
-    if kind == "all-reduce":
-        rounds = 2 * (g - 1).bit_length()
-        return [(2 * n * (g - 1) / g, 2 * (g - 1)), (n * rounds, rounds)]
+def _sent(kind: str, n: int, g: int) -> float:
     if kind == "all-gather":
-        return [(n * (g - 1), g - 1)]
-    if kind == "collective-broadcast":
-        rounds = (g - 1).bit_length()
-        return [(n, g - 1), (n * rounds, rounds)]
-    if kind in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
-        return [(n * (g - 1) / g, g - 1)]
-    return [(n, 1)]
+        return n * (g - 1)
+    if kind in ("all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"):
+        return (1 + (kind == "all-reduce")) * n * (g - 1) / g
+    return n
 
 
 _TPU = "Google Cloud TPU documentation, all links of a chip, one direction"
 _NVLINK = "NVIDIA product page, half of the bidirectional total"
 _PCIE = "PCI-SIG, 16 lanes, one direction"
 _LINE = "the line rate"
+_DCN = "Google Cloud TPU documentation, data center network, a chip's share"
 
 Interconnect.KNOWN = types.MappingProxyType(
     {
@@ -147,81 +134,14 @@ Interconnect.KNOWN = types.MappingProxyType(
             Interconnect(100e9 / 8, 10e-6, "ethernet-100g", _LINE),
             Interconnect(400e9 / 8, 10e-6, "ethernet-400g", _LINE),
             Interconnect(400e9 / 8, 2e-6, "infiniband-ndr", f"{_LINE} of NDR, 4 lanes"),
+            Interconnect(50e9 / 8, 10e-6, "dcn-v4", f"{_DCN}: 50 Gbps"),
+            Interconnect(25e9 / 8, 10e-6, "dcn-v5e", f"{_DCN}: 6.4 Tbps of 256"),
+            Interconnect(50e9 / 8, 10e-6, "dcn-v5p", f"{_DCN}: 50 Gbps"),
+            Interconnect(100e9 / 8, 10e-6, "dcn-v6e", f"{_DCN}: 800 Gbps of 8"),
+            Interconnect(50e9 / 8, 10e-6, "dcn-v7x", f"{_DCN}: half of 100 Gbps"),
         )
     }
 )
-
-
-class Chip(NamedTuple):
-    """Public figures of a kind of device.
-
-    Attributes:
-      interconnect: the name in ``Interconnect.KNOWN`` of what joins such devices.
-      memory: the bytes that XLA lets a program use; None if only a device that runs
-        knows, by its ``memory_stats()``.
-      flops: floating point operations per second, at most: the vendor's figure for
-        dense products of bfloat16; None if it is not here.
-      memory_bandwidth: the bytes per second between memory and processor, at most.
-    """
-
-    interconnect: str
-    memory: int | None = None
-    flops: float | None = None
-    memory_bandwidth: float | None = None
-
-
-_GIB = 1 << 30
-
-CHIPS: Mapping[str, Chip] = types.MappingProxyType(
-    {
-        # What libtpu 0.0.52 calls the available memory if it refuses a program. Without
-        # JAX's megacore, a TPU v4 is two devices, and a TPU7x is always.
-        "TPU v4": Chip("tpu-v4", round(15.25 * _GIB), 275e12 / 2, 1228e9 / 2),
-        "TPU v5 lite": Chip("tpu-v5e", round(15.75 * _GIB), 197e12, 819e9),
-        "TPU v5": Chip("tpu-v5p", round(95.73 * _GIB), 459e12, 2765e9),
-        "TPU v6 lite": Chip("tpu-v6e", round(31.24 * _GIB), 918e12, 1638e9),
-        "TPU7x": Chip("tpu-v7x", round(94.74 * _GIB), 2307e12 / 2, 7380e9 / 2),
-        # What the driver tells.
-        "NVIDIA A100-SXM4-40GB": Chip("nvlink3"),
-        "NVIDIA A100-SXM4-80GB": Chip("nvlink3", 85_100_068_864, 312e12, 2039e9),
-        "NVIDIA H100 80GB HBM3": Chip("nvlink4", 84_942_979_072, 989e12, 3352e9),
-        "NVIDIA H200": Chip("nvlink4"),
-        "NVIDIA B200": Chip("nvlink5"),
-    }
-)
-"""Figures by `jax.Device.device_kind`."""
-
-
-def interconnect_on(
-    given: Interconnect | None, devices: Sequence[jax.Device]
-) -> Interconnect | None:
-    """What joins the devices of a program: what is given, or what their kind says.
-
-    The network between hosts of GPUs is not known, so that of these nothing is chosen.
-
-    Args:
-      given: what the user gives.
-      devices: the devices; () if there are none.
-
-    Raises:
-      ValueError: the interconnect of another kind of chip is given by name.
-    """
-    if not devices or devices[0].device_kind not in CHIPS:
-        return given
-    kind = devices[0].device_kind
-    name = CHIPS[kind].interconnect
-    if given is None:
-        hosts = {device.process_index for device in devices}
-        is_network = devices[0].platform == "gpu" and len(hosts) > 1
-        return None if is_network else Interconnect.KNOWN[name]
-    others = {chip.interconnect for chip in CHIPS.values()} - {name}
-    if given.name in others and given is Interconnect.KNOWN[given.name]:
-        raise ValueError(
-            f"interconnect={given.name!r} does not join devices of kind {kind}, whose "
-            f"interconnect is {name!r}. Leave interconnect= out, or give an "
-            "Interconnect(bandwidth=bytes_per_second, latency=seconds)"
-        )
-    return given
 
 
 def interconnect_of(given: str | Interconnect | None) -> Interconnect | None:
@@ -242,28 +162,83 @@ def interconnect_of(given: str | Interconnect | None) -> Interconnect | None:
     return Interconnect.KNOWN[given]
 
 
-def capacity_of(device: jax.Device) -> int | None:
-    """The bytes of a device's memory; None: they are not known."""
-    chip = CHIPS.get(device.device_kind)
-    # JAX asks only the devices of this process.
-    is_here = device.process_index == jax.process_index()
-    stats = device.memory_stats() if is_here and not is_compile_only(device) else None
-    return (stats or {}).get("bytes_limit") or (chip and chip.memory)
+class Wiring(NamedTuple):
+    """What joins the devices of a program.
 
-
-def machine_of(devices: Sequence[jax.Device]) -> str:
-    """Of what kind devices are, and how many: along each dimension, or on each host.
-
-    >>> machine_of(jax.devices()[:1])
-    'cpu, 1 host of 1'
+    Attributes:
+      inside: the links of a slice of TPUs, of a host's GPUs, or of all devices.
+      between: the network between slices of TPUs, or between hosts with GPUs; None if
+        the devices are of one.
+      parts: the slice or host of each device, in the order of the program.
+      places: where each device is in the torus of its slice; () for no torus.
+      dimensions: how many dimensions the torus has.
     """
-    first, hosts = devices[0], {device.process_index for device in devices}
-    several = "s" * (len(hosts) != 1)
-    shape = f"{len(hosts):,} host{several} of {len(devices) // len(hosts)}"
-    if first.platform == "tpu":
-        places = [device.coords for device in devices]
-        sizes = [max(along) - min(along) + 1 for along in zip(*places, strict=True)]
-        while len(sizes) > 2 and sizes[-1] == 1:
-            sizes.pop()
-        shape = " x ".join(map(str, sizes))
-    return f"{first.device_kind}, {shape}"
+
+    inside: Interconnect
+    between: Interconnect | None = None
+    parts: tuple[int, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+    dimensions: int = 1
+
+    def time(self, kind: str, bytes_in: int, groups: Groups) -> float:
+        """The least seconds of one collective, of its slowest group.
+
+        In a torus a message passes at most half of the devices of each dimension that
+        a group has, and a collective uses the links of these dimensions, two of a
+        device in each. An all-to-all sends a half of its bytes from one half of the
+        longest dimension to the other. GPUs of a host are one link from each other.
+        Between slices or hosts, each device sends its part: as much as if each slice or
+        host were one device with all of their networks.
+        """
+        spans = {self._span(group) for group in groups}
+        if kind == "collective-permute" and spans:
+            # Together the pairs have the links of all dimensions in which any moves.
+            lengths = tuple(
+                map(max, zip(*(each.lengths for each in spans), strict=True))
+            )
+            spans = {each._replace(lengths=lengths) for each in spans}
+        return max((self._time(kind, bytes_in, span) for span in spans), default=0.0)
+
+    def _span(self, group: Sequence[int]) -> "_Span":
+        parts = collections.Counter(self.parts[k] for k in group if self.parts)
+        places = [self.places[k] for k in group if self.places]
+        lengths = tuple(len(set(along)) for along in zip(*places, strict=True))
+        return _Span(len(group), max(1, len(parts)), lengths)
+
+    def _time(self, kind: str, n: int, span: "_Span") -> float:
+        g, parts, lengths = span
+        moved = [length for length in lengths if length > 1]
+        is_move = kind == "collective-permute"
+        hops = 1 if is_move else max(1, sum(length // 2 for length in moved))
+        links = self.inside
+        if moved:
+            share = len(moved) / self.dimensions
+            links = dataclasses.replace(links, bandwidth=links.bandwidth * share)
+        if parts == 1 or self.between is None:
+            least = links.time(kind, n, g, hops)
+            if moved and "all-to-all" in kind:
+                link = self.inside.bandwidth / (2 * self.dimensions)
+                least = max(least, n * max(moved) / (8 * link))
+            return least
+        each = g // parts
+        if is_move:
+            return self.between.time(kind, n, g)
+        if "all-to-all" in kind:
+            return max(
+                self.between.time(kind, n, parts), links.time(kind, n * each // g, each)
+            )
+        # In each host or slice, a device has its part of what is sent between them.
+        whole = n * each if kind == "all-gather" else n
+        share = whole // each
+        inner = n * parts if kind == "all-gather" else n
+        return max(
+            links.time(kind, inner, each, hops), self.between.time(kind, share, parts)
+        )
+
+
+class _Span(NamedTuple):
+    """How far a group of devices reaches: its devices, parts and lengths in a torus."""
+
+    size: int
+    parts: int
+    lengths: tuple[int, ...]

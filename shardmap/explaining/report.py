@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from shardmap.explaining.gpus import GPUS
-from shardmap.explaining.interconnect import Interconnect, sent_bytes
+from shardmap.explaining.chips import CHIPS
+from shardmap.explaining.interconnect import Interconnect, Wiring, sent_bytes
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import duration, size, size_of
 
@@ -233,8 +233,10 @@ class Collective:
       together: the number of collectives that XLA sends as one, this one included.
       before, after: the operand and the result on one device, with dtype and shape as
         XLA writes them, such as ``f32[4,2]``; None if unknown.
-      seconds: the estimated time of all ``count`` runs on the given interconnect; None
-        without an interconnect, or if ``link_bytes`` is None.
+      seconds: the least time of all ``count`` runs on the links of the devices; None
+        if these, the count or the devices are unknown.
+      groups: which devices take part together, by their places in the program; () if
+        unknown.
     """
 
     kind: str
@@ -252,10 +254,13 @@ class Collective:
     before: str | None = None
     after: str | None = None
     seconds: float | None = None
+    groups: tuple[tuple[int, ...], ...] = dataclasses.field(
+        default=(), repr=False, metadata={"plain": False}
+    )
 
     @property
     def link_bytes(self) -> int | None:
-        """The bytes that one device sends in all ``count`` runs, around a ring.
+        """The bytes that one device sends in all ``count`` runs.
 
         None if ``count`` or ``group_size`` is unknown.
         """
@@ -263,16 +268,16 @@ class Collective:
             return None
         return self.count * sent_bytes(self.kind, self.bytes_in, self.group_size)
 
-    def on(self, wires: Interconnect | None) -> "Collective":
-        """Returns the collective with its time on an interconnect, if known.
+    def on(self, wires: Wiring | None) -> "Collective":
+        """Returns the collective with its least time on some wires, if known.
 
         Collectives that XLA sends as one share the latency.
         """
         if wires is None or self.count is None or self.group_size is None:
             return self
-        sent = self.bytes_in * self.together
-        time = wires.time(self.kind, sent, self.group_size) / self.together
-        return dataclasses.replace(self, seconds=self.count * time)
+        groups = self.groups or (tuple(range(self.group_size)),)
+        time = wires.time(self.kind, self.bytes_in * self.together, groups)
+        return dataclasses.replace(self, seconds=self.count * time / self.together)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,13 +353,6 @@ class Remark:
     source: str | None
 
 
-_NOUNS = {
-    **dict.fromkeys(("TPU v5 lite", "TPU v5", "TPU v6 lite"), "chip"),
-    **{gpu.name: "GPU" for gpu in GPUS.values()},
-}
-"""What a device is. Of other kinds of TPUs, a chip is two devices."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Report:
     """The fields of an `Explanation`; see there."""
@@ -375,6 +373,7 @@ class Report:
     stages: tuple[Any, ...] = ()
     title: str | None = None
     interconnect: Interconnect | None = None
+    network: Interconnect | None = None
     machine: str | None = None
     capacity: int | None = None
     least_times: tuple[tuple[str, float], ...] = ()
@@ -426,7 +425,7 @@ class Report:
             if self.capacity is not None:
                 needed = size_of(peak, self.capacity)
             fits = {True: "fits: ", False: "does not fit: ", None: "needs "}[self.fits]
-            yield f"{fits}{needed} a {_NOUNS.get(self.device_kind or '', 'device')}"
+            yield f"{fits}{needed} a {self._noun}"
         if self.is_refused:
             return
         unknown = any(each.count is None for each in self.collectives)
@@ -437,10 +436,26 @@ class Report:
         )
         if self.least_seconds:
             yield f"at least {duration(self.least_seconds)}"
+        if self.network is not None:
+            yield self.network_text
+
+    @property
+    def _noun(self) -> str:
+        chip = CHIPS.get(self.device_kind or "")
+        return "device" if chip is None else chip.noun
+
+    @property
+    def network_text(self) -> str:
+        """The network of the times, such as ``400 Gb/s a GPU between hosts``."""
+        if self.network is None:
+            return ""
+        parts = "slices" if (self.device_kind or "").startswith("TPU") else "hosts"
+        rate = f"{self.network.bandwidth * 8 / 1e9:,.4g} Gb/s a {self._noun}"
+        return f"{rate} between {parts} ({self.network.name})"
 
     @property
     def seconds(self) -> float | None:
-        """The estimated time of all collectives with a known count."""
+        """The least time of all collectives with a known count, one after another."""
         known = [each.seconds for each in self.collectives if each.seconds is not None]
         return None if self.interconnect is None else sum(known)
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import shardmap as sm
+from shardmap.explaining.chips import capacity_of
 from shardmap.explaining.gpus import GPUS
-from shardmap.explaining.interconnect import capacity_of
 from tests.command_line import python
 
 MACHINES = "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1", "h100:4"

@@ -137,6 +137,8 @@ def _where(report: Report) -> str:
         text += f", mesh {axes}"
     if report.machine is not None:
         text += f"; compiled for {report.machine}; not run"
+    if report.network is not None:
+        text += f"; {report.network_text}"
     return text
 
 
@@ -390,11 +392,14 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
         yield Details(title, (_table(others, said, has_times),))
     if report.interconnect is not None and report.seconds:
         joined = report.interconnect
-        yield paragraph(
-            f"Together about {duration(report.seconds)}, estimated for {joined.name}: "
+        text = (
+            f"Together at least {duration(report.seconds)}, on {joined.name}: "
             f"{joined.bandwidth / 1e9:,.4g} GB/s from a device, "
-            f"{duration(joined.latency)} a message ({joined.source})."
+            f"{duration(joined.latency)} a link ({joined.source})"
         )
+        if report.network is not None:
+            text += f"; {report.network_text}, {report.network.source}"
+        yield paragraph(f"{text}.")
 
 
 def _table(

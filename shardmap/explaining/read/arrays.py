@@ -70,7 +70,7 @@ def devices_of(
         return list(mesh.devices.flat)
     for sharding in layouts:
         if isinstance(sharding, Sharding):
-            return list(sharding.device_set)
+            return sorted(sharding.device_set, key=lambda device: device.id)
     return list(there[:1]) or jax.local_devices()[:1]
 
 

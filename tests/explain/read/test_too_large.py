@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import shardmap as sm
-from shardmap.explaining.interconnect import capacity_of, machine_of
+from shardmap.explaining.chips import capacity_of, machine_of
 from shardmap.explaining.read import too_large
 from shardmap.explaining.report import Collective, Cost, Report
 from tests.explain import explanations
