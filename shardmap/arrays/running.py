@@ -14,6 +14,7 @@ every thread wait for one that has none, and never end:
 
 import contextlib
 import functools
+import itertools
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,11 +22,14 @@ from typing import Any
 
 import jax
 import jax.extend.core
+from jax.sharding import Mesh, Sharding
 
+from shardmap._jax.context import nothing_is_traced
 from shardmap._jax.effects import is_callback
 from shardmap._jax.errors import is_lost_connection
 from shardmap._jax.stages import dispatcher, is_compile_only
-from shardmap._jax.types import Param, Value
+from shardmap._jax.types import ClosedJaxpr, Param, Value
+from shardmap._jax.walk import constants_of, equations
 from shardmap.arrays import processes
 
 
@@ -94,11 +98,12 @@ class _RunLock:
 _lock = _RunLock()
 
 
+_ON_SEVERAL_CPUS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
 def compiler_options(devices: Collection[jax.Device]) -> dict[str, Any]:
     """The options of XLA for a program over several devices."""
-    if _platform(devices) != "cpu":
-        return {}
-    return {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+    return dict(_ON_SEVERAL_CPUS) if _platform(devices) == "cpu" else {}
 
 
 def compiled(
@@ -166,6 +171,59 @@ def map_jit(
     if not _is_serialized(devices, communicates):
         return jitted
     return functools.partial(_lock.run, name, None, jitted)
+
+
+def jit_in_turns(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.jit` for a function of arrays that may lie on any devices.
+
+    A call takes a turn if an argument, or what the function closes over in its first
+    call, is on several CPU devices.
+    """
+    name = getattr(fun, "__name__", "a function")
+    jitted = jax.jit(fun)
+    one_by_one = functools.partial(
+        _lock.run, name, None, jax.jit(fun, compiler_options=_ON_SEVERAL_CPUS)
+    )
+    closes_over_several: bool | None = None
+
+    def call(*args: Value, **kwargs: Value) -> Any:
+        nonlocal closes_over_several
+        # Inside another program nothing runs, and no compiler options are taken.
+        if not (nothing_is_traced() and _has_several_cpus()):
+            return jitted(*args, **kwargs)
+        if any(map(_is_on_several_cpus, jax.tree.leaves((args, kwargs)))):
+            return one_by_one(*args, **kwargs)
+        if closes_over_several is None:
+            traced = jitted.trace(*args, **kwargs)
+            closes_over_several = _names_several_cpus(traced.jaxpr)
+        return (one_by_one if closes_over_several else jitted)(*args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def _has_several_cpus() -> bool:
+    return jax.device_count("cpu") > 1
+
+
+def _names_several_cpus(jaxpr: ClosedJaxpr) -> bool:
+    """Whether a constant or a parameter of an equation is on several CPU devices."""
+    params = (jax.tree.leaves(list(e.params.values())) for e in equations(jaxpr))
+    named = [*constants_of(jaxpr), *itertools.chain.from_iterable(params)]
+    named += [constant for each in named for constant in constants_of(each)]
+    return any(map(_is_on_several_cpus, named))
+
+
+def _is_on_several_cpus(value: object) -> bool:
+    """Whether an array, a sharding or a mesh has several CPU devices."""
+    sharding = getattr(value, "sharding", value)
+    if isinstance(sharding, Mesh):
+        return _is_serialized(list(sharding.devices.flat), True)
+    return (
+        isinstance(sharding, Sharding)
+        and sharding.num_devices > 1
+        and _is_serialized(sharding.device_set, True)
+    )
 
 
 def _check_runs(name: str, devices: Collection[jax.Device]) -> None:

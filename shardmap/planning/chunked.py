@@ -13,6 +13,7 @@ from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.stages import argument_names, trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.array_likes import is_array_like, refusal
+from shardmap.arrays.running import jit_in_turns
 from shardmap.arrays.trees import leaf_paths
 from shardmap.planning import report
 from shardmap.planning.cutting import numpy_calls_named
@@ -71,7 +72,7 @@ class ChunkedFunction(Generic[P, R]):
         self._remat, self._strict = remat, strict
         self._statics = static_argnums, static_argnames
         self._warned = False
-        self._jitted = jax.jit(self._bind)
+        self._jitted = jit_in_turns(self._bind)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given, named = self._with_statics(args, kwargs)

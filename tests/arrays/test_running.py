@@ -159,6 +159,38 @@ def test_a_program_without_collectives_takes_no_turn(kind):
     np.testing.assert_array_equal(results[0], EIGHT + 1)
 
 
+@pytest.mark.parametrize("place", ["argument", "closed over", "one device"])
+def test_chunked_takes_its_turn_where_arrays_are_on_several_devices(place):
+    rows = np.arange(64, dtype=np.float32).reshape(8, 8)
+    cut = jax.device_put(rows, sm.pmap_sharding(rows.shape))
+    other = cut if place == "closed over" else rows
+    run = sm.chunked(lambda x: x - other.mean(0, keepdims=True), {0: 4})
+    x = cut if place == "argument" else rows
+    started, go, results = threading.Event(), threading.Event(), queue.Queue()
+
+    def host(x):
+        started.set()
+        go.wait(60)
+        return x
+
+    def waiting(x):
+        x = jax.pure_callback(host, x, x, vmap_method="sequential")
+        return lax.psum(x, "i")
+
+    holder = threading.Thread(target=sm.spmap(waiting, "i"), args=(EIGHT[:2],))
+    holder.start()
+    assert started.wait(60)
+    threading.Thread(target=lambda: results.put(run(x)), daemon=True).start()
+    if place != "one device":
+        with pytest.raises(queue.Empty, match=r"^$"):
+            results.get(timeout=3)
+        go.set()
+    expected = rows - rows.mean(0, keepdims=True)
+    np.testing.assert_allclose(results.get(timeout=60), expected)
+    go.set()
+    holder.join(60)
+
+
 def assert_runs_to_its_end(program, timeout):
     result = python("-c", textwrap.dedent(program), timeout=timeout, without=())
     assert result.stdout == "ran to the end\n", result.stderr[-2000:]
@@ -184,6 +216,28 @@ def test_many_collectives_in_flight_do_not_hang():
         print("ran to the end")
         """,
         timeout=240,
+    )
+
+
+@pytest.mark.deep
+def test_chunked_in_many_threads_does_not_hang():
+    """Without turns, the first calls do, and jaxlib ends the process."""
+    assert_runs_to_its_end(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        import jax, numpy as np, shardmap as sm
+
+        mesh = jax.sharding.Mesh(jax.devices(), "i")
+        cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+        x = jax.device_put(np.ones((64, 32), np.float32), cut)
+        apart = lambda x: x.mean(0, keepdims=True) - (x @ x.T).sum(0)[:, None]
+        run = sm.chunked(apart, {0: 4})
+        with ThreadPoolExecutor(16) as pool:
+            for results in pool.map(lambda _: [run(x) for _ in range(40)], range(16)):
+                np.testing.assert_array_equal(results[-1], np.full((64, 32), -2047))
+        print("ran to the end")
+        """,
+        timeout=120,
     )
 
 
