@@ -153,6 +153,22 @@ def with_params(
     return cast(jax.stages.Traced, changed)
 
 
+def given_shardings(traced: Any) -> tuple[list[Any], list[Any]]:
+    """The shardings that a trace gives its arguments and results; None for others.
+
+    JAX has them before it compiles: those of `jax.jit`, and those of the arguments. Its
+    public objects have them only afterwards.
+    """
+
+    def known(given: Any) -> Any:
+        return given if isinstance(given, jax.sharding.Sharding) else None
+
+    params, given = traced._params, traced._meta_tys_flat
+    pairs = zip(params["in_shardings"], given, strict=True)
+    ins = [known(asked) or known(each.sharding) for asked, each in pairs]
+    return ins, list(map(known, params["out_shardings"]))
+
+
 SLOW_LEADING_SUMS = jax.__version_info__ < (0, 12)
 """Whether the CPU's compiler takes 30 to 60 times too long to sum over leading axes.
 

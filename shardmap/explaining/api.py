@@ -214,6 +214,7 @@ def _explain(
         machine = machine_of(there or devices)
     else:
         available = len(jax.local_devices(backend=device.platform))
+    inputs = [array for array in layouts_of_arrays if array.role == "input"]
     if compiled is not None:
         capacity = capacity_of(device)
         cost, largest = cost_of(compiled, module), largest_at_peak(module, sources)
@@ -221,8 +222,7 @@ def _explain(
         assert refused is not None
         needed, capacity = refused
         cost = too_large.cost_of(needed)
-        inputs = [array for array in layouts_of_arrays if array.role == "input"]
-        largest = too_large.largest(traced.jaxpr.jaxpr, inputs)
+        largest = too_large.largest(traced.jaxpr.jaxpr, inputs, num_devices)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages, pictured = (), (), ()
     if hasattr(fun, "stage_costs"):  # A function in pieces.
@@ -241,7 +241,7 @@ def _explain(
         interconnect=wires and wires.inside,
         network=wires and wires.between,
         remarks=(
-            *too_large.remarks(refused),
+            *too_large.remarks(refused, inputs),
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(layouts_of_arrays, idle),
             *remarks.short_axes(axes),

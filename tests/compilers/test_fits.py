@@ -6,6 +6,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.explaining.chips import capacity_of
@@ -43,6 +45,30 @@ def test_a_program_that_is_too_large_is_told_so(machine):
         assert "test_fits.py" in "".join(each.source or "" for each in report.largest)
         assert "What moves between devices is not known" in text
         assert "sends" not in report.summary
+
+
+@pytest.mark.parametrize("given", ["arguments", "in_shardings"])
+def test_a_program_that_is_too_large_keeps_its_mesh_and_shards(given):
+    d = 98304
+    mesh = sm.make_mesh({"data": 8, "model": 2}, devices=sm.devices("v5e:4x4"))
+    specs = P("data", "model"), P("model", "data"), P("data")
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    asked = {"in_shardings": tuple(shardings)} if given == "in_shardings" else {}
+    placed = shardings if given == "arguments" else [None] * 3
+    shapes = (d, 4 * d), (4 * d, d), (64, d)
+    args = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=each)
+        for shape, each in zip(shapes, placed, strict=True)
+    ]
+    loss = jax.jit(jax.grad(lambda a, b, x: jnp.tanh(x @ a @ b).mean()), **asked)
+    report = sm.explain(loss, devices="v5e:4x4")(*args)
+    assert (report.fits, report.num_devices) == (False, 16)
+    assert report.mesh == (("data", 8), ("model", 2))
+    shards = (d // 8, 2 * d), (2 * d, d // 8), (8, d)
+    assert [each.shard_shape for each in report.inputs] == [*shards]
+    text = " ".join(str(report).split())
+    assert "In parallel: 'data' over 8 devices, 'model' over 2 devices." in text
+    assert "18.0 GiB of it for arguments" in text
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -83,7 +83,7 @@ def array_layouts(
 
     Args:
       traced: the program's trace.
-      compiled: the program; None if the compiler refuses it: the maps determine it.
+      compiled: the program; None if the compiler refuses it.
       meshes: the meshes of the program, the largest first.
 
     Returns:
@@ -96,7 +96,7 @@ def array_layouts(
         *trees.result_names(jax.tree.structure(traced.out_info)),
     ]
     if compiled is None:
-        ins, outs = shardings_of(jaxpr)
+        ins, outs = shardings_of(traced)
     else:
         # An argument that is not used has None, which is no leaf.
         ins = [

@@ -4,7 +4,10 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.explaining.chips import capacity_of, machine_of
@@ -44,11 +47,36 @@ def test_the_largest_values_are_as_on_one_device():
     w = jax.ShapeDtypeStruct((8, 1024), jnp.float32)
     report = sm.explain(fun)(x, w)
     jaxpr = jax.jit(fun).trace(x, w).jaxpr.jaxpr
-    sine, product, argument, *_ = too_large.largest(jaxpr, report.inputs)
+    sine, product, argument, *_ = too_large.largest(jaxpr, report.inputs, 8)
     assert (sine.type, sine.bytes) == ("float32[2,128,1024]", 2 * 128 * 1024 * 4)
     assert {sine.operation, product.operation} == {"sin", "dot_general"}
     assert "test_too_large.py" in sine.source
     assert argument.type, argument.operation == ("float32[8,1024]", "argument w")
+
+
+@pytest.mark.parametrize("given", ["arguments", "in_shardings", "inside"])
+def test_shardings_are_known_before_a_program_is_compiled(given):
+    mesh = sm.make_mesh({"data": 4, "model": 2})
+    rows, columns = (
+        NamedSharding(mesh, P("data")),
+        NamedSharding(mesh, P(None, "model")),
+    )
+
+    def step(x, w, unused):
+        return x @ w, w.sum()
+
+    kept = {"in_shardings": (rows, columns, None), "out_shardings": (rows, None)}
+    fun = jax.jit(step, **kept if given != "arguments" else {})
+    if given == "inside":
+        fun = jax.jit(lambda *args, fun=fun: fun(*args))
+    shardings = (rows, columns, None) if given == "arguments" else (None,) * 3
+    args = [
+        jax.ShapeDtypeStruct((8, 8), np.float32, sharding=each) for each in shardings
+    ]
+    results = [too_large.UNKNOWN if given == "arguments" else rows, too_large.UNKNOWN]
+    ins, outs = too_large.shardings_of(fun.trace(*args))
+    assert ins == [rows, columns, too_large.UNKNOWN]
+    assert outs == results
 
 
 GIB = 2**30
