@@ -68,7 +68,14 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"there is no module {options.script} here")
     code = run(options.script, options.arguments, is_module=options.module)
     sys.stdout.flush()
-    for line in report(uses()):
+    lines = report(uses())
+    if code and not options.module:
+        source = Path(options.script).read_bytes()
+        lines += [
+            f"python -m shardmap old: {options.script}:{line}: {name} -> {remedy}"
+            for line, name, remedy in unknown_in(source)
+        ]
+    for line in lines:
         print(line, file=sys.stderr)
     return code
 
@@ -85,10 +92,7 @@ def check(paths: Sequence[str]) -> int:
             unread.append(f"{file} cannot be read: {reason}")
             continue
         lines += [told(use, str(file)) for use in used]
-        lines += [
-            f"{file}:{line}: {name} -> not in this JAX, and shardmap knows no other"
-            for line, name in others
-        ]
+        lines += [f"{file}:{line}: {name} -> {remedy}" for line, name, remedy in others]
     print("\n".join(lines or ["no old names"]))
     for text in unread:
         print(f"python -m shardmap old: {text}", file=sys.stderr)

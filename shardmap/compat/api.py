@@ -14,7 +14,6 @@ from shardmap.api import sharded_jit as partitions
 from shardmap.api.elements import UnmappedResultsDiffer
 from shardmap.api.spmap import MappedFunction, spmap
 from shardmap.compat.edits import caller
-from shardmap.units import shown
 
 __all__ = ["pmap", "sharded_jit"]
 
@@ -30,7 +29,7 @@ def pmap(
     backend: str | None = None,
     axis_size: int | None = None,
     donate_argnums: int | Iterable[int] = (),
-    global_arg_shapes: None = None,
+    global_arg_shapes: PyTree = None,
 ) -> Any:
     """`shardmap.spmap` with the parameters of `jax.pmap`.
 
@@ -47,19 +46,20 @@ def pmap(
       backend: the platform whose devices to use.
       axis_size: the number of elements.
       donate_argnums: positions of arguments whose memory the results may reuse.
-      global_arg_shapes: must be None.
+      global_arg_shapes: not used in one process, whose arrays have these shapes.
 
     Raises:
-      ValueError: ``global_arg_shapes`` is not None; or as `shardmap.spmap`.
+      ValueError: ``global_arg_shapes`` is given in one of several processes; or as
+        `shardmap.spmap`.
 
     >>> pmap(lambda x: x + 1)(jnp.zeros((1, 2)))
     Array([[1., 1.]], dtype=float32)
     """
-    if global_arg_shapes is not None:
+    if global_arg_shapes is not None and jax.process_count() > 1:
         raise ValueError(
-            f"pmap global_arg_shapes is {shown(global_arg_shapes)}, but must be None: "
-            "arrays know their global shapes. Leave it out, and give arguments that "
-            "are cut across processes as jax.make_array_from_process_local_data does."
+            f"pmap takes no global_arg_shapes over {jax.process_count()} processes. "
+            "Leave it out, and make arguments that are cut across processes with "
+            "jax.make_array_from_process_local_data."
         )
     options = {
         "in_axes": in_axes,

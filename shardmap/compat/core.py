@@ -6,14 +6,17 @@ from collections.abc import Hashable, Mapping
 from typing import Any, TypeAlias
 
 import jax
+from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE
 from jax.extend.core.primitives import call_p
 from jax.sharding import PartitionSpec
 
 from shardmap._jax.context import nothing_is_traced as trace_state_clean
 from shardmap._jax.types import Aval
+from shardmap.compat.names import is_dropped
 from shardmap.sharding.conversions import cut_spec
 
 __all__ = [
+    "FLAGS",
     "ArrayMapping",
     "CallPrimitive",
     "ConcreteArray",
@@ -24,12 +27,14 @@ __all__ = [
     "axis_frame",
     "backend_specific_translations",
     "call_translations",
+    "cur_sublevel",
     "enable_omnistaging",
     "full_lower",
     "multi_host_supported_collectives",
     "omnistaging_enabled",
     "raise_to_shaped",
     "register_translation",
+    "setup_tpu",
     "spmd_primitive_batchers",
     "trace_state_clean",
     "translations",
@@ -53,6 +58,35 @@ omnistaging_enabled = True
 
 def enable_omnistaging() -> None:
     """Does nothing: since JAX 0.2.11 there is nothing else."""
+
+
+def setup_tpu() -> None:
+    """Does nothing: JAX finds the TPUs of Colab by itself."""
+
+
+class _Flags:
+    """The options of JAX as attributes; one that JAX does not have is kept unused."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jax.config, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if is_dropped(name, value) or name not in jax.config.values:
+            vars(self)[name] = value
+        else:
+            jax.config.update(name, value)
+
+
+FLAGS = _Flags()
+
+
+def cur_sublevel() -> types.SimpleNamespace:
+    """Its ``level`` is 1 in a function that `jax.jit` traces, else 0.
+
+    >>> cur_sublevel().level, int(jax.jit(lambda: cur_sublevel().level)())
+    (0, 1)
+    """
+    return types.SimpleNamespace(level=int(unsafe_am_i_under_a_jit_DO_NOT_USE()))
 
 
 CallPrimitive = type(call_p)

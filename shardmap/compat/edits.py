@@ -89,13 +89,17 @@ def without_repetitions(every: Iterable[Use]) -> list[Use]:
     imported = {
         (use.file, use.name) for use in uses if use.form == "from" or use.asname
     }
+    # Edits of an element, whose line has the name of the map over a tree too.
+    whole = {(use.file, use.line) for use in uses if use.edit and "lambda" in use.edit}
     longer = {(use.file, use.line, use.name.rpartition(".")[0]) for use in uses}
 
     def is_repeated(use: Use) -> bool:
         module, _, name = use.name.rpartition(".")
         if use.form != "name":
             return False
-        if (use.file, use.line, use.name) in longer:
+        if (use.file, use.line, use.name) in longer or (use.file, use.name) in imported:
+            return True
+        if (use.file, use.line) in whole and new_name(use.name) == "jax.tree.map":
             return True
         same = new_name(use.name) == f"{MODULES.get(module)}.{name}"
         return same and (use.file, module) in imported

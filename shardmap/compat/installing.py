@@ -29,6 +29,7 @@ from shardmap.compat.names import (
     NAMES,
     REPLACED,
     exists,
+    is_dropped,
     new_name,
     value_of,
 )
@@ -75,8 +76,9 @@ def install() -> None:
         for name, positions in KEYWORDS.items():
             _take_keywords(name, positions)
         _set(jax.Device, "__call__", _of_array)
-        for name in ("enable_omnistaging", "omnistaging_enabled"):
+        for name in ("FLAGS", "enable_omnistaging", "omnistaging_enabled"):
             _give_config(name)
+        _drop_options()
     except BaseException:
         uninstall()
         raise
@@ -273,6 +275,20 @@ def _give_config(name: str) -> None:
         return value_of(NAMES[f"jax.config.{name}"])
 
     _set(type(jax.config), name, property(attribute))
+
+
+def _drop_options() -> None:
+    """Has `jax.config.update` take options that JAX has dropped, without effect."""
+    of_jax = type(jax.config).update
+
+    @functools.wraps(of_jax)
+    def update(config: Any, name: str, value: object) -> None:
+        if is_dropped(name, value):
+            _note(f"jax.config.update({name!r})")
+        else:
+            of_jax(config, name, value)
+
+    _set(type(jax.config), "update", update)
 
 
 def _set(owner: Any, name: str, value: object) -> None:

@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-import types
+import threading
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +15,15 @@ from shardmap._jax.context import current_mesh
 from shardmap._jax.types import PyTree
 from shardmap.api.spmap import spmap
 
-__all__ = ["Mesh", "SerialLoop", "mesh", "serial_loop", "thread_resources", "xmap"]
+__all__ = [
+    "Mesh",
+    "ResourceEnv",
+    "SerialLoop",
+    "mesh",
+    "serial_loop",
+    "thread_resources",
+    "xmap",
+]
 
 
 class SerialLoop(NamedTuple):
@@ -45,21 +54,37 @@ def serial_loop(name: str, length: int) -> Iterator[None]:
             _loops[name] = before
 
 
-class _Environment:
-    @property
-    def physical_mesh(self) -> Mesh:
-        """The surrounding mesh of ``with Mesh(...):``; empty if there is none."""
-        return current_mesh()
+class ResourceEnv(NamedTuple):
+    """A mesh, and the named loops, for ``thread_resources.env``."""
+
+    physical_mesh: Mesh
+    loops: Sequence[object] = ()
 
     @property
     def shape(self) -> dict[str, int]:
-        """The size of each axis of that mesh, and of each `serial_loop`."""
+        """The size of each axis of the mesh, and of each `serial_loop`."""
         loops = {name: loop.length for name, loop in _loops.items()}
-        return {**current_mesh().shape, **loops}
+        return {**self.physical_mesh.shape, **loops}
 
 
-thread_resources = types.SimpleNamespace(env=_Environment())
-"""Its ``env`` has the surrounding mesh."""
+class _ThreadResources(threading.local):
+    def __init__(self) -> None:
+        self._entered = contextlib.ExitStack()
+
+    @property
+    def env(self) -> ResourceEnv:
+        """The surrounding mesh, perhaps an empty one; one that is set surrounds all."""
+        return ResourceEnv(current_mesh(), tuple(_loops.values()))
+
+    @env.setter
+    def env(self, value: ResourceEnv) -> None:
+        self._entered.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._entered.enter_context(value.physical_mesh)
+
+
+thread_resources = _ThreadResources()
 
 mesh = Mesh
 """``with mesh(devices, names):`` is ``with jax.sharding.Mesh(devices, names):``."""

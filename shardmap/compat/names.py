@@ -37,6 +37,7 @@ GONE = {
     "jax.lib.xla_bridge",
     "jax.lib.xla_client",
     "jax.lib.xla_extension",
+    "jax.tools.colab_tpu",
 }
 
 # Names that still exist in JAX with another behavior.
@@ -173,12 +174,15 @@ NAMES = {
         "jax.core.",
         "shardmap.compat.core.",
         *("CallPrimitive", "ConcreteArray", "UnshapedArray", "axis_frame"),
-        *("full_lower", "raise_to_shaped", "trace_state_clean"),
+        *("cur_sublevel", "full_lower", "raise_to_shaped", "trace_state_clean"),
     ),
     "jax.abstract_arrays.ConcreteArray": "shardmap.compat.core.ConcreteArray",
     "jax.abstract_arrays.raise_to_shaped": "shardmap.compat.core.raise_to_shaped",
     # Devices and settings
     "jax.config.config": "jax.config",
+    "jax.experimental.compilation_cache.compilation_cache.initialize_cache": (
+        "jax.experimental.compilation_cache.compilation_cache.set_cache_dir"
+    ),
     "jax.experimental.disable_x64": "shardmap.compat.ops.disable_x64",
     "jax.experimental.enable_x64": "jax.enable_x64",
     **_moved(
@@ -228,7 +232,7 @@ IDLE = {
     **_moved(
         "jax.config.",
         "shardmap.compat.core.",
-        *("enable_omnistaging", "omnistaging_enabled"),
+        *("FLAGS", "enable_omnistaging", "omnistaging_enabled"),
     ),
     **_moved(
         "jax.interpreters.pxla.",
@@ -241,8 +245,59 @@ IDLE = {
         *("backend_specific_translations", "call_translations"),
         *("register_translation", "translations"),
     ),
+    "jax.tools.colab_tpu.setup_tpu": "shardmap.compat.core.setup_tpu",
 }
 NAMES |= IDLE
+
+# Options of `jax.config` that JAX has dropped.
+DROPPED_OPTIONS = frozenset(
+    {
+        *("experimental_cpp_jit", "experimental_cpp_pmap", "jax_array"),
+        "jax_backend_target",
+        *("jax_coordination_service", "jax_cpp_jit", "jax_cpp_pjit", "jax_cpp_pmap"),
+        *("jax_cpu_enable_gloo_collectives", "jax_custom_vjp_disable_shape_check"),
+        *("jax_data_dependent_tracing_fallback", "jax_default_dtype_bits"),
+        *("jax_dynamic_shapes", "jax_eager_pmap", "jax_emit_python_callbacks"),
+        *("jax_enable_custom_vjp_by_custom_transpose", "jax_enable_memories"),
+        *("jax_enable_mlir", "jax_experimental_name_stack"),
+        "jax_experimental_subjaxpr_lowering_cache",
+        *("jax_host_callback_ad_transforms", "jax_host_callback_inline"),
+        *("jax_host_callback_legacy", "jax_host_callback_max_queue_byte_size"),
+        *("jax_host_callback_outfeed", "jax_jit_pjit_api_merge", "jax_new_checkpoint"),
+        *("jax_omnistaging", "jax_parallel_functions_output_gda"),
+        *("jax_pmap_shmap_merge", "jax_refine_polymorphic_shapes"),
+        *("jax_remat_opt_barrier", "jax_sharding_in_types", "jax_spmd_mode"),
+        *("jax_unique_mhlo_module_names", "jax_use_original_source_locations"),
+    }
+)
+
+
+def is_dropped(option: object, value: object) -> bool:
+    """Whether JAX has dropped an option of `jax.config`, or what the value asks for.
+
+    >>> is_dropped("jax_spmd_mode", "allow_all"), is_dropped("jax_enable_x64", True)
+    (True, False)
+    """
+    # JAX still has the two options that chose the driver of Colab's first TPUs.
+    return option in DROPPED_OPTIONS or value == "tpu_driver"
+
+
+# Names that nothing stands in for, of JAX and of libraries of its time: what to do.
+WITHOUT_STAND_IN = {
+    "flax.optim": "Flax removed it in 0.6; use optax",
+    "jax.experimental.callback": (
+        "JAX removed it in 0.4.2; write an interpreter of jaxprs, as JAX's docs show"
+    ),
+    "jax.experimental.loops": (
+        "JAX removed it in 0.3; use jax.lax.scan, fori_loop, while_loop and cond"
+    ),
+    "jax.interpreters.batching.BatchTracer": (
+        "JAX made it private; isinstance(x, jax.core.Tracer) tells of any tracer"
+    ),
+    "jax.random.default_prng_impl": (
+        "JAX made it private; jax.config.jax_default_prng_impl is its name"
+    ),
+}
 
 # Functions whose old keyword arguments have become positions.
 KEYWORDS = {
@@ -287,6 +342,19 @@ EDITS = {
     "jax.Array.device": "x.device() -> x.device",
     "jax.sharding.Mesh.__getitem__": "mesh['y',] -> shardmap.submesh(mesh, ('y',))",
     "jax.dlpack.to_dlpack": "jax.dlpack.to_dlpack(x) -> x.__dlpack__()",
+    **{
+        f"jax.config.{flags}": (
+            f"jax.config.{flags}.option = value -> jax.config.update('option', value), "
+            "or leave it out where JAX has no such option"
+        )
+        for flags in ("FLAGS", "config.FLAGS")
+    },
+    **{
+        f"jax.config.update({option!r})": (
+            f"jax.config.update({option!r}, ...) -> leave it out"
+        )
+        for option in (*DROPPED_OPTIONS, "jax_xla_backend")
+    },
     "jax.experimental.disable_x64": (
         "jax.experimental.disable_x64() -> jax.enable_x64(False)"
     ),

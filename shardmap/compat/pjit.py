@@ -29,10 +29,12 @@ def pjit(
     Args:
       fun: the function.
       in_axis_resources: a pytree prefix of the tuple of arguments, with partition specs
-        as leaves; None: replicated. Default: the shardings of the arguments.
+        as leaves; None: replicated over the mesh around the call. Default: the
+        shardings of the arguments.
       out_axis_resources: the same for the result. Default: XLA chooses.
       *args: further parameters of `jax.jit`: ``static_argnums``, ``donate_argnums``.
-      **kwargs: the same, by name; ``in_shardings``, ``out_shardings`` as in `jax.jit`.
+      **kwargs: the same, by name. ``in_shardings`` and ``out_shardings`` are later
+        names of the first two; their leaves may be shardings too.
 
     >>> import numpy as np
     >>> with jax.set_mesh(jax.make_mesh((1,), ("x",))):
@@ -43,9 +45,9 @@ def pjit(
     for name, value in zip(("static_argnums", "donate_argnums"), args, strict=False):
         kwargs[name] = value
     if in_axis_resources is not _UNSPECIFIED:
-        kwargs["in_shardings"] = _replicated(in_axis_resources)
+        kwargs["in_shardings"] = in_axis_resources
     if out_axis_resources is not _UNSPECIFIED:
-        kwargs["out_shardings"] = _replicated(out_axis_resources)
+        kwargs["out_shardings"] = out_axis_resources
     return PartitionedFunction(fun, kwargs)
 
 
@@ -80,26 +82,13 @@ def _is_spec(spec: object) -> bool:
     return spec is None or isinstance(spec, PartitionSpec)
 
 
-def _replicated(resources: PyTree) -> PyTree:
-    """``resources`` with the spec of replicated arrays for None.
-
-    >>> _replicated((None, PartitionSpec("x"))) == (PartitionSpec(), PartitionSpec("x"))
-    True
-    """
-    return jax.tree.map(
-        lambda spec: PartitionSpec() if spec is None else spec,
-        resources,
-        is_leaf=_is_spec,
-    )
-
-
 def _on(mesh: Mesh, specs: PyTree) -> PyTree:
-    """``specs`` as shardings of a mesh, if there is one."""
+    """``specs`` as shardings of a mesh, if there is one; None: replicated over it."""
+    if mesh.empty:
+        return specs
     return jax.tree.map(
         lambda spec: (
-            NamedSharding(mesh, spec)
-            if isinstance(spec, PartitionSpec) and not mesh.empty
-            else spec
+            NamedSharding(mesh, spec or PartitionSpec()) if _is_spec(spec) else spec
         ),
         specs,
         is_leaf=_is_spec,

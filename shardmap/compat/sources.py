@@ -10,11 +10,16 @@ from shardmap.compat.names import (
     EDITS,
     GONE,
     KEYWORDS,
+    WITHOUT_STAND_IN,
     exists,
+    is_dropped,
     new_name,
     value_of,
 )
 from shardmap.compat.rows import elements_in
+
+# The libraries whose names are looked up.
+LIBRARIES = {name.partition(".")[0] for name in ("jax", *WITHOUT_STAND_IN)}
 
 
 def uses_in(file: str, source: str | bytes) -> list[Use]:
@@ -30,14 +35,21 @@ def uses_in(file: str, source: str | bytes) -> list[Use]:
     return without_repetitions(_Finder(file, source).uses)
 
 
-def unknown_in(source: str | bytes) -> list[tuple[int, str]]:
-    """The lines and names of JAX that neither JAX nor shardmap has.
+def unknown_in(source: str | bytes) -> list[tuple[int, str, str]]:
+    """The lines, the names that nothing stands in for, and what to do about each.
 
     >>> unknown_in("import jax\\njax.tree_map(f, x)\\njax.mask(f)")
-    [(3, 'jax.mask')]
+    [(3, 'jax.mask', 'not in this JAX, and shardmap knows no other')]
     """
-    others = _Finder("", source).others
-    return sorted(place for place in others if not _is_in_jax(place[1]))
+    unknown = set()
+    for line, name in _Finder("", source).others:
+        gone = next((g for g in WITHOUT_STAND_IN if f"{name}.".startswith(f"{g}.")), "")
+        if gone:
+            unknown.add((line, gone, WITHOUT_STAND_IN[gone]))
+        elif name.startswith("jax.") and not _is_in_jax(name):
+            remedy = "not in this JAX, and shardmap knows no other"
+            unknown.add((line, name, remedy))
+    return sorted(unknown)
 
 
 class _Finder(ast.NodeVisitor):
@@ -83,17 +95,18 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
-            if alias.name.partition(".")[0] != "jax":
+            root = alias.name.partition(".")[0]
+            if root not in LIBRARIES:
                 continue
             if alias.asname is None:
-                self.meanings["jax"] = "jax"
+                self.meanings[root] = root
             else:
                 self.meanings[alias.asname] = alias.name
             self.look(alias, alias.name, "import")
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
-        if node.level or module.partition(".")[0] != "jax":
+        if node.level or module.partition(".")[0] not in LIBRARIES:
             return
         for alias in node.names:
             if alias.name == "*":
@@ -122,6 +135,12 @@ class _Finder(ast.NodeVisitor):
                     edit=f"{of}() -> {of}",
                 )
             )
+        if function.replace("config.config", "config") == "jax.config.update":
+            given = [getattr(arg, "value", None) for arg in node.args]
+            option, value, *_ = *given, None, None
+            if is_dropped(option, value):
+                name = f"jax.config.update({option!r})"
+                self.uses.append(Use(self.file, node.lineno, name, "name"))
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:

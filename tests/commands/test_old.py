@@ -84,6 +84,15 @@ def test_the_package_of_a_module_may_use_old_names(folder):
     assert "  package/__init__.py:1: from jax import tree_map -> " in result.stderr
 
 
+def test_a_program_that_fails_is_told_what_nothing_stands_in_for(folder):
+    write(folder, "prog.py", "import jax\nfrom flax import optim\n")
+    result = shardmap("old", "prog.py", cwd=folder)
+    assert result.returncode == 1
+    assert result.stderr.endswith(
+        "old: prog.py:2: flax.optim -> Flax removed it in 0.6; use optax\n"
+    )
+
+
 ENDS = {
     "sys.exit(3)": 3,
     "sys.exit('said')": 1,

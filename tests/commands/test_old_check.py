@@ -85,7 +85,26 @@ def test_what_is_no_old_name(source):
     ],
 )
 def test_a_name_that_nothing_is_known_of(source, name):
-    assert old_and_unknown(source) == ([], [(1, name)])
+    remedy = "not in this JAX, and shardmap knows no other"
+    assert old_and_unknown(source) == ([], [(1, name, remedy)])
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "remedy"),
+    [
+        ("from flax import linen, optim", "flax.optim", "use optax"),
+        ("import flax\nflax.optim.Adam()", "flax.optim", "use optax"),
+        (
+            "from jax.experimental.callback import rewrite",
+            "jax.experimental.callback",
+            "an interpreter of jaxprs",
+        ),
+    ],
+)
+def test_a_name_without_a_stand_in_is_told_with_what_to_do(source, name, remedy):
+    uses, [(_, unknown, said)] = old_and_unknown(source)
+    assert (uses, unknown) == ([], name)
+    assert remedy in said
 
 
 @pytest.fixture
@@ -113,6 +132,27 @@ EDITS = {
     "from jax.config import config\nconfig.enable_omnistaging()": (
         "from jax.config import config -> from jax import config\n"
         "{file}:2: jax.config.config.enable_omnistaging -> leave it out"
+    ),
+    "from jax.config import config\nconfig.FLAGS.jax_xla_backend = 'tpu_driver'": (
+        "from jax.config import config -> from jax import config\n"
+        "{file}:2: jax.config.config.FLAGS.option = value -> jax.config.update("
+        "'option', value), or leave it out where JAX has no such option"
+    ),
+    "from jax.config import config\nconfig.update('jax_array', True)": (
+        "from jax.config import config -> from jax import config\n"
+        "{file}:2: jax.config.update('jax_array', ...) -> leave it out"
+    ),
+    "import jax\njax.config.update('jax_xla_backend', 'tpu_driver')": (
+        "jax.config.update('jax_xla_backend', ...) -> leave it out"
+    ),
+    "import jax.tools.colab_tpu as c\nc.setup_tpu()": (
+        "import jax.tools.colab_tpu as c -> leave it out, with the new names in their "
+        "places\n{file}:2: jax.tools.colab_tpu.setup_tpu -> leave it out"
+    ),
+    "import jax\nys = jax.api.pmap(f)(x)\njax.tree_map(lambda y: y[0], ys)": (
+        "jax.api.pmap -> shardmap.compat.pmap, with `import shardmap.compat`; in new "
+        "code shardmap.spmap\n{file}:3: jax.tree_map(lambda y: y[0], ys) -> "
+        "shardmap.unreplicate(ys)"
     ),
     "import jax\njax.config.enable_omnistaging()": (
         "jax.config.enable_omnistaging -> leave it out"

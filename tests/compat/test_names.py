@@ -88,6 +88,12 @@ def test_each_gone_module_is_in_the_list():
     assert gone | {*names.MODULES} == names.GONE
 
 
+def test_dropped_options_are_not_in_jax():
+    still_there = names.DROPPED_OPTIONS & jax.config.values.keys()
+    assert still_there <= {"jax_backend_target"}
+    assert not any(is_in_jax(name) for name in names.WITHOUT_STAND_IN if "jax" in name)
+
+
 def test_what_is_no_old_name_has_no_new_one():
     assert names.new_name("jax.numpy.sin") is None
     assert names.new_name("jax.mask") is None

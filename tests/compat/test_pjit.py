@@ -39,6 +39,18 @@ def test_none_is_replicated_and_positions_are_those_of_pjit(mesh):
 
 
 @pytest.mark.filterwarnings("ignore:`with mesh.*:DeprecationWarning")
+def test_none_in_shardings_is_replicated_in_a_mesh(mesh):
+    f = pjit(lambda x, w: (x - w, x), (P("x"), None), out_shardings=(None, P("x")))
+    x = np.ones((8, 4), np.float32)
+    with mesh:
+        whole, cut = f(x, x)
+        (again,) = pjit(lambda w: (w,), in_shardings=None, out_shardings=None)(whole)
+    assert whole.is_fully_replicated
+    assert again.is_fully_replicated
+    assert cut.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, P("x")), 2)
+
+
+@pytest.mark.filterwarnings("ignore:`with mesh.*:DeprecationWarning")
 def test_without_in_specs_arguments_keep_their_shardings(mesh):
     f = pjit(lambda x: 2 * x, out_shardings=P("x"))
     x = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(mesh, P("x")))

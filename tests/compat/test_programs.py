@@ -15,6 +15,7 @@ import pytest
 from jax.example_libraries import optimizers, stax
 
 from shardmap import compat
+from shardmap._jax.context import EMPTY_MESH
 from shardmap.commands import old
 from tests.command_line import call
 
@@ -37,6 +38,7 @@ def _as_users(monkeypatch):
         jax.legacy_prng_key("allow"),
     ):
         yield
+    compat.maps.thread_resources.env = compat.maps.ResourceEnv(EMPTY_MESH)
     compat.uninstall()
 
 
@@ -181,6 +183,30 @@ def test_specs(tmp_path):
         "copies": np.ones((8, 3)),
     }
     assert_close(arrays, expected)
+
+
+# What JAX 0.4.13 computes, with the names and options of its day.
+IN_OLD_JAX = {
+    "global_shapes.py": {
+        "losses": [0.65260446, 0.66939783, 0.64938605],
+        "b": [0.00404668, 0.02339699, 0.03484575, 0.0101414],
+        "total": 9.3993705,
+    },
+    "notebook.py": {"first": [0.04684069] * 6, "total": 20.264747, "whole": True},
+    "zero.py": {
+        "first": [1.8844016, 0.5848892, 0.9023045, 2.2245533],
+        "total": 14.335731,
+        "momentum": -0.24316095,
+        "whole": [True, False],
+    },
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", IN_OLD_JAX)
+def test_numbers_are_those_of_jax_at_that_time(name, tmp_path):
+    arrays, _ = saved(name, tmp_path)
+    assert_close(arrays, IN_OLD_JAX[name])
 
 
 def test_pjit(tmp_path):
