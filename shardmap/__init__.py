@@ -26,6 +26,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "PartitionSpec": "jax.sharding.PartitionSpec",
         "P": "jax.sharding.PartitionSpec",
         "NamedSharding": "jax.sharding.NamedSharding",
+        "OpSharding": "shardmap.ShardingSpec.sharding_proto, which returns one",
         "PmapSharding": "shardmap.pmap_sharding, or shardmap.compat.PmapSharding",
         "install": "shardmap.compat.install",
     },

@@ -33,7 +33,8 @@ def attach(
 
     Args:
       package: the name of the package, which is being imported.
-      elsewhere: names of other libraries, and their replacements.
+      elsewhere: names of other libraries, and their replacements. Those that the
+        submodule ``compat`` has are known.
     """
     attributes = vars(sys.modules[package])
     stub = pathlib.Path(attributes["__file__"]).with_suffix(".pyi").read_text()
@@ -53,6 +54,8 @@ def attach(
             text = f"module {package!r} has no attribute {name!r}"
             if instead := elsewhere.get(name):
                 text += f". Use {instead}."
+            elif not name.startswith("_") and hasattr(get("compat"), name):
+                text += f". Use {package}.compat.{name}, for old programs."
             elif close := difflib.get_close_matches(name, module_of, 2, 0.75):
                 meant = " or ".join(map(repr, sorted(close, key=len)))
                 text += f". Did you mean {meant}?"

@@ -99,6 +99,13 @@ def test_every_public_name_is_on_the_page_of_names():
     assert sorted(old_names) == sorted(shardmap.compat.__all__)
 
 
+def test_the_table_of_names_has_every_public_one():
+    table = (DOCS / "api.md").read_text()
+    named = set(re.findall(r"`(?:extend\.)?(\w+)`", table))
+    public = {*shardmap.__all__, *shardmap.extend.__all__} - {"__version__"}
+    assert public <= named
+
+
 def test_every_page_is_in_the_contents():
     start = (DOCS / "index.md").read_text()
     groups = re.findall(r"(?s)```{toctree}\n:hidden:\n.*?\n\n(.*?)\n```", start)

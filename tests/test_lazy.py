@@ -19,6 +19,8 @@ def test_what_is_called_otherwise_is_named():
         "PartitionSpec": "jax.sharding.PartitionSpec",
         "P": "jax.sharding.PartitionSpec",
         "NamedSharding": "jax.sharding.NamedSharding",
+        "OpSharding": "shardmap.ShardingSpec.sharding_proto, which returns one",
+        "ShardedDeviceArray": "shardmap.compat.ShardedDeviceArray, for old programs",
     }.items():
         with pytest.raises(AttributeError, match=rf"'{name}'. Use {instead}\.$"):
             operator.attrgetter(name)(sm)
