@@ -2,7 +2,7 @@
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,19 +40,25 @@ def devices_of(given: str | Sequence[jax.Device] | None) -> tuple[jax.Device, ..
     return devices
 
 
-@contextlib.contextmanager
-def traced_for(devices: Sequence[jax.Device]) -> Iterator[None]:
-    """A context in which maps and meshes that name no devices are on these."""
-    if not devices:
-        yield
-        return
-    if not jax.sharding.get_mesh().empty:
+def traced_for(devices: Sequence[jax.Device]) -> Any:
+    """A context in which maps and meshes that name no devices are on these.
+
+    Raises:
+      ValueError: a mesh is set that has another number of devices.
+    """
+    mesh = jax.sharding.get_mesh()
+    if devices and not mesh.empty and not _is_of(mesh, devices):
+        _check_size(mesh, devices, "jax.set_mesh sets a mesh")
+    return default_devices(devices) if devices else contextlib.nullcontext()
+
+
+def _check_size(mesh: Any, devices: Sequence[jax.Device], what: str) -> None:
+    if mesh.size != len(devices):
         raise ValueError(
-            "explain devices= is given inside jax.set_mesh, which says on which "
-            "devices a program runs. Leave one of them out."
+            f"{what} of {mesh.size} devices, {dict(mesh.shape)}, but explain is asked "
+            f"for {len(devices)}. Make the mesh in the function, with "
+            "shardmap.make_mesh, or of shardmap.devices; leave devices= out of maps."
         )
-    with default_devices(devices):
-        yield
 
 
 def moved(traced: jax.stages.Traced, devices: Sequence[jax.Device]) -> Any:
@@ -63,17 +69,9 @@ def moved(traced: jax.stages.Traced, devices: Sequence[jax.Device]) -> Any:
     """
 
     def change_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-        if mesh.empty or (
-            isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(devices)
-        ):
+        if mesh.empty or (isinstance(mesh, Mesh) and _is_of(mesh, devices)):
             return mesh
-        if mesh.size != len(devices):
-            raise ValueError(
-                f"the program names a mesh of {mesh.size} devices, "
-                f"{dict(mesh.shape)}, but explain is asked for {len(devices)}. "
-                "Make the mesh in the function, with shardmap.make_mesh, or of "
-                "shardmap.devices; leave devices= out of maps."
-            )
+        _check_size(mesh, devices, "the program names a mesh")
         return moved_mesh(mesh, devices)
 
     def change(value: Any) -> Any:
@@ -113,13 +111,24 @@ def moved(traced: jax.stages.Traced, devices: Sequence[jax.Device]) -> Any:
     return with_params(traced, change_params, change)
 
 
+def _is_of(mesh: Any, devices: Sequence[jax.Device]) -> bool:
+    return set(mesh.devices.flat) <= set(devices)
+
+
 def _is_abstract(mesh: Any) -> bool:
     return isinstance(mesh, AbstractMesh) and not (mesh.manual_axes or mesh.empty)
 
 
 def lowered_for(devices: Sequence[jax.Device], traced: Any) -> Any:
-    """Lowers a trace that names no devices for the first of these."""
-    with jax.default_device(devices[0]):
+    """Lowers a trace that names no devices for the first of these.
+
+    A mesh that is set is of as many devices, and stands for one of these.
+    """
+    mesh = jax.sharding.get_mesh()
+    around: Any = jax.default_device(devices[0])
+    if not (mesh.empty or _is_of(mesh, devices)):
+        around = jax.set_mesh(moved_mesh(mesh, devices))
+    with around:
         return traced.lower()
 
 
@@ -172,7 +181,10 @@ def _unplaced(leaf: Value, devices: Sequence[jax.Device]) -> Any:
     elif isinstance(given, NamedSharding) and given.num_devices > 1:
         if given.num_devices != len(devices):
             return None
-        sharding = NamedSharding(moved_mesh(given.mesh, devices), given.spec)
+        # Under a mesh that is set, the trace is moved with its arguments.
+        sharding = given
+        if jax.sharding.get_mesh().empty:
+            sharding = NamedSharding(moved_mesh(given.mesh, devices), given.spec)
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
     )

@@ -151,6 +151,29 @@ def test_other_numbers_of_devices_are_refused():
         sm.explain(mean, devices="v5e")
     with (
         jax.set_mesh(MANUAL),
-        pytest.raises(ValueError, match=r"devices= is given inside jax.set_mesh"),
+        pytest.raises(ValueError, match=r"set_mesh sets a mesh of 4 .* for 3\."),
     ):
-        sm.explain(mean, devices=THERE)(W, X)
+        sm.explain(mean, devices=three)(W, X)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_a_mesh_that_is_set_stands_for_these(kind, is_placed):
+    mesh = jax.sharding.Mesh(
+        np.reshape(HERE, (2, 2)), ("data", "model"), axis_types=(kind,) * 2
+    )
+    placed = NamedSharding(mesh, P("data")) if is_placed else None
+    x = jax.ShapeDtypeStruct((16, 8), np.float32, sharding=placed)
+
+    def step(x):
+        if kind == AxisType.Auto:
+            return jax.lax.with_sharding_constraint(x @ W, P("data", "model")).sum()
+        return jax.sharding.reshard(x @ W, P("data", "model")).sum()
+
+    with jax.set_mesh(mesh):
+        report = sm.explain(step, devices=THERE)(x)
+        assert report.inputs[0].devices == IDS
+        assert (report.mesh, report.num_devices) == ((("data", 2), ("model", 2)), 4)
+        assert {each.kind for each in report.collectives} == {"all-reduce"}
+        if kind == AxisType.Auto:
+            assert sm.explain(mean, devices=THERE)(W, X).inputs[1].devices == IDS
