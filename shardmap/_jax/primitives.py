@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -18,7 +19,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardmap._jax import other_jax
 from shardmap._jax.context import NO_MESH
-from shardmap._jax.types import Equation, Jaxpr, Params, Primitive, Value
+from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr, Params, Primitive, Value
 from shardmap._jax.walk import equations, jaxprs_in
 
 
@@ -191,3 +192,43 @@ def scan_counts(params: Params) -> tuple[int, int]:
     # From JAX 0.12 on.
     consts, carries, *_ = params["ft_in"].unpack()
     return len(list(consts.vals)), len(list(carries.vals))
+
+
+def linear_solve(params: Params, operands: int) -> tuple[AnyJaxpr, list[int]]:
+    """The jaxpr that solves, and the numbers of the operands that it takes."""
+    counts, jaxprs = params["const_lengths"], params["jaxprs"]
+    first = counts.matvec + counts.vecmat
+    behind = first + counts.solve + counts.transpose_solve
+    numbers = [*range(first, first + counts.solve), *range(behind, operands)]
+    return jaxprs.solve, numbers
+
+
+# From JAX 0.12 on some primitives are written in terms of others, and all of them are
+# equations of one.
+
+
+def expansion(params: Params) -> Callable[..., Any] | None:
+    """The function of operands that such an equation stands for; None of others."""
+    inner: Any = params.get("_prim")
+    expand = getattr(inner, "expand", None)
+    if expand is None:
+        return None
+    return lambda *operands: expand(*jax.tree.unflatten(inner.in_tree, operands))
+
+
+def _expandable() -> Primitive | None:
+    with jax.disable_jit(False):
+        [call] = jax.make_jaxpr(jnp.searchsorted)(
+            np.zeros(2, np.float32), np.zeros(2, np.float32)
+        ).jaxpr.eqns
+    equation = call.params["jaxpr"].eqns[-1]
+    if expansion(equation.params) is not None:
+        return equation.primitive
+    # JAX 0.10 and 0.11 have a loop there.
+    equation_of(
+        "scan", jnp.searchsorted, np.zeros(2, np.float32), np.zeros(2, np.float32)
+    )
+    return None
+
+
+EXPANDABLE = _expandable()

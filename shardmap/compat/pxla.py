@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, Sharding
 from shardmap._jax.types import Aval, Jaxpr, PyTree, Value
 from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.spmap import spmap
-from shardmap.arrays.array_likes import register_shard_handler, takes
 from shardmap.arrays.stacking import device_put_replicated
 from shardmap.map.primitives.map_primitive import remove_axis
 from shardmap.map.tracing import trace_body
@@ -263,6 +262,9 @@ class _ShardArgHandlers(dict[type, OldHandler]):
     """``shard_arg_handlers[T] = handler`` registers a handler of three arguments."""
 
     def __setitem__(self, cls: type, handler: OldHandler) -> None:
+        # Most that import this module register none.
+        from shardmap.planning.sources.handlers import register_shard_handler, takes
+
         if not takes(3, handler):
             raise TypeError(
                 "shard_arg_handlers takes a function of a value, devices and indices, "

@@ -18,7 +18,6 @@ from shardmap.arrays.array_likes import (
     is_array_like,
     refusal,
 )
-from shardmap.arrays.sources.stores import borders
 from shardmap.arrays.trees import leaf_paths
 from shardmap.planning.engine.nodes import Refused
 from shardmap.planning.in_slices import (
@@ -36,6 +35,7 @@ from shardmap.planning.memory.loops import Uncut
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
+from shardmap.planning.sources.stores import borders
 from shardmap.units import shown
 
 

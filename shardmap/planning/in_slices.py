@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.sources.files import page_shape
-from shardmap.arrays.sources.stores import borders
 from shardmap.planning.engine.rules import UNCUT, Cut
+from shardmap.planning.sources.files import page_shape
+from shardmap.planning.sources.stores import borders
 from shardmap.units import Auto, integer_of, is_integer, shown
 
 MOST = 10_000_000

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap.arrays.sources.labelled import is_dataset
+from shardmap.planning.sources.labelled import is_dataset
 
 
 def forward_filled(self: Any, dim: Hashable, limit: int | None = None) -> Any:

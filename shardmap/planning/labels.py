@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.sources.labelled import is_dataset, is_labelled
+from shardmap.arrays.array_likes import is_labelled
 from shardmap.planning import labelled_methods
 from shardmap.planning.numpy_functions import numpy_functions
+from shardmap.planning.sources.labelled import is_dataset
 
 Rebuild = Callable[[list[Any]], Any]
 

@@ -23,7 +23,6 @@ import jax
 from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
-from shardmap.arrays.sources.labelled import plain
 from shardmap.planning import report
 from shardmap.planning.cutting import cut_function
 from shardmap.planning.engine.stages import Stage
@@ -36,6 +35,7 @@ from shardmap.planning.run.disk.scratch import checked
 from shardmap.planning.run.run import run
 from shardmap.planning.run.shards import Shards, index_of
 from shardmap.planning.run.static import in_order, static_keys, without_static
+from shardmap.planning.sources.labelled import plain
 from shardmap.units import bytes_of, check_bool, integer_of, shown
 
 

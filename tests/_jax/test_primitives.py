@@ -7,8 +7,7 @@ import pytest
 from jax import lax
 from jax.extend import source_info_util
 
-from shardmap._jax import lax_primitives, primitives
-from shardmap._jax.types import Primitive
+from shardmap._jax import primitives
 from shardmap._jax.walk import as_open_jaxpr, equations
 
 X = np.ones((2, 2), np.float32)
@@ -36,42 +35,6 @@ def test_what_is_inside_of_jitted_functions_is_found_without_jit_too():
     with jax.disable_jit():
         found = primitives.equation_of("sin", jax.jit(lambda x: jnp.sin(x)), 1.0)
     assert found.primitive is jax.extend.core.primitives.sin_p
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (module, name)
-        for module in (primitives, lax_primitives)
-        for name, value in vars(module).items()
-        if isinstance(value, Primitive)
-    ],
-)
-def test_every_primitive_has_a_name_of_its_own(module, name):
-    others = [v for v in vars(module).values() if isinstance(v, Primitive)]
-    assert sum(v is getattr(module, name) for v in others) == 1
-
-
-@pytest.mark.parametrize(
-    ("primitive", "use"),
-    [
-        (lax_primitives.SCATTER_SUB, lambda x: x.at[0].subtract(1.0)),
-        (lax_primitives.TILE, lambda x: jnp.tile(x, (3, 1))),
-        (lax_primitives.STACK, lambda x: jnp.stack([x, x, x])),
-        (lax_primitives.SPLIT, lambda x: jnp.split(x, 2)),
-        (
-            lax_primitives.RANDOM_WRAP,
-            lambda x: jax.random.wrap_key_data(np.zeros(2, np.uint32)),
-        ),
-        (
-            lax_primitives.RANDOM_UNWRAP,
-            lambda x: jax.random.key_data(jax.random.key(1)),
-        ),
-    ],
-)
-def test_other_uses_bind_the_same(primitive, use):
-    found = [e.primitive for e in equations(jax.make_jaxpr(use)(jnp.asarray(X)))]
-    assert primitive in found
 
 
 @pytest.mark.parametrize(("consts", "carries"), [(0, 1), (1, 2), (2, 0)])
@@ -113,7 +76,7 @@ def test_the_operands_of_a_linear_solve_are_told():
     equation = primitives.equation_of(
         "custom_linear_solve", use, np.float32(2), np.float32(3)
     )
-    jaxpr, operands = lax_primitives.linear_solve(equation.params, len(equation.invars))
+    jaxpr, operands = primitives.linear_solve(equation.params, len(equation.invars))
     assert len(as_open_jaxpr(jaxpr).invars) == len(operands) >= 2
 
 
@@ -129,11 +92,11 @@ def test_the_parameters_of_checkpoint_are_all_that_it_takes():
 def test_what_is_written_in_terms_of_others_is_expanded():
     x = np.arange(3, dtype=np.float32)
     jaxpr = jax.make_jaxpr(jnp.searchsorted)(x, x).jaxpr
-    found = [e for e in equations(jaxpr) if lax_primitives.expansion(e.params)]
-    expected = [] if lax_primitives.EXPANDABLE is None else [lax_primitives.EXPANDABLE]
+    found = [e for e in equations(jaxpr) if primitives.expansion(e.params)]
+    expected = [] if primitives.EXPANDABLE is None else [primitives.EXPANDABLE]
     assert [e.primitive for e in found] == expected
     for equation in found:
-        result = lax_primitives.expansion(equation.params)(x, x)
+        result = primitives.expansion(equation.params)(x, x)
         np.testing.assert_array_equal(jax.tree.leaves(result)[0], [0, 1, 2])
 
 

@@ -14,9 +14,9 @@ from shardmap.arrays.array_likes import (
     abstract_value,
     device_put_array_like,
     is_array_like,
-    register_shard_handler,
 )
 from shardmap.arrays.placement import device_put, is_misplaced, place
+from shardmap.planning.sources.handlers import register_shard_handler
 from tests.map_programs import both_lowerings
 
 HOST = np.arange(16 * 6, dtype=np.float32).reshape(16, 6)
@@ -127,7 +127,7 @@ class Derived(Remote):
 @pytest.fixture
 def handlers(monkeypatch):
     """The handlers, which a test may change."""
-    monkeypatch.setattr(array_likes, "_handlers", {})
+    monkeypatch.setattr(array_likes, "HANDLERS", {})
 
 
 def from_callback(value, sharding):

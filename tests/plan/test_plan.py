@@ -328,7 +328,7 @@ class Everything(Squares):
 @pytest.fixture
 def asked(monkeypatch):
     """What handlers for `Squares` were asked for."""
-    monkeypatch.setattr(array_likes, "_handlers", dict(array_likes._handlers))
+    monkeypatch.setattr(array_likes, "HANDLERS", dict(array_likes.HANDLERS))
     found = []
 
     def put(value, sharding):

@@ -11,7 +11,7 @@ from jax.experimental import sparse
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.arrays.sources.labelled import Lazy
+from shardmap.planning.sources.labelled import Lazy
 
 pd = pytest.importorskip("pandas", reason="tables")
 xr = pytest.importorskip("xarray", reason="arrays with labels")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from shardmap._jax.primitives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
-from shardmap.arrays import plan_rules
 from shardmap.map.collectives import rules
 from shardmap.map.collectives.rules import REDUCTIONS, Reduction, Rule
 from shardmap.map.primitives.first_element import first_element_p
@@ -105,8 +104,6 @@ COLLECTIVES: dict[Primitive, Collective] = {
     ),
 }
 
-plan_rules.COLLECTIVES |= COLLECTIVES
-
 
 def register_collective(primitive: Primitive, combiner: str | None = None) -> None:
     """Registers a collective of your own for maps, `plan` and `explain`.
@@ -158,4 +155,4 @@ def register_collective(primitive: Primitive, combiner: str | None = None) -> No
     collective = dataclasses.replace(
         collective, lowers_per_device=lambda aval, platform: False
     )
-    COLLECTIVES[primitive] = plan_rules.COLLECTIVES[primitive] = collective
+    COLLECTIVES[primitive] = collective

@@ -9,7 +9,6 @@ from shardmap.map.rules import (
     checkify,
     dce,
     differentiation,
-    planning,
     remat,
     vectorization,
 )
@@ -20,7 +19,6 @@ RULES = (
     differentiation.register,
     vectorization.register,
     checkify.register,
-    planning.register,
     lower_map.register,
 )
 """The rules of each map primitive. `dce`, `remat` and `evaluation` have `spmap_p`'s."""

@@ -348,12 +348,13 @@ class Calls(NamedTuple):
 
     Attributes:
       jaxprs: call primitive -> the name of the parameter that holds its jaxpr.
-      rewrites: primitive -> a function that adds nodes that replace its node.
+      rewrites: primitive, or a class of primitives -> a function that adds nodes that
+        replace its node.
       harmless: the effects that a node may have; others are refused.
     """
 
     jaxprs: Mapping[Primitive, str]
-    rewrites: Mapping[Primitive, Rewrite]
+    rewrites: Mapping[Any, Rewrite]
     harmless: tuple[type, ...] = ()
 
 
@@ -384,8 +385,10 @@ def _decomposed(
             "which shard should have it: do it outside, with what the function takes "
             "or returns"
         )
-    write = calls.rewrites.get(node.primitive)
-    return write(graph, node) if write else None
+    for key in node.primitive, type(node.primitive):
+        if key in calls.rewrites:
+            return calls.rewrites[key](graph, node)
+    return None
 
 
 def avals(variables: Iterable[Var]) -> list[Aval]:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import PIVOTS
 from shardmap.planning.engine.factors import Factors, Local, taken_whole
 from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
 from shardmap.planning.lax.on_cpu import sorted_operands
+from shardmap.planning.lax.primitives import PIVOTS
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"

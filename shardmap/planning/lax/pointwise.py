@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import MULHI, NEWER, OPTIMIZATION_BARRIER, RESHARD
 from shardmap.planning.engine.factors import Factors, Local
 from shardmap.planning.engine.nodes import Node, Operand, Scalar
 from shardmap.planning.engine.rules import RuleMaker, nothing_passes
 from shardmap.planning.lax.indexed.known import constant
+from shardmap.planning.lax.primitives import MULHI, NEWER, OPTIMIZATION_BARRIER, RESHARD
 
 NodePasses: TypeAlias = Callable[[Node, str, frozenset[int]], str | None]
 """The form of `Rule.passes`, with the node."""

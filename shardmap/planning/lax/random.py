@@ -14,17 +14,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import (
-    RANDOM_CLONE,
-    RANDOM_SEED,
-    RANDOM_UNWRAP,
-    RANDOM_WRAP,
-)
 from shardmap.planning.engine.factors import Factors, Local, taken_whole
 from shardmap.planning.engine.keys import key_impl
 from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import MANY, Factor, Reason, RuleMaker
 from shardmap.planning.lax.pointwise import pointwise
+from shardmap.planning.lax.primitives import (
+    RANDOM_CLONE,
+    RANDOM_SEED,
+    RANDOM_UNWRAP,
+    RANDOM_WRAP,
+)
 from shardmap.planning.lax.shape import in_parts
 
 GENERATOR = Reason(

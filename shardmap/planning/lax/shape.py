@@ -10,13 +10,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import (
-    OPTIMIZATION_BARRIER,
-    SPLIT,
-    STACK,
-    TILE,
-    UNSTACK,
-)
 from shardmap._jax.types import Params
 from shardmap.planning.engine.factors import Factors, Local, out_size
 from shardmap.planning.engine.nodes import (
@@ -42,6 +35,13 @@ from shardmap.planning.engine.rules import (
     meet,
 )
 from shardmap.planning.engine.slices import Box, Interval, Window, refine
+from shardmap.planning.lax.primitives import (
+    OPTIMIZATION_BARRIER,
+    SPLIT,
+    STACK,
+    TILE,
+    UNSTACK,
+)
 
 
 def broadcast_in_dim(node: Node) -> Factors:

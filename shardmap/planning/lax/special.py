@@ -6,7 +6,7 @@ from typing import Any
 from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import PURE_CALLBACK, axis_names
-from shardmap.arrays.plan_rules import COLLECTIVES
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.planning.engine.factors import Factors, taken_whole
 from shardmap.planning.engine.nodes import Node, Refused
 from shardmap.planning.engine.rules import Factor, Reason, RuleMaker

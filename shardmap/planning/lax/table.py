@@ -1,19 +1,16 @@
 """The table of all rules, and of the calls whose bodies are inlined."""
 
-import collections
 from typing import Any
 
 from jax.extend.core import primitives as p
 
 from shardmap._jax.effects import AXIS_EFFECT
-from shardmap._jax.lax_primitives import (
-    CUSTOM_VMAP,
+from shardmap._jax.primitives import (
     EXPANDABLE,
+    branch_of_platform,
     expansion,
     linear_solve,
 )
-from shardmap._jax.primitives import branch_of_platform
-from shardmap.arrays.plan_rules import REWRITES
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import (
     Calls,
@@ -25,6 +22,7 @@ from shardmap.planning.engine.nodes import (
 from shardmap.planning.engine.rules import RuleMaker, Stages
 from shardmap.planning.lax import (
     batched,
+    maps,
     pointwise,
     prefix,
     random,
@@ -36,6 +34,7 @@ from shardmap.planning.lax import (
 )
 from shardmap.planning.lax.control import branches, loops
 from shardmap.planning.lax.indexed import dynamic, gather, scatter
+from shardmap.planning.lax.primitives import CUSTOM_VMAP
 from shardmap.planning.lax.staged import (
     barrier,
     blocks,
@@ -82,16 +81,14 @@ LOOKED_THROUGH = {
 
 CALLS = Calls(
     LOOKED_THROUGH,
-    collections.ChainMap[Any, Rewrite](
-        {
-            **reduce.REWRITES,
-            **reshape.REWRITES,
-            **scatter.REWRITES,
-            **shape.REWRITES,
-            **DECOMPOSITIONS,
-        },
-        REWRITES,
-    ),
+    {
+        **reduce.REWRITES,
+        **reshape.REWRITES,
+        **scatter.REWRITES,
+        **shape.REWRITES,
+        **maps.REWRITES,
+        **DECOMPOSITIONS,
+    },
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
 )

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER
 from shardmap._jax.walk import jaxprs_in
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.nodes import Graph, Node, Refused, Value, flatten
 from shardmap.planning.engine.rules import Rule
+from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.lax.table import CALLS, TABLE
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from shardmap._jax.context import config_value
 from shardmap._jax.types import PyTree, TreeDef
-from shardmap.arrays.sources.labelled import plain
 from shardmap.arrays.trees import result_names
 from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.jaxpr_key import jaxpr_key
@@ -22,6 +21,7 @@ from shardmap.planning.engine.rules import Cut
 from shardmap.planning.engine.slices import Box, shape_of
 from shardmap.planning.engine.stages import Stage, stages_of
 from shardmap.planning.run.buffers import holds, read_box, refuse_masked, start_dtype
+from shardmap.planning.sources.labelled import plain
 from shardmap.units import shown
 
 IN_MEMORY = 2**20

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.array_likes import sliceable
 from shardmap.planning.engine.keys import is_key
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, Interval, shape_of, slices
@@ -24,6 +23,7 @@ from shardmap.planning.run.failures import contained
 from shardmap.planning.run.processes import ProcessWorkers
 from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Task, all_tasks, run_fold
+from shardmap.planning.sources.handlers import sliceable
 
 SMALL = 2**10
 """The most bytes of an array that is sent with each task that needs it."""

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import Aval, PyTree, TreeDef
-from shardmap.arrays.sources.registry import remote_ref
 from shardmap.arrays.trees import result_names
 from shardmap.planning.engine.keys import data_aval
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.disk.scratch import reserve
+from shardmap.planning.sources.registry import remote_ref
 from shardmap.units import shown, size
 
 OutputPlace = tuple[Value | None, Any]

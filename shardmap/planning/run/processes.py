@@ -15,9 +15,6 @@ import jax
 import numpy as np
 from jax import export
 
-# These register themselves.
-from shardmap.arrays.sources import files, labelled, stores  # noqa: F401
-from shardmap.arrays.sources.registry import RemoteRef, remote_ref
 from shardmap.planning.engine.keys import is_key
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, slices
@@ -26,6 +23,10 @@ from shardmap.planning.run.failures import contained
 from shardmap.planning.run.shards import Shard
 from shardmap.planning.run.tasks import Task
 from shardmap.planning.run.workers import Workers
+
+# These register themselves.
+from shardmap.planning.sources import files, labelled, stores  # noqa: F401
+from shardmap.planning.sources.registry import RemoteRef, remote_ref
 
 
 class Read(NamedTuple):

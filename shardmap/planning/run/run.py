@@ -19,7 +19,6 @@ from typing import Any
 import jax
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.array_likes import sliceable
 from shardmap.planning.run.array_job import ArrayJob, place_in_job
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import DaskWorkers, is_client
@@ -31,6 +30,7 @@ from shardmap.planning.run.processes import ProcessWorkers, RayExecutor, is_ray
 from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Task
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
+from shardmap.planning.sources.handlers import sliceable
 from shardmap.units import integer_of, shown, size
 
 TRIM_SECONDS = 0.05

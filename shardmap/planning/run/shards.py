@@ -10,7 +10,6 @@ from jax.typing import ArrayLike
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays import combining
-from shardmap.arrays.array_likes import sliceable
 from shardmap.planning.engine.keys import box_bytes, data_aval, is_key, key_impl
 from shardmap.planning.engine.nodes import Operand, Scalar, Value
 from shardmap.planning.engine.slices import Box, slices
@@ -20,6 +19,7 @@ from shardmap.planning.run.cut_program import CutProgram, arg_avals
 from shardmap.planning.run.out import misfits
 from shardmap.planning.run.static import in_order
 from shardmap.planning.run.tasks import Target, targets
+from shardmap.planning.sources.handlers import sliceable
 from shardmap.units import integer_of
 
 

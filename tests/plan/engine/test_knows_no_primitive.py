@@ -38,7 +38,7 @@ def test_the_engine_names_no_primitive():
 def test_a_named_primitive_is_found():
     for source in (
         "from jax.extend.core import primitives as p",
-        "from shardmap._jax.lax_primitives import SPLIT",
+        "from shardmap.planning.lax.primitives import SPLIT",
         "import jax\nx = jax.lax.add_p",
         "def f(node):\n    return node.primitive.name == 'add'",
     ):

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.planning.engine.nodes import PlanPrimitive
 from shardmap.planning.lax.table import CALLS, KINDS, TABLE
 
@@ -15,10 +15,7 @@ RULES = {
         **KINDS,
         "whole or refused": {*KINDS["whole or refused"], *COLLECTIVES},
         "calls": CALLS.jaxprs,
-        # Other tests make maps of their own.
-        "decomposed": {
-            q for q in CALLS.rewrites if q is spmap_p or not isinstance(q, MapPrimitive)
-        },
+        "decomposed": {q for q in CALLS.rewrites if q is not MapPrimitive},
     }.items()
 }
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan_reference.md"

@@ -9,10 +9,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.walk import equations
 from shardmap.planning.engine.nodes import Graph, Node, Operand
+from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER
 
 MOST_EQUATIONS = 2048
 """The most equations of an unrolled loop, where its steps are compiled together."""

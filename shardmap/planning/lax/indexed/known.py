@@ -17,12 +17,12 @@ import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap._jax.context import configuration
-from shardmap._jax.lax_primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
 from shardmap._jax.primitives import PURE_CALLBACK, axis_names
 from shardmap._jax.walk import jaxprs_in
 from shardmap.planning.engine.factors import bind
 from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, made_by
+from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
 
 MOST_ELEMENTS = 2**20
 """The most elements of a constant, and of a value that is evaluated."""

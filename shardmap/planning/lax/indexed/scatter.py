@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import SCATTER_SUB
 from shardmap.arrays.combining import identity
 from shardmap.planning.engine.factors import Factors, Local, bind
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite
@@ -31,6 +30,7 @@ from shardmap.planning.engine.slices import Window
 from shardmap.planning.lax.indexed.known import counted, one_place
 from shardmap.planning.lax.indexed.places import ALL_OVER, WRITTEN, moved
 from shardmap.planning.lax.indexed.ranges import lines, scatter_window
+from shardmap.planning.lax.primitives import SCATTER_SUB
 
 WINDOWS = Reason(
     "windows of it are written, at several or unknown places or partly outside",

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shardmap.arrays.array_likes import register_shard_handler
-from shardmap.arrays.sources import registry
 from shardmap.planning.plan import plan
+from shardmap.planning.sources import registry
+from shardmap.planning.sources.handlers import register_shard_handler
 from tests.plan.run.checks import Recorded, X, assert_bytes, flip, read_by_shards, zero
 
 NUMBERS = itertools.count()

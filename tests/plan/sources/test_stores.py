@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 # It registers the types that these tests open.
-from shardmap.arrays.sources import stores  # noqa: F401
-from shardmap.arrays.sources.registry import remote_ref
+from shardmap.planning.sources import stores  # noqa: F401
+from shardmap.planning.sources.registry import remote_ref
 
 
 def again(sent, writable=False):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.arrays.sources.registry import Description, Opener, register_opener
+from shardmap.planning.sources.registry import Description, Opener, register_opener
 
 
 class Dataset:

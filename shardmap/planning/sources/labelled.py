@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.sources.registry import (
+from shardmap.arrays.array_likes import is_labelled
+from shardmap.planning.sources.registry import (
     Description,
     Opener,
     opener_named,
@@ -22,15 +23,6 @@ from shardmap.arrays.sources.registry import (
 )
 
 WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray")
-
-
-def is_labelled(value: object) -> bool:
-    """Whether a value is an xarray array or dataset; xarray may not be installed."""
-    return any(
-        cls.__module__.partition(".")[0] == "xarray"
-        and cls.__name__ in ("DataArray", "Dataset")
-        for cls in type(value).__mro__
-    )
 
 
 def is_dataset(value: object) -> bool:

@@ -1,8 +1,5 @@
 """Primitives of `jax.lax` without a public name, for the rules of plans."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +7,8 @@ from jax import lax
 from jax.extend.core import primitives as p
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, reshard
 
-from shardmap._jax.primitives import equation_of, primitive_of
-from shardmap._jax.types import AnyJaxpr, Params, Primitive
+from shardmap._jax.primitives import primitive_of
+from shardmap._jax.types import Primitive
 
 _SQUARE = np.zeros((2, 2), np.float32)
 _PAIR = np.zeros(2, np.float32)
@@ -76,42 +73,3 @@ RANDOM_SEED, RANDOM_WRAP, RANDOM_UNWRAP, RANDOM_CLONE = (
     primitive_of(f"random_{name}", _keys, np.uint32(0))
     for name in ("seed", "wrap", "unwrap", "clone")
 )
-
-
-# Parameters
-
-
-def linear_solve(params: Params, operands: int) -> tuple[AnyJaxpr, list[int]]:
-    """The jaxpr that solves, and the numbers of the operands that it takes."""
-    counts, jaxprs = params["const_lengths"], params["jaxprs"]
-    first = counts.matvec + counts.vecmat
-    behind = first + counts.solve + counts.transpose_solve
-    numbers = [*range(first, first + counts.solve), *range(behind, operands)]
-    return jaxprs.solve, numbers
-
-
-# From JAX 0.12 on some primitives are written in terms of others, and all of them are
-# equations of one.
-
-
-def expansion(params: Params) -> Callable[..., Any] | None:
-    """The function of operands that such an equation stands for; None of others."""
-    inner: Any = params.get("_prim")
-    expand = getattr(inner, "expand", None)
-    if expand is None:
-        return None
-    return lambda *operands: expand(*jax.tree.unflatten(inner.in_tree, operands))
-
-
-def _expandable() -> Primitive | None:
-    with jax.disable_jit(False):
-        [call] = jax.make_jaxpr(jnp.searchsorted)(_PAIR, _PAIR).jaxpr.eqns
-    equation = call.params["jaxpr"].eqns[-1]
-    if expansion(equation.params) is not None:
-        return equation.primitive
-    # JAX 0.10 and 0.11 have a loop there.
-    equation_of("scan", jnp.searchsorted, _PAIR, _PAIR)
-    return None
-
-
-EXPANDABLE = _expandable()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from shardmap.arrays.array_likes import register_shard_handler
-from shardmap.arrays.sources import registry
-from shardmap.arrays.sources.registry import remote_ref
+from shardmap.planning.sources import registry
+from shardmap.planning.sources.handlers import register_shard_handler
+from shardmap.planning.sources.registry import remote_ref
 
 
 class Ramp:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from shardmap.arrays.sources import labelled, stores
-from shardmap.arrays.sources.registry import remote_ref
+from shardmap.planning.sources import labelled, stores
+from shardmap.planning.sources.registry import remote_ref
 
 xarray = pytest.importorskip("xarray")
 X = np.arange(24.0).reshape(4, 6)

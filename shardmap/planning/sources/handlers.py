@@ -1,0 +1,145 @@
+"""How values of a type are put on devices, and opened in other processes."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from shardmap._jax.types import Value, has_explicit_sharding
+from shardmap.arrays import array_likes
+from shardmap.arrays.array_likes import Handler, device_put_array_like, handler_of
+from shardmap.planning.sources.registry import (
+    Describe,
+    Grain,
+    Opener,
+    Reopen,
+    register_opener,
+    type_name,
+)
+from shardmap.sharding.mesh import auto_mesh
+from shardmap.units import shown
+
+
+def register_shard_handler(
+    cls: type,
+    handler: Handler | None = None,
+    *,
+    describe: Describe | None = None,
+    reopen: Reopen | None = None,
+    grain: Grain | None = None,
+) -> None:
+    """Registers how values of a type are put on devices and opened in other processes.
+
+    Maps then accept such values as arrays. `numpy.memmap` and other values with
+    ``shape``, ``dtype`` and ``__getitem__`` need no handler: each device reads its own
+    slice. `plan` accepts both; a shard reads its own slices if it can.
+
+    Args:
+      cls: the type. It also applies to derived types without a handler of their own.
+        Its values have ``shape`` and ``dtype``.
+      handler: ``handler(value, sharding)`` returns a `jax.Array` with the shape of
+        ``value`` and this `jax.sharding.Sharding`. `jax.make_array_from_callback` reads
+        the part of one device at a time. A later handler for the same type replaces it.
+      describe: ``describe(value)`` returns a dict, which JSON can express, that says
+        where the value is stored, or None if other processes cannot open it. Its
+        ``"place"`` is equal for equal values. Shards of a plan in other processes then
+        read the value themselves. `numpy.memmap`, h5py and zarr need no such function.
+      reopen: ``reopen(said, writable)`` opens the value in another process. It must be
+        a function of a module, because it is pickled by name.
+      grain: ``grain(value)`` returns, for each axis, the length of the cells that one
+        process at a time may write, or None if other processes may not write. Without
+        it, the process that runs the plan writes.
+
+    Raises:
+      TypeError: ``cls`` is not a type, another argument is not callable, or ``handler``
+        does not take two arguments.
+      ValueError: JAX itself shards values of ``cls``.
+
+    Example:
+      >>> class Squares:
+      ...     shape, dtype = (4,), np.dtype("int32")
+      >>> def put(value, sharding):
+      ...     def part(index):
+      ...         return np.arange(4, dtype=value.dtype)[index] ** 2
+      ...     return jax.make_array_from_callback(value.shape, sharding, part)
+      >>> register_shard_handler(Squares, put)
+      >>> sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+      >>> device_put_array_like(Squares(), sharding)
+      Array([0, 1, 4, 9], dtype=int32)
+    """
+    if not inspect.isclass(cls):
+        raise TypeError(f"register_shard_handler takes a type, got {shown(cls)}.")
+    travels = describe is not None and reopen is not None
+    functions = {"describe": describe, "reopen": reopen, "grain": grain}
+    for name, function in functions.items():
+        if not (function is None or callable(function)):
+            raise TypeError(
+                f"register_shard_handler takes a function as {name}, got "
+                f"{shown(function)} for {cls.__name__}."
+            )
+    if not travels and any(functions.values()):
+        missing = "reopen" if reopen is None else "describe"
+        raise TypeError(
+            f"register_shard_handler got no {missing} for {cls.__name__}: give both "
+            "describe and reopen, or neither."
+        )
+    if not (callable(handler) or (handler is None and travels)):
+        raise TypeError(
+            "register_shard_handler takes a function of a value and a sharding, got "
+            f"{shown(handler)} for {cls.__name__}."
+        )
+    if handler is not None and not takes(2, handler):
+        raise TypeError(
+            "register_shard_handler takes a function of a value and a sharding, but "
+            f"the one for {cls.__name__} takes {inspect.signature(handler)}. A handler "
+            "of a value, devices and indices, as JAX had them, is registered by "
+            f"shardmap.compat.shard_arg_handlers[{cls.__name__}] = handler."
+        )
+    if issubclass(cls, jax.Array | np.generic | bool | int | float | complex) or (
+        cls is np.ndarray
+    ):
+        raise ValueError(
+            f"register_shard_handler cannot change how {cls.__name__} is laid out: JAX "
+            "does that itself. Register a type of your own."
+        )
+    if handler is not None:
+        array_likes.HANDLERS[cls] = handler
+    if describe is not None and reopen is not None:
+        name = type_name(cls)
+        register_opener(name, Opener(name, describe, reopen, grain))
+
+
+def takes(count: int, function: Callable[..., object]) -> bool:
+    """Whether a function can be called with so many positional arguments.
+
+    >>> takes(2, lambda value, sharding: value), takes(2, lambda x, devices, indices: x)
+    (True, False)
+    """
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except ValueError:  # It has no signature.
+        return True
+    except TypeError:
+        return False
+    return True
+
+
+def sliceable(value: Value) -> Any:
+    """The value, or if it has no slices, an array that has them.
+
+    A handler makes it, or it is an array along Explicit mesh axes, whose slices have no
+    layout that JAX knows. On Auto axes they have.
+    """
+    if isinstance(value, jax.Array):
+        explicit, is_typed = value.sharding, has_explicit_sharding(jax.typeof(value))
+        if not isinstance(explicit, NamedSharding) or not is_typed:
+            return value
+        mesh, kind = auto_mesh(explicit.mesh), explicit.memory_kind
+        auto = NamedSharding(mesh, explicit.spec, memory_kind=kind)
+        return jax.device_put(value, auto)
+    if handler_of(type(value)) is None or hasattr(value, "__getitem__"):
+        return value
+    return device_put_array_like(value, SingleDeviceSharding(jax.local_devices()[0]))
