@@ -13,18 +13,17 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays.array_likes import Box, boxes
 from shardmap.arrays.on_device import Operand, operand, program
 from shardmap.arrays.trees import bullets, leaf_paths
-from shardmap.sharding.conversions import axes_in, cut_spec
 from shardmap.units import shown
 
 T = TypeVar("T")
@@ -43,10 +42,9 @@ def shard_of(x: T, i: int | tuple[int, ...], *, axis: int = 0) -> T:
     ``x[1, 2]``, an element of a map in a map. If several devices hold copies, the first
     is read.
 
-    A result on one device is not committed to it: it can be combined with arrays on any
+    The result is not committed to its device: it can be combined with arrays on any
     device, and `jax.jit` of it alone runs on the default device. To compute on the
-    device of the result, commit it with ``jax.device_put(part, part.device)``. A result
-    that is sharded itself, such as ``x[1]`` of a map in a map, is committed.
+    device of the result, commit it with ``jax.device_put(part, part.device)``.
 
     Args:
       x: an array, or a pytree of arrays. NumPy arrays and tracers are indexed as
@@ -56,7 +54,8 @@ def shard_of(x: T, i: int | tuple[int, ...], *, axis: int = 0) -> T:
 
     Raises:
       TypeError: ``i`` is not an index of this kind, such as a slice.
-      ValueError: the device belongs to another process, or there is no such axis.
+      ValueError: the element is on several devices, such as ``x[1]`` of a map in a
+        map, or the device belongs to another process, or there is no such axis.
       IndexError: ``i`` is out of range.
 
     Example:
@@ -223,14 +222,6 @@ def _take(
         results = step.run(*shards, *step.offsets)
         for (leaf, position), part in zip(step.targets, results, strict=True):
             taken[leaf][position] = part
-    for leaf, shape, shardings in reads.joins:
-        parts = iter(taken[leaf])
-        taken[leaf] = [
-            jax.make_array_from_single_device_arrays(
-                shape, sharding, list(itertools.islice(parts, sharding.num_devices))
-            )
-            for sharding in shardings
-        ]
     for leaf, indices in reads.indexed:
         taken[leaf] = [leaves[leaf][one] for one in indices]
     return taken
@@ -274,20 +265,10 @@ class _Step(NamedTuple):
     """Leaf, and position in its list of parts."""
 
 
-class _Join(NamedTuple):
-    """Elements of a leaf that are on several devices."""
-
-    leaf: int
-    shape: tuple[int, ...]
-    shardings: Sequence[Sharding]
-    """One for each element; its parts are in a row, one for each device."""
-
-
 class _Reads(NamedTuple):
     lengths: Sequence[int]
-    """How many parts each leaf gives."""
+    """How many elements each leaf gives."""
     steps: Sequence[_Step]
-    joins: Sequence[_Join]
     indexed: Sequence[tuple[int, Sequence[tuple[Any, ...]]]]
     """A leaf without a sharding, and the indices of its elements."""
 
@@ -329,25 +310,21 @@ def _reads(
     Raises:
       _LeafError: the axes or the index do not fit a leaf.
     """
-    lengths, indexed, joins = [], [], []
+    lengths, indexed = [], []
     # One program for all that is on a device.
     work: dict[jax.Device, list[_ShardRead]] = {}
     for number, (kind, sharding) in enumerate(leaves):
         try:
             dropped, ranges = _elements(kind.shape, sharding, axes, index)
-            elements = math.prod(map(len, ranges))
+            lengths.append(math.prod(map(len, ranges)))
             if sharding is None:
                 indexed.append((number, _indices(len(kind.shape), dropped, ranges)))
-                lengths.append(elements)
                 continue
             parts = _shard_reads(number, kind, sharding, dropped, ranges, index is None)
         except (IndexError, ValueError) as error:
             raise _LeafError(number, error) from None
         for part in parts:
             work.setdefault(part.device, []).append(part)
-        lengths.append(sum(len(part.positions) for part in parts))
-        if lengths[-1] > elements:
-            joins.append(_join(number, kind.shape, sharding, parts, elements))
     steps = []
     for device, parts in work.items():
         offsets = [np.int32(k) for part in parts for k in part.offsets or ()]
@@ -363,7 +340,7 @@ def _reads(
                 [(part.leaf, k) for part in parts for k in part.positions],
             )
         )
-    return _Reads(lengths, steps, joins, indexed)
+    return _Reads(lengths, steps, indexed)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -444,11 +421,15 @@ def _shard_reads(
     takes_all: bool,
 ) -> list[_ShardRead]:
     """The part of each shard; of replicas, the first on this process."""
-    shape = kind.shape
-    held = sharding.shard_shape(shape)
-    kept = [d for d in range(len(shape)) if d not in dropped]
-    # The parts row-major: by element, then by the shards that an element is cut into.
-    counts = [*map(len, ranges), *(shape[d] // (held[d] or 1) or 1 for d in kept)]
+    shape, held = kind.shape, sharding.shard_shape(kind.shape)
+    for d in range(len(shape)):
+        if d not in dropped and held[d] < shape[d]:
+            raise ValueError(
+                f"of shape {shape} is cut along axis {d} too, and each element is on "
+                f"{shape[d] // held[d]} devices: index that axis as well, or use x[i] "
+                "or jax.device_get(x)."
+            )
+    counts = list(map(len, ranges))
     positions = np.arange(math.prod(counts)).reshape(counts)
     missing = np.ones(counts, bool)
     parts: dict[Box, _ShardRead] = {}
@@ -459,12 +440,9 @@ def _shard_reads(
         ]
         if box in parts or not all(inside):
             continue
-        place: tuple[slice | int, ...] = (
-            *(
-                slice(each.start - wanted.start, each.stop - wanted.start)
-                for each, wanted in zip(inside, ranges, strict=True)
-            ),
-            *(box[d][0] // (held[d] or 1) for d in kept),
+        place = tuple(
+            slice(each.start - wanted.start, each.stop - wanted.start)
+            for each, wanted in zip(inside, ranges, strict=True)
         )
         missing[place] = False
         offsets = (
@@ -483,40 +461,10 @@ def _shard_reads(
         first = np.argwhere(missing)[0]
         where = " and ".join(
             f"its element {wanted[k]} along axis {d}"
-            for d, wanted, k in zip(dropped, ranges, first, strict=False)
+            for d, wanted, k in zip(dropped, ranges, first, strict=True)
         )
         raise ValueError(f"has {where} on a device of another process")
     return list(parts.values())
-
-
-def _join(
-    leaf: int,
-    shape: tuple[int, ...],
-    sharding: Sharding,
-    parts: Sequence[_ShardRead],
-    elements: int,
-) -> _Join:
-    """The arrays that the parts of a leaf make, cut as the leaf."""
-    kept = [d for d in range(len(shape)) if d not in parts[0].dropped]
-    if isinstance(sharding, NamedSharding):
-        sizes: Mapping[str, int] = sharding.mesh.shape
-        entries = (*sharding.spec, *[None] * len(shape))
-        dim_axes = [axes_in(entries[d]) if shape[d] else () for d in kept]
-    else:
-        held = parts[0].operand.shape
-        sizes = {f"axis{d}": shape[d] // (held[d] or 1) for d in kept}
-        dim_axes = [(name,) for name in sizes]
-    dim_axes = [tuple(name for name in axes if sizes[name] > 1) for axes in dim_axes]
-    names = [name for axes in dim_axes for name in axes]
-    spec = cut_spec(dict(enumerate(dim_axes)))
-    devices = {k: part.device for part in parts for k in part.positions}
-    grid = np.array([devices[k] for k in range(len(devices))], dtype=object)
-    grids = grid.reshape(elements, *(sizes[name] for name in names))
-    return _Join(
-        leaf,
-        tuple(shape[d] for d in kept),
-        [NamedSharding(Mesh(grid, names), spec) for grid in grids],
-    )
 
 
 @dataclasses.dataclass(frozen=True)
