@@ -183,7 +183,7 @@ TOUCHES = {
     r"fancy_primitive_batchers": "batching.fancy_primitive_batchers[p] = rule",
     r"dce_rules|dce_jaxpr": "partial_eval.dce_rules[spmap_p] = rule",
     r"partial_eval_jaxpr_": "partial_eval.partial_eval_jaxpr_custom_rules[p] = rule",
-    r"name_stack|traceback\.frames": "str(equation.source_info.name_stack)",
+    r"\bname_stack|traceback\.frames": "str(equation.source_info.name_stack)",
     r"newly_manual_axes": 'equation.params["newly_manual_axes"]',
     r"getattr\(\w+, \"(?:jaxpr|consts)\"": 'getattr(jaxpr, "jaxpr", jaxpr)',
     r"(?:repr|str)\((?:\w+\.)*ctx\)": "repr(equation.ctx)",
