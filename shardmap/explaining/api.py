@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import api_boundary
 from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.hlo import Module, compiled_with_buffers
 from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
@@ -20,14 +21,10 @@ from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect, interconnect_of
 from shardmap.explaining.read import arrays, remarks, sharded, too_large
 from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
-from shardmap.explaining.read.hlo.cost import (
-    cost_of,
-    largest_at_peak,
-    library_bytes,
-    loops_of,
-)
+from shardmap.explaining.read.hlo.cost import cost_of, library_bytes, loops_of
+from shardmap.explaining.read.hlo.loops import steps_of
+from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.hlo.text import Module, module_of
 from shardmap.explaining.read.remarks import LARGE
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import marked
@@ -181,15 +178,14 @@ def _explain(
         lowered = elsewhere.lowered_for(there, traced)
     else:
         lowered = _lower(fun, traced, args, kwargs)
-    compiled = refused = None
+    compiled = assignment = refused = None
+    module = Module()
     try:
-        compiled = lowered.compile()
+        compiled, module, assignment = compiled_with_buffers(lowered)
     except jax.errors.JaxRuntimeError as error:
         refused = too_large.refused(error)
         if refused is None:
             raise
-    text = None if compiled is None else compiled.as_text()
-    module = module_of(text) if text else Module("", {}, "", 1)
     sources = Sources(module)
     layouts_of_arrays, layouts = arrays.array_layouts(traced, compiled, meshes)
     # Both together.
@@ -217,7 +213,8 @@ def _explain(
     inputs = [array for array in layouts_of_arrays if array.role == "input"]
     if compiled is not None:
         capacity = capacity_of(device)
-        cost, largest = cost_of(compiled, module), largest_at_peak(module, sources)
+        memory = memory_of(assignment, sources, device.platform)
+        cost, largest = cost_of(compiled, module, memory), memory.largest
     else:
         assert refused is not None
         needed, capacity = refused
@@ -328,14 +325,13 @@ def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
     notes = []
     if loops := loops_of(module):
         notes.append(
-            "Bytes and operations per byte count the steps of a loop once. Only flops "
-            "count products and convolutions in all steps, but not products of vectors "
-            "that XLA writes as sums."
+            "Bytes and operations per byte count the steps of a loop once. Operations "
+            "count in all steps."
         )
-    if any(module.trips(loop) is None for loop in loops):
+    if any(steps_of(loop) is None for loop in loops):
         notes.append(
-            "The steps of a loop whose length the compiled program does not say count "
-            "once in flops."
+            "The steps of a loop whose length only the running program knows count as "
+            "one."
         )
     notes += unseen(module)
     besides = library_bytes(module)

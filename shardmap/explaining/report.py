@@ -235,8 +235,8 @@ class Collective:
         XLA writes them, such as ``f32[4,2]``; None if unknown.
       seconds: the least time of all ``count`` runs on the links of the devices; None
         if these, the count or the devices are unknown.
-      groups: which devices take part together, by their places in the program; () if
-        unknown.
+      groups: the devices of each group, by their places in the program; of a
+        collective-permute, each sender and its receiver; () if unknown.
     """
 
     kind: str
@@ -285,18 +285,16 @@ class Cost:
     """The cost of one call on one device, by the compiler. None: unknown.
 
     Attributes:
-      flops: arithmetic operations. In a loop of known length, products and
-        convolutions count in every step, other operations in one step, and so do
-        products of vectors that XLA writes as sums.
+      flops: arithmetic operations, by the rules of XLA's cost analysis, in all steps of
+        loops of known length. Products of convolutions with padding do not count.
       bytes_accessed: bytes read and written in memory. A loop counts as one step.
       peak_bytes: the most bytes in use at once: arguments, results and temporary
         values, less what donated arguments save.
       argument_bytes, output_bytes, temporary_bytes: the parts of ``peak_bytes``.
-      transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
+      transcendentals: exponentials, sines and the like, which ``flops`` leaves out, in
+        all steps.
       donated_bytes: the bytes of results that reuse donated arguments.
       later_flops: the part of ``flops`` in the steps of loops after the first.
-      is_lower_bound: whether ``flops`` has products and convolutions only, because the
-        compiler counts nothing.
       host_bytes: the bytes of the host's memory that the program uses, which
         ``peak_bytes`` does not have; None for none.
     """
@@ -310,7 +308,6 @@ class Cost:
     transcendentals: float | None = None
     donated_bytes: int | None = None
     later_flops: float = 0
-    is_lower_bound: bool = False
     host_bytes: int | None = None
 
     @property

@@ -458,10 +458,7 @@ def _cost(report: Report) -> Iterator[Block]:
     cost = report.cost
     if cost is None:
         return
-    flops = _count(cost.flops)
-    if cost.is_lower_bound and cost.flops is not None:
-        flops = f"at least {flops}, of products"
-    rows = [Row(("Floating point operations", flops))]
+    rows = [Row(("Floating point operations", _count(cost.flops)))]
     if cost.transcendentals is not None:
         rows.append(Row(("Exponentials and the like", _count(cost.transcendentals))))
     rows += [

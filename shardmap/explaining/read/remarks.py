@@ -8,13 +8,13 @@ from typing import Any
 from jax.extend.core import Literal
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 
+from shardmap._jax.hlo import Module, Window
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import ClosedJaxpr, Equation, aval_of
 from shardmap._jax.walk import equations, jaxprs
 from shardmap.explaining.read.hlo.causes import REMATERIALISED
-from shardmap.explaining.read.hlo.cost import flops_of_product
+from shardmap.explaining.read.hlo.flops import product_flops, valid_positions
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.hlo.text import Module
 from shardmap.explaining.read.sharded import ShardedDimension
 from shardmap.explaining.report import (
     MAPS,
@@ -219,8 +219,8 @@ def outside(
         return []
     on_a_device = {
         (sources.of(each), flops)
-        for each in module.by_name.values()
-        if (flops := flops_of_product(each, module))
+        for each in module.instructions
+        if (flops := product_flops(each))
     }
     large = [
         Remark(
@@ -237,18 +237,22 @@ def outside(
 
 def _flops(equation: Equation) -> int:
     """The flops of a product or a convolution; 0 for other operations."""
+    params, given = equation.params, aval_of(equation.outvars[0]).shape
     if equation.primitive is dot_general_p:
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        shape = aval_of(equation.invars[0]).shape
-        depth = math.prod(shape[dimension] for dimension in contracted)
-    elif equation.primitive is conv_general_dilated_p:
-        kernel = aval_of(equation.invars[1]).shape
-        _, *others = equation.params["dimension_numbers"].rhs_spec
-        depth = math.prod(kernel[dimension] for dimension in others)
-        depth //= math.prod(equation.params["lhs_dilation"])
-    else:
+        (contracted, _), _ = params["dimension_numbers"]
+        left = aval_of(equation.invars[0]).shape
+        return 2 * math.prod(given) * math.prod(left[k] for k in contracted)
+    if equation.primitive is not conv_general_dilated_p:
         return 0
-    return 2 * depth * math.prod(aval_of(equation.outvars[0]).shape)
+    taken, kernel = (aval_of(x).shape for x in equation.invars)
+    of_taken, of_kernel, of_given = params["dimension_numbers"]
+    names = "window_strides", "padding", "rhs_dilation", "lhs_dilation"
+    flops = 2 * given[of_given[0]] * given[of_given[1]] * kernel[of_kernel[1]]
+    for k, window in enumerate(zip(*map(params.__getitem__, names), strict=True)):
+        stride, padding, *dilations = window
+        sizes = Window(kernel[of_kernel[2 + k]], stride, *padding, *dilations)
+        flops *= valid_positions(sizes, taken[of_taken[2 + k]], given[of_given[2 + k]])
+    return flops
 
 
 def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:

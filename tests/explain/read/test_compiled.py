@@ -133,18 +133,19 @@ def test_cost_is_what_the_compiler_says(name, explained):
     analysis = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
     cost = explained(name).cost
-    assert cost.flops - cost.later_flops == analysis.get("flops")
-    assert cost.transcendentals == analysis.get("transcendentals")
-    assert cost.bytes_accessed == analysis.get("bytes accessed")
     has_loops = " while(" in compiled.as_text()
+    assert cost.flops - cost.later_flops == analysis.get("flops", 0)
+    if not has_loops:
+        assert cost.transcendentals == analysis.get("transcendentals", 0)
+    assert cost.bytes_accessed == analysis.get("bytes accessed")
     said = any("steps of a loop once" in note for note in explained(name).notes)
     assert said == has_loops
     assert cost.argument_bytes == memory.argument_size_in_bytes
     assert cost.output_bytes == memory.output_size_in_bytes
-    assert cost.temporary_bytes == memory.temp_size_in_bytes
-    assert cost.peak_bytes == (
-        cost.argument_bytes + cost.output_bytes + cost.temporary_bytes
-    )
+    assert cost.temporary_bytes >= memory.temp_size_in_bytes  # Constants, too.
+    all_of_it = cost.argument_bytes + cost.output_bytes + cost.temporary_bytes
+    assert cost.peak_bytes == all_of_it
+    assert getattr(memory, "total_allocation_bytes", all_of_it) == all_of_it
 
 
 def test_a_donated_argument_saves_memory():
@@ -201,12 +202,11 @@ def test_flops_count_the_products_of_every_step():
     assert cost.intensity == pytest.approx(2 * 64**3 / cost.bytes_accessed, rel=1e-3)
 
 
-def test_products_of_vectors_count_once_in_a_loop_and_that_is_said():
+def test_products_of_vectors_count_in_every_step():
     """XLA writes them as a sum of products, which is no product to it."""
     x = jax.ShapeDtypeStruct((64, 1000), np.float32)
     report = sm.explain(lambda a, b: lax.map(lambda t: t[0] @ t[1], (a, b)))(x, x)
-    assert report.cost.flops < 64 * 1000
-    assert any("but not products of vectors" in note for note in report.notes)
+    assert report.cost.flops == pytest.approx(64 * 2 * 1000, rel=0.02)
 
 
 def test_flops_count_the_longer_branch_in_every_step():
@@ -242,7 +242,6 @@ def test_flops_count_the_convolutions_of_every_step(groups, kwargs):
 
         return sm.explain(fun)(x).cost
 
-    # XLA leaves out products with padding.
     once, often = cost(1), cost(10)
     assert once.later_flops == 0
     assert often.flops == pytest.approx(10 * once.flops, rel=0.1)
@@ -254,15 +253,16 @@ def test_a_loop_of_unknown_length_counts_once_and_that_is_said():
 
     report = sm.explain(fun)(ones(8, 8))
     assert report.cost.later_flops == 0
-    assert any("does not say count once in flops" in n for n in report.notes)
+    assert any("only the running program knows" in n for n in report.notes)
 
 
-def test_minus_one_is_not_a_number_of_operations(monkeypatch):
-    monkeypatch.setattr(
-        jax.stages.Compiled, "cost_analysis", lambda self: {"flops": -1.0}
-    )
-    cost = sm.explain(jnp.sin)(ones(3)).cost
-    assert (cost.flops, cost.bytes_accessed, cost.intensity) == (None, None, None)
+@pytest.mark.parametrize("analysis", [None, {"bytes accessed": -1.0}])
+def test_of_a_compiler_that_counts_nothing_operations_are_known(monkeypatch, analysis):
+    """As of GPUs that are not here."""
+    monkeypatch.setattr(jax.stages.Compiled, "cost_analysis", lambda self: analysis)
+    cost = sm.explain(lambda x: jnp.sin(x @ x))(ones(64, 64)).cost
+    assert (cost.flops, cost.transcendentals) == (2 * 64**3, 64**2)
+    assert (cost.bytes_accessed, cost.intensity) == (None, None)
 
 
 class _OfHost:
@@ -278,20 +278,8 @@ class _OfHost:
 def test_memory_of_the_host_is_apart(monkeypatch):
     monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: _OfHost())
     report = sm.explain(jnp.sin)(ones(3))
-    assert (report.cost.peak_bytes, report.cost.host_bytes) == (16, 3096)
+    assert (report.cost.argument_bytes, report.cost.host_bytes) == (8, 3096)
     assert re.search(r"Memory of the host +3.0 KiB", str(report))
-
-
-def test_of_a_compiler_that_counts_nothing_products_are_known(monkeypatch):
-    """As of GPUs that are not here."""
-    monkeypatch.setattr(jax.stages.Compiled, "cost_analysis", lambda self: None)
-    report = sm.explain(lambda x: jnp.sin(x @ x))(ones(64, 64))
-    assert report.cost.flops == 2 * 64**3
-    assert report.cost.is_lower_bound
-    assert re.search(
-        "Floating point operations +at least 524 k, of products", str(report)
-    )
-    assert sm.explain(jnp.sin)(ones(3)).cost.flops is None
 
 
 # The result

@@ -4,22 +4,26 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shardmap._jax.hlo import Instruction
 from shardmap.explaining.read.constraints import LayoutConstraint
-from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.hlo.text import (
-    Instruction,
-    Module,
+from shardmap.explaining.read.hlo.instructions import (
+    around,
+    inside,
+    is_generated,
+    is_of_argument,
     merged_names,
+    operation_of,
+    parts_of,
     reached,
 )
+from shardmap.explaining.read.hlo.sources import Sources
 
 REMATERIALISED = (
     "the array is made whole on every device, then cut in another way (an involuntary "
     "full rematerialization)"
 )
 _PASSED = frozenset(
-    "bitcast copy transpose reshape convert copy-start copy-done fusion "
-    "parameter".split()
+    "bitcast copy transpose reshape convert fusion parameter async-start".split()
 )
 """Instructions that pass a value on to the ones that compute with it."""
 _POINTWISE = frozenset(
@@ -59,14 +63,13 @@ class _Seen(NamedTuple):
     """A collective that the compiler added, and its surroundings.
 
     Attributes:
-      module, sent, kind: the program, the collective and its kind.
+      sent, kind: the collective and its kind.
       maker: the instruction that needs it.
       name, operation: JAX's names of its origin, such as ``jit(f)/dot_general``.
       takers: the instructions that use its result.
       asked: the layout constraint that needs it, if any.
     """
 
-    module: Module
     sent: Instruction
     kind: str
     maker: Instruction
@@ -81,7 +84,6 @@ class _Seen(NamedTuple):
 
 
 def cause_of(
-    module: Module,
     sources: Sources,
     sent: Instruction,
     kind: str,
@@ -91,7 +93,6 @@ def cause_of(
     """The cause of a collective that the compiler added.
 
     Args:
-      module: the program.
       sources: the lines of its instructions.
       sent: the collective.
       kind: XLA's name of its kind.
@@ -99,12 +100,10 @@ def cause_of(
       asked: the layouts that the program asks for.
     """
     maker = sources.made_for(sent)
-    place, operation = one or (None, maker.operation)
+    place, operation = one or (None, operation_of(maker))
     name = maker.op_name if place is None else merged_names(sent.op_name)[place]
     layout = _layout_of(sent, place, sources.of(sent), asked)
-    seen = _Seen(
-        module, sent, kind, maker, name, operation, _takers(module, sent), layout
-    )
+    seen = _Seen(sent, kind, maker, name, operation, _takers(sent), layout)
     cause = next(filter(None, (rule(seen) for rule in _RULES)))
     return cause if layout is None else cause._replace(source=layout.source)
 
@@ -119,7 +118,7 @@ def _layout_of(
     if not sent.opcode.startswith(_MOVES):
         return None
     is_exchange = sent.opcode.startswith("all-to-all")
-    shapes = [shape for _, shape in sent.shapes]
+    shapes = [each.sizes for each in sent.shape.arrays()]
     if place is not None and not is_exchange:
         shapes = shapes[place : place + 1]
     # XLA drops, adds and transposes dimensions; an all-to-all sends pieces.
@@ -285,11 +284,10 @@ def _wanted(seen: _Seen) -> str:
 
 def _is_part(seen: _Seen) -> bool:
     """Whether each device slices its operand before it sends."""
-    module = seen.module
     return any(
-        inner.opcode in _TAKES_PART
-        for operand in module.operands_of(seen.sent)
-        for inner in [operand, *module.parts_of(operand)]
+        part.opcode in _TAKES_PART
+        for operand in seen.sent.operands
+        for part in [operand, *parts_of(operand)]
     )
 
 
@@ -299,10 +297,10 @@ def _gathered_for(seen: _Seen) -> str | None:
     XLA names a gather after this operation, or after the one that made the array.
     """
     operations = {
-        each.operation
+        operation_of(each)
         for taker in seen.takers
-        for each in (taker, seen.module.fusion_of(taker))
-        if each and each.op_name and not each.is_generated and not each.is_of_argument
+        for each in (taker, around(taker))
+        if each and each.op_name and not is_generated(each) and not is_of_argument(each)
     }
     is_of_taker = seen.maker is not seen.sent
     if seen.operation in operations or (is_of_taker and not operations):
@@ -314,10 +312,10 @@ def _only_cut_again(seen: _Seen) -> bool:
     """Whether each device only slices the result at its own index."""
 
     def others(each: Instruction) -> list[Instruction]:
-        return [o for o in seen.module.operands_of(each) if o.name != seen.sent.name]
+        return [o for o in each.operands if o is not seen.sent]
 
     def is_by_device(taker: Instruction) -> bool:
-        outside = seen.module.fusion_of(taker) or taker
+        outside = around(taker) or taker
         return any(each.opcode == "partition-id" for each in reached(outside, others))
 
     return bool(seen.takers) and all(
@@ -325,20 +323,20 @@ def _only_cut_again(seen: _Seen) -> bool:
     )
 
 
-def _takers(module: Module, result: Instruction) -> list[Instruction]:
+def _takers(result: Instruction) -> list[Instruction]:
     """The instructions that compute with a result, behind views and copies."""
 
+    def is_passed(each: Instruction) -> bool:
+        return each.opcode in _PASSED or each.opcode.endswith(("-start", "-done"))
+
     def onward(each: Instruction) -> list[Instruction]:
-        if each.name != result.name and each.opcode not in _PASSED:
+        if each is not result and not is_passed(each):
             return []
-        around = module.fusion_of(each) if each.is_root else None
-        takers = [] if around is None else [around]
-        for user in module.users_of(each):
-            inside = module.parameters_of(user, each) if user.is_fusion else [user]
-            takers += inside
+        outside = around(each) if each.is_root else None
+        takers = [] if outside is None else [outside]
+        for user in each.users:
+            takers += inside(user, each) or [user]
         return takers
 
     takers = reached(result, onward)
-    return [
-        each for each in takers if each is not result and each.opcode not in _PASSED
-    ]
+    return [each for each in takers if each is not result and not is_passed(each)]

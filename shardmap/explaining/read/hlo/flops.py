@@ -1,0 +1,136 @@
+"""Operations of a compiled program, in all steps of its loops."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shardmap._jax.hlo import Computation, Instruction, Shape, Window
+from shardmap.explaining.read.hlo.loops import steps_of
+
+TRANSCENDENTAL = frozenset(
+    "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic "
+    "power rsqrt sine sqrt tan tanh".split()
+)
+_ARITHMETIC = frozenset(
+    "abs add and ceil clamp compare complex convert count-leading-zeros divide floor "
+    "imag is-finite maximum minimum multiply negate not or popcnt real "
+    "reduce-precision remainder round-nearest-afz round-nearest-even select shift-left "
+    "shift-right-arithmetic shift-right-logical sign subtract xor".split()
+)
+POINTWISE = TRANSCENDENTAL | _ARITHMETIC
+_SUMS = ("all-reduce", "all-reduce-start", "reduce-scatter")
+_APPLY = ("reduce", "reduce-window", "scatter", "select-and-scatter", "map")
+
+
+class Operations(NamedTuple):
+    """Numbers of operations; of exponentials, sines and the like apart."""
+
+    flops: int = 0
+    transcendentals: int = 0
+
+    def plus(self, other: "Operations", times: int = 1) -> "Operations":
+        return Operations(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+def operations_of(computation: Computation, once: bool = False) -> Operations:
+    """The operations that a computation does, by the rules of XLA's cost analysis.
+
+    Args:
+      computation: the computation.
+      once: whether to count one step of each loop instead of all known steps.
+    """
+    total = Operations()
+    for each in computation.instructions:
+        total = total.plus(_own(each))
+        inside = [operations_of(called, once) for called in each.called]
+        if each.opcode == "conditional":
+            inside = [max(inside)]
+        for part in inside if each.opcode not in (*_SUMS, "sort") else ():
+            total = total.plus(part, _times(each, once))
+    return total
+
+
+def _times(each: Instruction, once: bool) -> int:
+    """How often an instruction does what it calls."""
+    if each.opcode == "while":
+        return 1 if once else max(1, steps_of(each) or 1)
+    if each.opcode not in _APPLY:
+        return 1
+    given = _elements(each.shape)
+    if each.opcode == "reduce":
+        return max(0, _elements(each.operands[0].shape) - given)
+    if each.opcode == "scatter":
+        return _elements(each.operands[-1].shape)
+    windows = math.prod(window.size for window in each.windows)
+    if each.opcode == "reduce-window":
+        return given * (windows - 1)
+    return windows * given
+
+
+def _own(each: Instruction) -> Operations:
+    if each.opcode in TRANSCENDENTAL:
+        return Operations(transcendentals=_elements(each.shape))
+    if each.opcode in _ARITHMETIC or each.opcode in _SUMS:
+        return Operations(flops=sum(map(_elements, each.shape.arrays())))
+    if each.opcode == "sort":
+        count = _elements(each.shape)
+        return Operations(flops=count * (count - 1).bit_length())
+    return Operations(flops=product_flops(each))
+
+
+def _elements(shape: Shape) -> int:
+    """The elements of the first array."""
+    return next((math.prod(array.sizes) for array in shape.arrays()), 0)
+
+
+def product_flops(each: Instruction) -> int:
+    """Two flops per multiplication, without those of padding; 0 for other operations.
+
+    XLA for GPUs calls a library for some products.
+    """
+    result = next(each.shape.arrays(), each.shape)
+    if each.opcode == "dot" or each.target.startswith("__cublas"):
+        contracted: Sequence[int] = each.contracted
+        if each.opcode != "dot":
+            dims = each.config["gemm_backend_config"]["dot_dimension_numbers"]
+            contracted = [*map(int, dims.get("lhs_contracting_dimensions", ()))]
+        left = each.operands[0].shape.sizes
+        return 2 * math.prod(result.sizes) * math.prod(left[d] for d in contracted)
+    if each.opcode != "convolution" and not each.target.startswith("__cudnn$conv"):
+        return 0
+    (first, *_), (second, *_) = (x.shape.arrays() for x in each.operands[:2])
+    taken, kernel, given = first.sizes, second.sizes, result.sizes
+    if each.target == "__cudnn$convBackwardInput":
+        taken, given = given, taken
+    if each.target == "__cudnn$convBackwardFilter":
+        kernel, given = given, kernel
+    spatial, depth, spatial_given = each.convolved
+    valid = 1
+    for window, a, b in zip(each.windows, spatial, spatial_given, strict=True):
+        valid *= valid_positions(window, taken[a], given[b])
+        given = (*given[:b], 1, *given[b + 1 :])
+    return 2 * math.prod(given) * kernel[depth] * valid
+
+
+@functools.lru_cache(maxsize=1024)
+def valid_positions(window: Window, taken: int, given: int) -> int:
+    """The pairs of results and places in the window that meet an operand, not padding.
+
+    >>> valid_positions(Window(3, 1, 1, 1, 1, 1), 4, 4)
+    10
+    """
+    size, stride, low, _, dilation, base = window
+    common = math.gcd(stride, base)
+    period = base // common
+    pairs = 0
+    for place in range(size):
+        # Of the result k, the operand is at (k * stride - shift) / base.
+        shift = low - place * dilation
+        if shift % common:
+            continue
+        first = max(0, -(-shift // stride))
+        last = min(given - 1, ((taken - 1) * base + shift) // stride)
+        residue = shift // common * pow(stride // common, -1, period) % period
+        pairs += (last - residue) // period - (first - 1 - residue) // period
+    return pairs
