@@ -1,8 +1,7 @@
-"""Errors of `jax.experimental.checkify` that say which element of a map has failed.
+"""The rules of `jax.experimental.checkify` for maps.
 
-By JAX's rule for `jax.shard_map` the error of a map has an axis. It names the element,
-but then JAX cannot check what comes after the map. JAX has no public way to register
-another rule, and no public base class of errors.
+By JAX's rule for `jax.shard_map` the error of a map has an axis, and JAX cannot check
+what comes after the map. JAX has no public way to register another rule.
 """
 
 import functools
@@ -16,28 +15,6 @@ import numpy as np
 from jax._src import checkify
 
 from shardmap._jax.types import Param, Primitive
-
-
-class ElementError(checkify.JaxException):
-    """The error of one element of a map."""
-
-    def __init__(self, index: Any, error: Any) -> None:
-        super().__init__(getattr(error, "traceback_info", None))
-        self.index, self.error = index, error
-
-    def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.index, self.error), None
-
-    @classmethod
-    def tree_unflatten(cls, metadata: Any, payload: Any, /) -> "ElementError":
-        return cls(*payload)
-
-    def __str__(self) -> str:
-        indices, error = [], self
-        while isinstance(error, ElementError):
-            indices.append(str(error.index))
-            error = error.error
-        return f"at mapped index {', '.join(indices)}: {error}"
 
 
 def def_checkify(primitive: Primitive, bind: Callable[..., list[Any]]) -> None:
@@ -91,21 +68,12 @@ def _with_first(error: Any, each: Any) -> Any:
     """
     if not each._pred or 0 in np.shape(next(iter(each._pred.values()))):
         return error
-    failed = jnp.stack(list(each._pred.values())).any(0)
-    element = jnp.argmax(failed).astype(np.int32)
-    metadata = {
-        code: jax.tree.structure(
-            ElementError(0, jax.tree.unflatten(tree, range(tree.num_leaves)))
-        )
-        for code, tree in each._metadata.items()
-    }
-    for kind, failed in each._pred.items():
-        shapes = (jax.ShapeDtypeStruct((), np.int32), *kind.shape_dtypes)
-        inner = [leaf[element] for leaf in jax.tree.leaves(each._payload[kind])]
-        first = failed[element], each._code[kind][element], metadata, [element, *inner]
-        effect = checkify.ErrorEffect(ElementError, shapes)
-        if effect in error._pred:
-            error = checkify.update_error(error, *first, effect)
+    element = jnp.argmax(jnp.stack(list(each._pred.values())).any(0))
+    first = jax.tree.map(lambda values: values[element], each)
+    for kind, failed in first._pred.items():
+        of_kind = failed, first._code[kind], first._metadata, first._payload[kind]
+        if kind in error._pred:
+            error = checkify.update_error(error, *of_kind, kind)
         else:
-            error = error._update(effect, *first)
+            error = error._update(kind, *of_kind)
     return error
