@@ -21,6 +21,7 @@ from shardmap._jax.types import (
     Effect,
     Equation,
     Jaxpr,
+    Params,
     Primitive,
 )
 
@@ -208,29 +209,38 @@ def rewrite_in_context(
             return equation
         if (there := inside(equation, context)) is None:
             return equation
-        new = {key: rewritten_param(value, there) for key, value in params.items()}
+        new = map_jaxprs(params, lambda jaxpr: kept(jaxpr, there))
         if are_same(params.values(), new.values()):
             return equation
         effects = effects_after(equation, before, jaxprs_in(new))
         return equation.replace(params=new, effects=effects)
 
-    def rewritten_param(value: Any, context: Any) -> Any:
+    def kept(jaxpr: Jaxpr, context: Any) -> Any:
+        key = id(jaxpr), context
+        if key not in done:
+            done[key] = rewritten(jaxpr, context)
+        return done[key]
+
+    return map_jaxprs({"": jaxpr}, lambda jaxpr: kept(jaxpr, context))[""]
+
+
+def map_jaxprs(params: Params, change: Callable[[Jaxpr], Any]) -> dict[str, Any]:
+    """The parameters of an equation with ``change`` of each jaxpr among them."""
+
+    def changed(value: Any) -> Any:
         if isinstance(value, tuple):
-            items = [rewritten_param(item, context) for item in value]
+            items = list(map(changed, value))
             if are_same(value, items):
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, jex_core.Jaxpr):
-            key = id(value), context
-            if key not in done:
-                done[key] = rewritten(value, context)
-            return done[key]
+            return change(value)
         if isinstance(value, jex_core.ClosedJaxpr):
-            inner = rewritten_param(value.jaxpr, context)
+            inner = change(value.jaxpr)
             return value if inner is value.jaxpr else value.replace(jaxpr=inner)
         return value
 
-    return rewritten_param(jaxpr, context)
+    return {key: changed(value) for key, value in params.items()}
 
 
 def are_same(before: Iterable[Any], after: Iterable[Any]) -> bool:

@@ -1,6 +1,6 @@
 """Rewrites of collectives: names of axes, and forms for JAX's rules and for XLA."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,16 +9,17 @@ import jax.extend.core.primitives as p
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap._jax.effects import axis_of, with_axis
+from shardmap._jax.effects import axis_of, with_axis, without_axis
 from shardmap._jax.primitives import (
     REDUCE_SCATTER,
     axis_names,
     named_axes,
     with_axis_names,
 )
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, aval_of, with_shape
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Var, aval_of, with_shape
 from shardmap._jax.walk import equations_for, primitives_in, rewrite_jaxpr
 from shardmap.map.collectives.rules import permutation_in_order
+from shardmap.map.collectives.split import combines_all
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import is_no_map
 
@@ -118,6 +119,63 @@ def order_permutation(equation: Equation, mesh: AnyMesh) -> Any:
     return equation.replace(
         params=equation.params | {"axis_name": names, "perm": pairs}
     )
+
+
+def without_sums_of_shared(
+    jaxpr: Jaxpr, name: Hashable, size: int, differ: Collection[Var]
+) -> Any:
+    """``jaxpr`` with products instead of sums of what all elements share.
+
+    Args:
+      jaxpr: the function of one element.
+      name, size: of the axis.
+      differ: the variables that differ along it.
+    """
+
+    def multiplied(x: jax.Array) -> jax.Array:
+        # Half precision ends at 65,504, and integers wrap around as their sums do.
+        half = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+        wide = np.dtype(np.float32) if half else x.dtype
+        return (x.astype(wide) * np.asarray(size).astype(wide)).astype(x.dtype)
+
+    def change(equation: Equation) -> Any:
+        is_sum = equation.primitive is p.psum_p and combines_all(equation, name)
+        [operand] = equation.invars if is_sum else [None]
+        differs = isinstance(operand, jex_core.Var) and operand in differ
+        if not is_sum or differs:
+            return equation
+        return in_two_sums(
+            equation,
+            name,
+            lambda product: equations_for(
+                multiplied, equation.invars, [product], equation
+            ),
+        )
+
+    return rewrite_jaxpr(jaxpr, change, lambda equation: False)
+
+
+def in_two_sums(
+    equation: Equation, name: Hashable, along: Callable[[Var], list[Any]]
+) -> list[Any]:
+    """A sum over several axes as one along an axis, and one over the others.
+
+    Args:
+      equation: the sum.
+      name: of the axis.
+      along: gives the equations of the first one, whose result is the variable.
+    """
+    [result] = equation.outvars
+    others = tuple(n for n in axis_names(equation.params) if n != name)
+    if not others:
+        return along(result)
+    between = jex_core.Var(aval_of(result))
+    rest = equation.replace(
+        invars=[between],
+        params=with_axis_names(equation.params, others),
+        effects=without_axis(equation.effects, name),
+    )
+    return [*along(between), rest]
 
 
 def for_shard_map(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:

@@ -18,7 +18,6 @@ from shardmap._jax.primitives import axis_names, with_axis_names
 from shardmap._jax.types import Aval, DType, Groups, Param, Primitive, Value
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
-from shardmap.map.primitives.first_element import first_of
 
 Rule = Callable[..., tuple[Any, bool]]
 """Takes the axis, the blocks of operands with elements in front, and the equation's
@@ -377,19 +376,24 @@ def pbroadcast_rule(
     names = axis_names({"axis_name": axis_name})
     if not jnp.issubdtype(block.dtype, np.number):
         return axis.gather(block, names)[source], False
+    if jnp.issubdtype(block.dtype, jnp.complexfloating):
+        parts = jnp.stack([block.real, block.imag], 1)
+        result, _ = pbroadcast_rule(axis, parts, axis_name=axis_name, source=source)
+        return lax.complex(result[0], result[1]), False
+    dtype = bits = block.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        # XLA's sum between CPU devices loses the sign of -0.0.
+        bits = np.dtype(f"uint{jnp.finfo(dtype).bits}")
+        block = lax.bitcast_convert_type(block, bits)
     chosen = jnp.expand_dims(axis.positions(names) == source, range(1, block.ndim))
-    only = jnp.where(chosen, block, jnp.zeros((), block.dtype))
-    return SUM(axis, only, axes=names)
+    total, differs = SUM(
+        axis, jnp.where(chosen, block, jnp.zeros((), bits)), axes=names
+    )
+    return (total if bits == dtype else lax.bitcast_convert_type(total, dtype)), differs
 
 
 def axis_index_rule(axis: AxisLayout, *, axis_name: Hashable) -> tuple[Any, bool]:
     return axis.indices(), True
-
-
-def first_element_rule(
-    axis: AxisLayout, block: Value, *, axes: Sequence[Any]
-) -> tuple[Any, bool]:
-    return first_of(block, axis.indices()), True
 
 
 def ragged_all_to_all_rule(

@@ -100,6 +100,12 @@ def combines_all(equation: Equation, name: Hashable) -> bool:
     )
 
 
+def gives_all_the_same(equation: Equation, name: Hashable) -> bool:
+    """Whether all elements have the result of a collective over the axis."""
+    is_whole = equation.params.get("axis_index_groups") is None
+    return is_whole and COLLECTIVES[equation.primitive].is_shared
+
+
 def has_collectives(jaxpr: Jaxpr) -> bool:
     """Whether there is any collective in ``jaxpr`` that sends something."""
     primitives = primitives_in(jaxpr) & COLLECTIVES.keys()

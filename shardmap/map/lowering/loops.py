@@ -5,7 +5,8 @@ before them runs in a `jax.lax.scan`, some elements at a time, and the reduction
 accumulate. What follows them is the same for all elements, and runs once at the end.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -13,15 +14,15 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core.primitives import axis_index_p, psum_p
+from jax.extend.core.primitives import axis_index_p
 
-from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
-from shardmap._jax.primitives import axis_names, with_axis_names
-from shardmap._jax.types import Atom, Equation, Jaxpr, Value, aval_of
-from shardmap._jax.walk import equations_for, inline_calls
-from shardmap.map.collectives.masked_sums import without_masked_sums
+from shardmap._jax.primitives import axis_names
+from shardmap._jax.types import Equation, Jaxpr, Value
+from shardmap._jax.walk import inline_calls
+from shardmap.map.collectives.rewrites import without_sums_of_shared
 from shardmap.map.collectives.split import collectives_of, combines_all, is_collective
 from shardmap.map.collectives.table import COLLECTIVES
+from shardmap.map.differing import differing, is_in
 from shardmap.map.lowering.effects import has_effect, if_present
 from shardmap.map.primitives.axis import AxisLayout
 
@@ -69,35 +70,30 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
 
     # What a function calls may end with a reduction.
     jaxpr = inline_calls(jaxpr, lambda e: bool(collectives_of(e, axis.name)))
-    jaxpr = without_masked_sums(jaxpr, axis.name, in_axes)
-    per_element: list[Any] = []
+    differs = tuple(in_axis is not None for in_axis in in_axes)
+    differ = differing(jaxpr, axis.name, differs)
+    jaxpr = without_sums_of_shared(jaxpr, axis.name, axis.size, differ)
+    element: list[Any] = []
     indices: list[Any] = []
     reductions: list[Any] = []
     epilogue: list[Any] = []
-    made_in_epilogue: set[Any] = set()
-    differ = {v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is not None}
+    reduced: set[Any] = set()
     for equation in jaxpr.eqns:
         held = collectives_of(equation, axis.name)
         is_direct = is_collective(equation, axis.name)
-        differing = _variables(equation.invars) & differ
-        if held or differing or has_effect(equation):
-            differ.update(equation.outvars)
-        reduces = combines_all(equation, axis.name)
-        if reduces and equation.primitive is psum_p and not differing:
-            per_element += _sum_of_shared(equation, axis)
-            differ -= {*equation.outvars}
-        elif _variables(equation.invars) & made_in_epilogue:
-            if held or has_effect(equation):
+        if any(is_in(atom, reduced) for atom in equation.invars):
+            is_shared = not any(is_in(atom, differ) for atom in equation.invars)
+            if held or has_effect(equation) or not is_shared:
                 refuse_collective(reductions[-1], "in the middle of")
             epilogue.append(equation)
-            made_in_epilogue.update(equation.outvars)
+            reduced.update(equation.outvars)
         elif not held:
-            per_element.append(equation)
+            element.append(equation)
         elif is_direct and equation.primitive is axis_index_p:
             indices += equation.outvars
-        elif reduces:
+        elif combines_all(equation, axis.name):
             reductions.append(equation)
-            made_in_epilogue.update(equation.outvars)
+            reduced.update(equation.outvars)
         elif is_direct:
             refuse_collective(equation, "in the middle of")
         elif all(e.primitive is axis_index_p for e in held):
@@ -109,69 +105,41 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
         else:
             refuse_collective(held[0], f"in a {equation.primitive} in")
 
-    unmapped = [v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is None]
-    reduced = [equation.outvars[0] for equation in reductions]
-    in_epilogue = [bool(_variables([v]) & made_in_epilogue) for v in jaxpr.outvars]
-    results = [
-        [
-            v
-            for v, is_one in zip(jaxpr.outvars, in_epilogue, strict=True)
-            if is_one is last
-        ]
-        for last in (False, True)
-    ]
+    in_epilogue = [is_in(atom, reduced) for atom in jaxpr.outvars]
+    of_all = list(compress(jaxpr.outvars, in_epilogue))
+    of_each = [v for v in jaxpr.outvars if not is_in(v, reduced)]
     # What all elements compute alike is computed again where it is needed.
-    epilogue = _needed(per_element, epilogue) + epilogue
-    known = {*reduced, *unmapped}.union(*(e.outvars for e in epilogue))
-    if any(_variables(e.invars) - known for e in epilogue):
+    shared = _needed(element, epilogue)
+    if any(is_in(atom, differ) for equation in shared for atom in equation.invars):
         refuse_collective(reductions[-1], "in the middle of")
-    to_reduce = [equation.invars[0] for equation in reductions]
+    unmapped = [v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is None]
     return _Stages(
         _some_equations(
-            jaxpr, [*indices, *jaxpr.invars], [*to_reduce, *results[0]], per_element
+            jaxpr,
+            [*indices, *jaxpr.invars],
+            [*(equation.invars[0] for equation in reductions), *of_each],
+            element,
         ),
         len(indices),
         reductions,
-        _some_equations(jaxpr, [*reduced, *unmapped], results[1], epilogue),
+        _some_equations(
+            jaxpr,
+            [*(equation.outvars[0] for equation in reductions), *unmapped],
+            of_all,
+            [*shared, *epilogue],
+        ),
         in_epilogue,
     )
 
 
-def _variables(atoms: Iterable[Atom]) -> set[Any]:
-    return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}
-
-
-def _sum_of_shared(equation: Equation, axis: AxisLayout) -> list[Any]:
-    """The equations of a sum over the axis, of a value that all elements share."""
-    (result,) = equation.outvars
-    product = jex_core.Var(aval_of(result))
-    others = tuple(n for n in axis_names(equation.params) if n != axis.name)
-    summed = equation.replace(
-        invars=[product],
-        params=with_axis_names(equation.params, others),
-        effects=without_axis(equation.effects, axis.name),
-    )
-    outvars = [product if others else result]
-
-    def multiply(x: jax.Array) -> jax.Array:
-        # Half precision ends at 65,504, and integers wrap around as their sums do.
-        half = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
-        wide = np.dtype(np.float32) if half else x.dtype
-        return (x.astype(wide) * np.asarray(axis.size).astype(wide)).astype(x.dtype)
-
-    multiplied = equations_for(multiply, equation.invars, outvars, equation)
-    return [*multiplied, summed] if others else multiplied
-
-
 def _needed(equations: Sequence[Any], by: Sequence[Any]) -> list[Any]:
-    """The equations without effects that others need."""
+    """The equations that others need."""
     needed: list[Any] = []
-    used = set().union(*(_variables(equation.invars) for equation in by))
+    used = {atom for e in by for atom in e.invars if isinstance(atom, jex_core.Var)}
     for equation in reversed(equations):
-        is_pure = all(axis_of(effect) is not NO_AXIS for effect in equation.effects)
-        if is_pure and used & {*equation.outvars}:
+        if not used.isdisjoint(equation.outvars):
             needed.append(equation)
-            used |= _variables(equation.invars)
+            used.update(v for v in equation.invars if isinstance(v, jex_core.Var))
     return needed[::-1]
 
 

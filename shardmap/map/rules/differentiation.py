@@ -6,13 +6,12 @@ partial evaluation then: the first map is known, the second is the one to transp
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core.primitives import jit_p
 from jax.interpreters import ad
 
 from shardmap._jax.types import (
@@ -23,12 +22,10 @@ from shardmap._jax.types import (
     aval_of,
     without_sharding,
 )
-from shardmap._jax.walk import equations, inline_calls, per_jaxpr
-from shardmap.map.batch import Batch, batched_results
-from shardmap.map.collectives.masked_sums import without_masked_sums
-from shardmap.map.collectives.split import collectives_of, uses_axis
-from shardmap.map.primitives.first_element import on_first_element
+from shardmap._jax.walk import per_jaxpr
+from shardmap.map.differing import differing, is_in
 from shardmap.map.primitives.map_primitive import MapPrimitive
+from shardmap.map.rules.shared_values import with_two_copies
 from shardmap.map.tracing import Body, bind_map, trace_body
 
 # Forward mode
@@ -39,12 +36,14 @@ class _Linearized(NamedTuple):
 
     Attributes:
       forward: returns the results, then the computed residuals.
+      computed_axes: of these.
       residuals: the source of each residual, from `residual_sources`.
       tangent: takes the residuals and the nonzero tangents; returns the tangents of the
         inexact results.
     """
 
     forward: Body
+    computed_axes: tuple[int | None, ...]
     residuals: tuple[tuple[str, int], ...]
     tangent: Body
 
@@ -81,7 +80,12 @@ def _is_inexact(aval: Aval) -> bool:
 
 @per_jaxpr
 def _linearize(
-    jaxpr: Jaxpr, nonzero: tuple[bool, ...], axis_name: Hashable, axis_size: int
+    jaxpr: Jaxpr,
+    nonzero: tuple[bool, ...],
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    axis_name: Hashable,
+    axis_size: int,
 ) -> _Linearized:
     avals = list(map(aval_of, jaxpr.invars))
     inexact = [_is_inexact(aval_of(var)) for var in jaxpr.outvars]
@@ -104,7 +108,20 @@ def _linearize(
     variables = traced.jaxpr.outvars[len(inexact) :]
     operands = traced.jaxpr.invars[len(traced.constants) :]
     results = traced.jaxpr.outvars[: len(inexact)]
-    computed, sources = residual_sources(variables, operands, results)
+    differ = differing(
+        traced.jaxpr,
+        axis_name,
+        (
+            *(False for _ in traced.constants),
+            *(axis is not None for axis in in_axes),
+        ),
+    )
+    # A residual that all elements share is one, though the result may not be.
+    alike = [
+        var if axis is None or is_in(var, differ) else None
+        for var, axis in zip(results, out_axes, strict=True)
+    ]
+    computed, sources = residual_sources(variables, operands, alike)
     pruned = traced.jaxpr.replace(outvars=[*results, *computed])
     tangent_avals = [aval.to_tangent_aval() for aval in compress(avals, nonzero)]
 
@@ -119,22 +136,8 @@ def _linearize(
         axis_name,
         axis_size,
     )
-    return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
-
-
-def _residual_axes(
-    forward: Body, in_axes: tuple[int | None, ...], params: dict[str, Any]
-) -> tuple[int | None, ...]:
-    """The axis of each result of the forward map as a residual."""
-    name, size = params["axis_name"], params["axis_size"]
-    count = len(forward.jaxpr.outvars)
-    if params.get("batch_size") is None:
-        differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, name)
-        return (0 if differ else None,) * count
-    # A loop over elements needs the values that all share without the axis.
-    dims = (*(None for _ in forward.constants), *(a and 0 for a in in_axes))
-    differs = batched_results(forward.jaxpr, Batch(name, size), dims)
-    return tuple(0 if differ else None for differ in differs)
+    axes = tuple(0 if is_in(var, differ) else None for var in computed)
+    return _Linearized(traced._replace(jaxpr=pruned), axes, sources, tangent_body)
 
 
 def _is_zero(tangent: Value) -> bool:
@@ -165,12 +168,21 @@ def _jvp_rule(
         return results, [_zero_tangent(result) for result in results]
 
     linearized = _linearize(
-        call_jaxpr, nonzero, params["axis_name"], params["axis_size"]
+        call_jaxpr,
+        nonzero,
+        in_axes,
+        out_axes,
+        params["axis_name"],
+        params["axis_size"],
     )
-    forward = linearized.forward
-    computed_axes = _residual_axes(forward, in_axes, params)[len(out_axes) :]
+    computed_axes = linearized.computed_axes
     values = bind_map(
-        forward, primals, in_axes, out_axes + computed_axes, params, primitive
+        linearized.forward,
+        primals,
+        in_axes,
+        out_axes + computed_axes,
+        params,
+        primitive,
     )
     results, residuals = values[: len(out_axes)], values[len(out_axes) :]
 
@@ -205,27 +217,6 @@ def _zero_tangent(result: Value) -> ad.Zero:
 # Reverse mode
 
 
-def _has_references(jaxpr: Jaxpr) -> bool:
-    avals = (var.aval for e in equations(jaxpr) for var in e.outvars)
-    return any(isinstance(aval, jax.ref.AbstractRef) for aval in avals)
-
-
-def _by_transposition(
-    fun: Callable[..., Any], avals: Sequence[Aval], cotangents: list[Any]
-) -> Sequence[Any]:
-    """The cotangents of the operands of a linear function."""
-    structs = map(without_sharding, avals)
-    return jax.linear_transpose(fun, *structs)(cotangents)
-
-
-def _by_derivative(
-    fun: Callable[..., Any], avals: Sequence[Aval], cotangents: list[Any]
-) -> Sequence[Any]:
-    """The same for functions with references, which `jax.linear_transpose` refuses."""
-    zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
-    return jax.vjp(fun, *zeros)[1](cotangents)
-
-
 @per_jaxpr
 def _transpose(
     jaxpr: Jaxpr,
@@ -245,54 +236,33 @@ def _transpose(
       in_axes, out_axes, axis_name, axis_size: of the map.
     """
     avals = list(map(aval_of, jaxpr.invars))
-    is_residual = [not is_linear for is_linear in linear]
-    residual_avals = list(compress(avals, is_residual))
-    linear_avals = list(compress(avals, linear))
-    linear_axes = list(compress(in_axes, linear))
+    residual_avals = list(compress(avals, [not is_linear for is_linear in linear]))
+    linear_avals = list(map(without_sharding, compress(avals, linear)))
     cotangent_avals = list(compress(map(aval_of, jaxpr.outvars), nonzero))
-    cotangent_axes = list(compress(out_axes, nonzero))
 
-    def transposed(*args: Value, as_one: bool = False) -> list[Any]:
+    def transposed(*args: Value) -> Sequence[Any]:
         residuals = args[: len(residual_avals)]
+        wanted = jaxpr.replace(outvars=list(compress(jaxpr.outvars, nonzero)))
+        copied = with_two_copies(
+            wanted,
+            axis_name,
+            axis_size,
+            in_axes,
+            list(compress(out_axes, nonzero)),
+            linear,
+        )
 
         def fun(*operands: Value) -> list[Any]:
             known, unknown = iter(residuals), iter(operands)
             merged = [next(unknown) if lin else next(known) for lin in linear]
-            results = jax.core.eval_jaxpr(jaxpr, (), *merged)
-            return list(compress(results, nonzero))
+            return jax.core.eval_jaxpr(copied, (), *merged)
 
-        # An unmapped result is that of the first element.
-        cotangents = [
-            on_first_element(ct, axis_name) if axis is None and not as_one else ct
-            for ct, axis in zip(
-                args[len(residual_avals) :], cotangent_axes, strict=True
-            )
-        ]
-        operands = transpose(fun, linear_avals, cotangents)
-        return [
-            jax.lax.psum(ct, axis_name) if axis is None and not as_one else ct
-            for ct, axis in zip(operands, linear_axes, strict=True)
-        ]
+        cotangents = list(args[len(residual_avals) :])
+        return jax.linear_transpose(fun, *linear_avals)(cotangents)
 
-    transpose = _by_derivative if _has_references(jaxpr) else _by_transposition
-    avals = [*residual_avals, *cotangent_avals]
-    if {*in_axes, *out_axes} == {None}:
-        # Nothing differs along the axis, so there is nothing to sum.
-        as_one = functools.partial(transposed, as_one=True)
-        body = trace_body(as_one, avals, axis_name, axis_size)
-        if not uses_axis(body.jaxpr, axis_name):
-            return body
-    body = trace_body(transposed, avals, axis_name, axis_size)
-    operand_axes = [
-        *(None for _ in body.constants),
-        *compress(in_axes, is_residual),
-        *cotangent_axes,
-    ]
-    inlined = inline_calls(
-        body.jaxpr,
-        lambda e: e.primitive is jit_p and bool(collectives_of(e, axis_name)),
+    return trace_body(
+        transposed, [*residual_avals, *cotangent_avals], axis_name, axis_size
     )
-    return body._replace(jaxpr=without_masked_sums(inlined, axis_name, operand_axes))
 
 
 def _transpose_rule(

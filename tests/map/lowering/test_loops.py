@@ -21,6 +21,12 @@ def indexed(x):
     return sm.spmap(jax.checkpoint(lambda x: x + index), "j")(x)
 
 
+def written(x):
+    kept = jax.new_ref(jnp.zeros_like(x))
+    jax.ref.addupdate(kept, ..., x * x)
+    return kept[...]
+
+
 LOOPED = {
     "elementwise": (lambda x: jnp.sin(x) * 2, 0),
     "index": (lambda x: x + float_index("i"), 0),
@@ -28,6 +34,8 @@ LOOPED = {
     "final psum": (lambda x: lax.psum(x * 2, "i"), None),
     "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
     "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
+    "psum of a psum": (lambda x: lax.psum(lax.psum(x, "i"), "i"), None),
+    "psum of a reference": (lambda x: lax.psum(written(x), "i"), None),
     "final pmean in a call": (jax.jit(lambda x: lax.pmean(x, "i")), None),
     "several": (
         lambda x: (x * 2, lax.psum(x, "i"), lax.pmin(x, "i") * 3, 7.0),
@@ -180,7 +188,7 @@ def test_a_weight_that_nested_maps_share_has_a_gradient(place):
             ),
             "all_to_all .* in the middle of",
         ),
-        (lambda x: lax.psum(lax.psum(x, "i"), "i"), "psum .* in the middle of"),
+        (lambda x: lax.pmax(lax.psum(x, "i"), "i"), "psum .* in the middle of"),
         (
             lambda x: lax.psum(x, "i", axis_index_groups=[[*range(40)]]),
             "psum .* in the middle of",

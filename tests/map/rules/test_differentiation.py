@@ -133,6 +133,64 @@ def test_all_to_all_that_moves_a_dimension_has_a_gradient(spmap):
     assert_same(gradient, jnp.asarray(weights.transpose(2, 0, 1)))
 
 
+@jax.custom_vjp
+def unit(x):
+    """Its backward function gives no 0 for 0."""
+    return x
+
+
+unit.defvjp(lambda x: (x, None), lambda _, ct: (ct / jnp.linalg.norm(ct) + 1,))
+
+
+def doubled(x):
+    kept = jax.new_ref(x * x)
+    kept[...] = unit(kept[...] * 2)
+    return kept[...]
+
+
+def scanned(w, x):
+    def step(carry, _):
+        shared, own = carry
+        own = own * unit(shared) + lax.pmean(own, "i")
+        return (unit(shared * 2), own), None
+
+    return lax.scan(step, (w, x), length=2)[0]
+
+
+SHARED = {
+    "an argument and its sum": lambda w, x: w + lax.psum(w, "i"),
+    "a sum and its sum": lambda w, x: (
+        lambda s: s * w + lax.psum(s * x * s, "i") + lax.psum(s, "i")
+    )(lax.psum(w * x, "i")),
+    "selected": lambda w, x: (
+        lax.psum(jnp.where(w > 0, x, w), "i") + jnp.where(w > 0, lax.pmean(w, "i"), w)
+    ),
+    "a reference": lambda w, x: lax.psum(w * doubled(x), "i"),
+    "a backward function of a gather": lambda w, x: (
+        unit(lax.all_gather(x * w, "i")).sum(0) + unit(w)
+    ),
+    "one in a loop": lambda w, x: lax.psum(scanned(w, x)[1], "i"),
+    "one in a branch": lambda w, x: lax.psum(
+        lax.cond(w[0] > 0, lambda w: unit(w) + lax.psum(x * w, "i"), unit, w), "i"
+    ),
+    "one in a checkpoint": lambda w, x: jax.checkpoint(
+        lambda w, x: lax.psum(x * unit(w), "i") + unit(w)
+    )(w, x),
+    "one of a result": lambda w, x: unit(lax.psum(jnp.sin(x * w), "i")) * w,
+}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", SHARED)
+def test_gradients_of_what_elements_share(name):
+    def build(map_):
+        options = {"axis_name": "i", "in_axes": (None, 0), "out_axes": None}
+        mapped = map_(SHARED[name], **options)
+        return jax.grad(lambda w, x: jnp.sin(mapped(w, x)).sum(), (0, 1))
+
+    same_under_vmap(build, X[0], X)
+
+
 def test_custom_vjp_with_static_and_integer_arguments():
     def build(map_):
         @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,0 +1,157 @@
+"""Which values differ between the elements of a mapped axis.
+
+It is decided here for all: loops, transposition, residuals, branches, and results
+without the axis. It is read off the jaxpr; nothing is traced.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+from jax.extend.core.primitives import cond_p, scan_p, while_p
+
+from shardmap._jax.effects import NO_AXIS, has_external_effect
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.types import Atom, Equation, Jaxpr, Var
+from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in, per_jaxpr
+from shardmap.map.collectives.split import (
+    collectives_of,
+    gives_all_the_same,
+    is_collective,
+)
+from shardmap.map.primitives.map_primitive import MapPrimitive, binds, is_no_map
+
+Differs = tuple[bool, ...]
+"""Which operands, inputs or results differ."""
+
+
+@per_jaxpr
+def differing(jaxpr: Jaxpr, name: Hashable, differs: Differs) -> frozenset[Var]:
+    """The variables whose values may differ along an axis.
+
+    Those of the jaxprs that equations hold are among them, if they differ wherever it
+    is that the jaxpr is used.
+
+    Args:
+      jaxpr: the function of one element.
+      name: of the axis. With `NO_AXIS`, what depends on some inputs is found.
+      differs: which inputs differ.
+    """
+    known = {*compress(jaxpr.invars, differs)}
+    for equation in jaxpr.eqns:
+        results, held = of_equation(equation, name, known)
+        known.update(compress(equation.outvars, results))
+        known.update(*(differing(inner, name, given) for inner, given in held))
+    return frozenset(known)
+
+
+def differing_results(jaxpr: Jaxpr, name: Hashable, differs: Differs) -> Differs:
+    """Which results differ along an axis; see `differing`."""
+    known = differing(jaxpr, name, differs)
+    return tuple(is_in(atom, known) for atom in jaxpr.outvars)
+
+
+def branches_differ(jaxpr: Jaxpr, name: Hashable, differs: Differs) -> bool:
+    """Whether elements may take different branches, outside of nested maps."""
+    known = differing(jaxpr, name, differs)
+    return any(
+        is_in(equation.invars[0], known)
+        if equation.primitive is cond_p
+        else is_in(as_open_jaxpr(equation.params["cond_jaxpr"]).outvars[0], known)
+        for equation in equations(jaxpr, is_no_map)
+        if equation.primitive in (cond_p, while_p)
+    )
+
+
+def is_in(atom: Atom, variables: Iterable[Var]) -> bool:
+    """Whether an atom is one of the variables; a literal is none."""
+    return not isinstance(atom, jex_core.Literal) and atom in variables
+
+
+class _Inside(NamedTuple):
+    """What differs of an equation's results, and of the jaxprs that it runs."""
+
+    results: Sequence[bool]
+    held: list[tuple[Jaxpr, Differs]]
+
+
+def of_equation(equation: Equation, name: Hashable, known: Any) -> _Inside:
+    """Which results differ, and each jaxpr that runs with which inputs differ.
+
+    Args:
+      equation: any.
+      name: of the axis.
+      known: the variables before it that differ.
+    """
+    differs = tuple(is_in(atom, known) for atom in equation.invars)
+    every = [True] * len(equation.outvars)
+    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars):
+        return _Inside(every, [])
+    if is_collective(equation, name):
+        is_shared = gives_all_the_same(equation, name)
+        return _Inside([not is_shared for _ in every], [])
+    inner = [as_open_jaxpr(jaxpr) for jaxpr in jaxprs_in(equation.params)]
+    if isinstance(equation.primitive, MapPrimitive):
+        inner = [as_open_jaxpr(equation.params["call_jaxpr"])]
+    is_same = not (any(differs) or collectives_of(equation, name))
+    if is_same or not inner:
+        differ = any(differs) or any(map(has_external_effect, equation.effects))
+        held = [(jaxpr, (False,) * len(jaxpr.invars)) for jaxpr in inner]
+        return _Inside([differ for _ in every], held if is_same else [])
+    if binds(equation, name):
+        name = NO_AXIS
+    if equation.primitive is cond_p:
+        return _of_cond(inner, name, differs)
+    if equation.primitive is scan_p:
+        consts, carries = scan_counts(equation.params)
+        return _of_loop(inner[0], name, differs, consts, carries)
+    if equation.primitive is while_p:
+        return _of_while(equation, name, differs)
+    [jaxpr, *others] = inner
+    is_call = len(jaxpr.invars) == len(differs) and len(jaxpr.outvars) == len(every)
+    if others or not is_call:
+        return _Inside(every, [(each, (True,) * len(each.invars)) for each in inner])
+    return _Inside(differing_results(jaxpr, name, differs), [(jaxpr, differs)])
+
+
+def _of_cond(branches: Sequence[Jaxpr], name: Hashable, differs: Differs) -> _Inside:
+    predicate, *operands = differs
+    # Of elements that disagree, all compute all branches, each its own.
+    given = tuple(predicate or differ for differ in operands)
+    each = [differing_results(branch, name, given) for branch in branches]
+    results = [predicate or any(of_one) for of_one in zip(*each, strict=True)]
+    return _Inside(results, [(branch, given) for branch in branches])
+
+
+def _of_loop(
+    body: Jaxpr, name: Hashable, differs: Differs, consts: int, carries: int
+) -> _Inside:
+    """A loop's, once no further carry differs."""
+    while True:
+        results = differing_results(body, name, differs)
+        carry = differs[consts : consts + carries]
+        after = tuple(old or new for old, new in zip(carry, results, strict=False))
+        if after == carry:
+            return _Inside(results, [(body, differs)])
+        differs = (*differs[:consts], *after, *differs[consts + carries :])
+
+
+def _of_while(equation: Equation, name: Hashable, differs: Differs) -> _Inside:
+    condition, body = (
+        as_open_jaxpr(equation.params[key]) for key in ("cond_jaxpr", "body_jaxpr")
+    )
+    first, consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    of_condition, of_body = differs[:first], differs[first:]
+    while True:
+        carries = len(of_body) - consts
+        results, held = _of_loop(body, name, of_body, consts, carries)
+        [(_, of_body)] = held
+        given = (*of_condition, *of_body[consts:])
+        [ends_apart] = differing_results(condition, name, given)
+        if not ends_apart or all(of_body[consts:]):
+            results = [ends_apart or differ for differ in of_body[consts:]]
+            return _Inside(results, [(condition, given), (body, of_body)])
+        # What each element has depends on how long it has run.
+        of_body = (*of_body[:consts], *(True for _ in range(carries)))
