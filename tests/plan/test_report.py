@@ -56,7 +56,7 @@ def test_slices_of_each_output():
 def test_what_is_kept_counts_and_is_told():
     def standard(x):
         y = x - x.mean(0, keepdims=True)
-        return y / jnp.sqrt((y * y).mean(0, keepdims=True))
+        return y / jnp.abs(y).mean(0, keepdims=True)
 
     shard_plan = plan(standard, X, in_slices=({0: 4},))
     assert len(shard_plan.stages) == 3

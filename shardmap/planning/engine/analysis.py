@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import AxisKey, UnionFind
+from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
 from shardmap.planning.engine.rules import Cut, Factor, Origins, Reason, Rule
 
@@ -37,7 +38,7 @@ class Pending(NamedTuple):
         or the names that a loop or branch has for them.
     """
 
-    combiner: str
+    combiner: Combiner
     reductions: Collection[Any]
 
 

@@ -19,6 +19,7 @@ import jax
 from jax import lax
 
 from shardmap._jax.types import Equation, Params, Primitive
+from shardmap.planning.engine.monoids import Monoid
 from shardmap.planning.engine.nodes import Calls, Node
 from shardmap.planning.engine.rules import (
     MANY,
@@ -142,7 +143,7 @@ class Factors(Rule):
     node: Node
     ins: Sequence[Sequence[Axis]]
     outs: Sequence[Sequence[Factor | None]]
-    contracted: Mapping[Factor, str] = field(default_factory=dict)
+    contracted: Mapping[Factor, str | Monoid] = field(default_factory=dict)
     wholes: Mapping[Factor, Reason] = field(default_factory=dict)
     starts: Sequence[Factor] = ()
     emitter: Callable[[Local], Sequence[Any]] | None = None
@@ -326,7 +327,10 @@ class Factors(Rule):
             ", ".join(" ".join(map(named, axes)) for axes in side)
             for side in (self.ins, self.outs)
         ]
-        combined = [f"; {named(k)} {how}" for k, how in self.contracted.items()]
+        combined = [
+            f"; {named(k)} {how.name if isinstance(how, Monoid) else how}"
+            for k, how in self.contracted.items()
+        ]
         return " -> ".join(sides) + "".join(combined)
 
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from shardmap.planning.engine.analysis import Analysis, Ended, Pending, ReducedLoop
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import AxisKey, UnionFind, loop_classes
+from shardmap.planning.engine.monoids import Combiner, Part
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
 from shardmap.planning.engine.rules import UNCUT, Contraction, Cut, Reason, Rule
 
@@ -241,7 +242,7 @@ class _Propagation:
         for number in complete:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
-                self.kept[value] = None
+                self._keep(value)
                 level = max(level, self.level[value] + 1)
         partial = [
             k
@@ -275,14 +276,19 @@ class _Propagation:
         return level, states
 
     def _joint(
-        self, node: Node, rule: Rule, partial: list[int], combiners_of: list[set[str]]
+        self,
+        node: Node,
+        rule: Rule,
+        partial: list[int],
+        combiners_of: list[set[Combiner]],
     ) -> Pending | None:
         """The state of the results if all partial operands pass; None if not."""
         states = [self.pending[node.ins[k]] for k in partial]
-        combiners = {state.combiner for state in states}
-        if len(combiners) != 1:
+        combiner = states[0].combiner
+        # Nothing passes one array of a tuple on.
+        if isinstance(combiner, Part) or {s.combiner for s in states} != {combiner}:
             return None
-        passed = rule.passes(combiners.pop(), frozenset(partial))
+        passed = rule.passes(combiner, frozenset(partial))
         if passed is None or any(each - {passed} for each in combiners_of):
             return None
         first, *others = states
@@ -334,7 +340,15 @@ class _Propagation:
             ):
                 break
             value = partial[0]
-        self.kept[value] = None
+        self._keep(value)
+
+    def _keep(self, value: Value) -> None:
+        """Keeps a value, and all arrays of its tuple, which combine together."""
+        state = self.pending.get(value)
+        if state and value.producer and isinstance(state.combiner, Part):
+            self.kept |= dict.fromkeys(value.producer.outs)
+        else:
+            self.kept[value] = None
 
     def _repeated(
         self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]], pieces: int

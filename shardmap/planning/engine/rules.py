@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from shardmap.planning.engine.monoids import Combiner, Monoid, Part
 from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.slices import Box, Interval, Window, refine
 
@@ -113,7 +114,8 @@ class Contraction(NamedTuple):
 
     Attributes:
       factor: the factor.
-      combiner: how the shards' parts become the result.
+      combiner: how the shards' parts become the result; a `Monoid` for all results
+        together.
       size: the factor's size.
       operand: an operand that has the factor.
       axis: the axis of that operand.
@@ -123,15 +125,17 @@ class Contraction(NamedTuple):
     """
 
     factor: Factor
-    combiner: str
+    combiner: Combiner | Monoid
     size: int
     operand: int
     axis: int
     cut: Cut
-    outs: Mapping[int, str] | None = None
+    outs: Mapping[int, Combiner] | None = None
 
-    def of(self, out: int) -> str | None:
+    def of(self, out: int) -> Combiner | None:
         """How the parts of a result combine; None where it is complete."""
+        if isinstance(self.combiner, Monoid):
+            return Part(self.combiner, out)
         return self.combiner if self.outs is None else self.outs.get(out)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.keys import itemsize
 from shardmap.planning.engine.loop_classes import AxisKey
+from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.patterns import Members, Patterns
 from shardmap.planning.engine.recipe import Recipe, needed, trace_back
@@ -64,7 +65,7 @@ class Result(NamedTuple):
     value: Value
     axes: tuple[int | None, ...]
     partial: tuple[int, ...]
-    combiner: str
+    combiner: Combiner
 
 
 class Family(NamedTuple):

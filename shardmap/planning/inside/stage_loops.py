@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding
 
 from shardmap._jax.context import varying_axes, varying_like
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.arrays.combining import COMBINE, identity
 from shardmap.planning.engine.keys import data_aval, is_key, key_impl
+from shardmap.planning.engine.monoids import Combiner, Part, combine, start, together
 from shardmap.planning.engine.nodes import Scalar, Value
 from shardmap.planning.engine.patterns import Members
 from shardmap.planning.engine.slices import shape_of
@@ -71,15 +71,15 @@ def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _new_buffer(value: Value, combiner: str) -> Any:
+def _new_buffer(value: Value, combiner: Combiner) -> Any:
     if is_key(value.aval):
         data = data_aval(value.aval)
         zeros = jnp.zeros(data.shape, data.dtype)
         return jax.random.wrap_key_data(zeros, impl=key_impl(value.aval))
     if combiner == "insert":
         return jnp.zeros(value.shape, value.aval.dtype)
-    start = jnp.asarray(identity(combiner, value.aval.dtype))
-    return jnp.broadcast_to(start, value.shape)
+    fill = jnp.asarray(start(combiner, value.aval.dtype))
+    return jnp.broadcast_to(fill, value.shape)
 
 
 def _run_shards(
@@ -110,6 +110,13 @@ def _run_shards(
         if box is not None and stage.results[k].value in before
     ]
 
+    groups = [
+        [written[place] for place in places]
+        for places in together(
+            (stage.results[k].combiner, stage.results[k].value) for k in written
+        )
+    ]
+
     # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
     # that places outside of the first slice do not exist.
     primitives = {nodes[step.node].primitive for step in static.steps}
@@ -127,10 +134,14 @@ def _run_shards(
         if apart:
             reads = lax.optimization_barrier(reads)
         results = function(reads, starts)
-        return {
-            k: _write(buffers[k], results[k], ends[k], stage.results[k].combiner)
-            for k in written
-        }
+        after: dict[int, Any] = {}
+        for numbers in groups:
+            into, parts, at = (
+                [each[k] for k in numbers] for each in (buffers, results, ends)
+            )
+            combined = _write(into, parts, at, stage.results[numbers[0]].combiner)
+            after |= zip(numbers, combined, strict=True)
+        return after
 
     def counted(carry: Any, row: Any) -> tuple[Any, None]:
         counter, buffers = carry
@@ -210,15 +221,34 @@ def _of_one_dtype(start: Sequence[Any]) -> list[Any]:
     return [np.asarray(n, *dtypes[:1]) if isinstance(n, int) else n for n in start]
 
 
-def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
-    if not is_key(buffer):
-        part = jnp.asarray(part, buffer.dtype)
+def _write(
+    buffers: Sequence[Any],
+    parts: Sequence[Any],
+    starts: Sequence[Sequence[Any]],
+    combiner: Combiner,
+) -> list[Any]:
+    """The buffers with a result that is one array, or a tuple of arrays."""
+    parts = [
+        part if is_key(buffer) else jnp.asarray(part, buffer.dtype)
+        for buffer, part in zip(buffers, parts, strict=True)
+    ]
     if combiner != "insert":
-        part = COMBINE[combiner](_read(buffer, start, part.shape), part)
-    if part.shape == buffer.shape:
-        return part
-    begin = _of_one_dtype(start)
-    return lax.dynamic_update_slice(buffer, part, begin, allow_negative_indices=False)
+        before = [
+            _read(buffer, begin, part.shape)
+            for buffer, begin, part in zip(buffers, starts, parts, strict=True)
+        ]
+        if isinstance(combiner, Part):
+            # Fused with what combines them, XLA may compute parts again.
+            parts = lax.optimization_barrier(parts)
+        parts = combine(jnp, combiner, before, parts)
+    return [
+        part
+        if part.shape == buffer.shape
+        else lax.dynamic_update_slice(
+            buffer, part, _of_one_dtype(begin), allow_negative_indices=False
+        )
+        for buffer, part, begin in zip(buffers, parts, starts, strict=True)
+    ]
 
 
 def laid_out_as(

@@ -18,6 +18,7 @@ from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.nodes import Node, Operand, Value
 from shardmap.planning.lax import pointwise, shape
+from shardmap.planning.lax.staged import monoids
 
 MOVES = frozenset({*shape.RULES, p.dynamic_slice_p, p.gather_p, p.reshape_p})
 """Primitives whose results are elements of their operands."""
@@ -36,7 +37,7 @@ A product is not exact: fused with a sum, it is not rounded."""
 SUMS = frozenset(
     {
         *(p.conv_general_dilated_p, p.cumsum_p, p.dot_general_p, p.fft_p),
-        *(p.reduce_sum_p, p.reduce_window_sum_p),
+        *(p.reduce_sum_p, p.reduce_window_sum_p, monoids.SUM),
     }
 )
 """Primitives whose results hold no element of their operands."""

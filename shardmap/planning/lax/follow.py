@@ -4,9 +4,10 @@ All rewriters are `Stages`: they get the graph, a node and the cuts of its opera
 add what replaces the node, or return None. `_Follow.rewriters` is the list of them.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardmap.planning.engine.analysis import Ended
 from shardmap.planning.engine.factors import BESIDE
@@ -25,7 +26,7 @@ from shardmap.planning.engine.rules import (
 from shardmap.planning.lax import reduce
 from shardmap.planning.lax.control import unroll
 from shardmap.planning.lax.control.body import ALONG
-from shardmap.planning.lax.staged import groups, recut, split_scan
+from shardmap.planning.lax.staged import matched, recut, split_scan
 from shardmap.planning.lax.table import STAGES, TABLE
 
 
@@ -85,24 +86,33 @@ class _Follow:
         self._rules = Rules()
         self._cuts: dict[Operand, Sequence[Cut]] = {}
         self._cuts.update(zip(graph.inputs, cuts.inputs, strict=True))
+        # The reductions over cut axes that a value is made of, as bits.
+        self._made_of: dict[Operand, int] = {}
+        self._reductions = 0
 
     def __call__(self, node: Node) -> Sequence[Operand] | None:
         cuts = [self._cuts.get(x) or [UNCUT] * len(x.shape) for x in node.ins]
-        if node.primitive is groups.GROUPED:
-            return groups.scattered(self._graph, node, cuts[0])
         forward = self._rules.rule(node).forward(cuts)
         for rewrite in self.rewriters(node, forward):
             results = rewrite(self._graph, node, cuts)
             if results is not None:
                 return results
         self._cuts.update(zip(node.outs, forward.outs, strict=True))
+        made_of = 0
+        for x in node.ins:
+            made_of |= self._made_of.get(x, 0)
+        if forward.contracted:
+            made_of |= 1 << self._reductions
+            self._reductions += 1
+        self._made_of |= dict.fromkeys(node.outs, made_of)
         return None
 
     def rewriters(self, node: Node, forward: Forward) -> Iterator[Stages]:
         """What may replace a node at which cuts end or are summed over, in order."""
-        tables = []
+        tables: list[Mapping[Any, Stages]] = []
         if self._asked.partial and forward.contracted:
-            tables.append(reduce.STAGES)
+            as_state = functools.partial(matched.as_state, made_of=self._made_of)
+            tables += [dict.fromkeys(matched.SUMS, as_state), reduce.STAGES]
         if self._asked.partial and any(lost.origins for lost in forward.lost):
             # Its own stages; its operand kept, and cut along another axis; pieces of
             # the steps of a loop, as they are cheaper than single steps.

@@ -1,9 +1,8 @@
 """Rewrites the graph of a function so that its cuts go as far as they can.
 
 `ONCE` and `PASSES` are all passes, in order, and `analysed` is what drives them. What
-they leave is analysed, see `propagate`. That shows which reductions could read once
-what two stages would read (`read_once`), and which values no stage may compute again
-(`must_store`).
+they leave is analysed, see `propagate`. That shows which values no stage may compute
+again (`must_store`).
 """
 
 import functools
@@ -18,7 +17,7 @@ from shardmap.planning.engine.rules import UNCUT
 from shardmap.planning.lax.compared import must_store
 from shardmap.planning.lax.follow import Cuts, Rules, follow
 from shardmap.planning.lax.indexed.known import fold, known_again
-from shardmap.planning.lax.staged import barrier, groups, one_pass
+from shardmap.planning.lax.staged import barrier
 from shardmap.planning.lax.table import CALLS
 
 
@@ -52,33 +51,6 @@ def cut_inside(graph: Graph, cuts: Cuts) -> None:
     barrier.begin(graph, cuts.inside)
 
 
-def group(graph: Graph, cuts: Cuts) -> None:
-    """Writes reductions of rows of one value as groups of all rows.
-
-    It finds them by their shape, before `follow` has rewritten any for its cuts.
-    """
-    if cuts.partial:
-        graph.rewrite(groups.Grouping(graph).written)
-
-
-def read_once(analysis: Analysis, cuts: Cuts) -> bool:
-    """Rewrites reductions so that what two stages would read is read once.
-
-    It needs to know which value is made in which stage, so it follows an analysis.
-
-    Returns:
-      Whether the graph is rewritten.
-    """
-    writers = one_pass.writers(analysis) if cuts.partial else {}
-
-    def written(node: Node) -> Sequence[Operand] | None:
-        return writers[node]() if node in writers else None
-
-    if writers:
-        analysis.graph.rewrite(written)
-    return bool(writers)
-
-
 ONCE: Sequence[Callable[[Graph], None]] = (share_equal, fold)
 """The passes that see no cuts, in order: they run once for a function.
 
@@ -87,7 +59,6 @@ ONCE: Sequence[Callable[[Graph], None]] = (share_equal, fold)
 PASSES: Sequence[Callable[[Graph, Cuts], None]] = (
     cut_outputs,
     cut_inside,
-    group,
     follow,
 )
 """The passes that see the cuts, in order. Each rewrites the graph of one analysis."""
@@ -121,8 +92,6 @@ def analysed(function: Graph, cuts: Cuts) -> Analysis:
         propagate, graph, rules.rule, cuts.inputs, cuts.partial, cuts.keeps
     )
     analysis = analyse()
-    if read_once(analysis, cuts):
-        analysis = analyse()
     # What is stored moves equations to later stages, and nothing else.
     if stored := must_store(analysis):
         analysis = analyse(stored=stored)

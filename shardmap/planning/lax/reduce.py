@@ -83,27 +83,6 @@ def arg_fits(node: Node) -> bool:
     return ordered and places_fit(node)
 
 
-def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
-    """``argmax`` as the least place with the maximum: two plain reductions."""
-    dtype = node.ins[0].aval.dtype
-    [axis], index_dtype = node.params["axes"], node.params["index_dtype"]
-    reduce = lax.reduce_max if node.primitive is p.argmax_p else lax.reduce_min
-
-    def by_parts(x: jax.Array) -> Any:
-        if dtype.kind == "b":
-            x = lax.convert_element_type(x, jnp.uint8)
-        best = lax.expand_dims(reduce(x, (axis,)), (axis,))
-        is_best = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
-        if jnp.issubdtype(dtype, jnp.inexact):
-            is_best = lax.bitwise_or(is_best, lax.ne(x, x))
-        index = lax.broadcasted_iota(index_dtype, x.shape, axis)
-        behind = np.array(np.iinfo(index_dtype).max, index_dtype)
-        places = lax.select(is_best, index, lax.full_like(index, behind))
-        return lax.reduce_min(places, (axis,))
-
-    return graph.call(by_parts, node.ins)
-
-
 def dot_names(node: Node) -> tuple[list[int], list[int], list[int]]:
     """Names of the axes of both operands and the result of a ``dot_general``.
 

@@ -38,6 +38,8 @@ from shardmap.planning.lax.primitives import CUSTOM_VMAP
 from shardmap.planning.lax.staged import (
     barrier,
     blocks,
+    matched,
+    monoids,
     split_scan,
     tall_qr,
     top_k,
@@ -96,6 +98,7 @@ CALLS = Calls(
 STAGES: dict[Any, Stages] = {
     **batched.STAGES,
     **gather.STAGES,
+    **matched.STAGES,
     **prefix.STAGES,
     **tall_qr.STAGES,
     **top_k.STAGES,
@@ -108,7 +111,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "elementwise": pointwise.RULES,
     "shape": shape.RULES | barrier.RULES,
     "reshape": reshape.RULES,
-    "reductions and contractions": reduce.RULES,
+    "reductions and contractions": reduce.RULES | monoids.RULES,
     "cumulative reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "indexing": gather.RULES | scatter.RULES | dynamic.RULES,

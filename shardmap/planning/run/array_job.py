@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.arrays.combining import identity
 from shardmap.planning.engine.keys import data_aval
+from shardmap.planning.engine.monoids import Combiner, start
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box
 from shardmap.planning.engine.stages import Stage
@@ -22,7 +22,7 @@ from shardmap.planning.run.buffers import put
 from shardmap.planning.run.cut_program import CutProgram, spec
 from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.shards import Accumulator, Shard
-from shardmap.planning.run.tasks import Need, Target, Task, all_tasks, run_fold
+from shardmap.planning.run.tasks import Target, Task, all_tasks, run_fold
 from shardmap.units import integer_of, shown
 
 LONGEST = 1.0
@@ -98,7 +98,8 @@ class ArrayJob(Accumulator):
 
     def end_stage(self, stage: Stage) -> None:
         """Runs its folds of a stage, and keeps the values that later stages read."""
-        needs: dict[Value, dict[Box, Need]] = {r.value: {} for r in stage.results}
+        needs: dict[Value, dict[Box, tuple[Task, int]]]
+        needs = {result.value: {} for result in stage.results}
         for task in all_tasks(self.cut_program, stage):
             for place, (box, combiner, value) in enumerate(task.writes):
                 if combiner == "insert":
@@ -139,8 +140,11 @@ class ArrayJob(Accumulator):
     def make(self, task: Task) -> list[np.ndarray]:
         """Runs a task and keeps its results, also in place of a damaged file."""
         if task.needs:
-            parts = (self.load(*need) for need in task.needs)
-            results = [run_fold(task.combiner, task.start, parts)]
+            parts = (
+                [self.load(need, place) for place in places]
+                for need, places in task.needs
+            )
+            results = run_fold(task.combiner, task.starts, parts)
         else:
             shard = Shard(self.cut_program, task.stage, task.number)
             args = self.cut_program.read(shard.recipe, self.leaves, self.kept)
@@ -157,7 +161,7 @@ class ArrayJob(Accumulator):
                 self.wait(task)
         for value, stored in outputs.items():
             for box, need in stored.made.items():
-                put(acc.buffer(value), box, "insert", self.load(*need))
+                put([acc.buffer(value)], [box], "insert", [self.load(*need)])
 
 
 class Stored:
@@ -173,8 +177,8 @@ class Stored:
     def __init__(
         self,
         value: Value,
-        combiner: str,
-        needs: Mapping[Box, Need],
+        combiner: Combiner,
+        needs: Mapping[Box, tuple[Task, int]],
         load: Callable[[Task, int], np.ndarray],
     ) -> None:
         aval = data_aval(value.aval)
@@ -191,14 +195,14 @@ class Stored:
         if box in self.made:
             return self._load(*self.made[box])
         shape, dtype = spec(self._value, box)
-        start = 0 if self._combiner == "insert" else identity(self._combiner, dtype)
-        array = np.full(shape, start, dtype)
+        is_whole = self._combiner == "insert"
+        array = np.full(shape, 0 if is_whole else start(self._combiner, dtype), dtype)
         for other in self._overlapping(box):
             here, there = [], []
-            for (first, end), (start, stop) in zip(box, other, strict=True):
-                both = max(first, start), min(end, stop)
+            for (first, end), (begin, stop) in zip(box, other, strict=True):
+                both = max(first, begin), min(end, stop)
                 here.append(slice(both[0] - first, both[1] - first))
-                there.append(slice(both[0] - start, both[1] - start))
+                there.append(slice(both[0] - begin, both[1] - begin))
             array[tuple(here)] = self._load(*self.made[other])[tuple(there)]
         return array
 

@@ -2,17 +2,17 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 
 from shardmap._jax.context import config_value
 from shardmap._jax.types import Aval
 from shardmap.arrays.array_likes import device_dtype, refuse_other_dtype
-from shardmap.arrays.combining import COMBINE_IN_NUMPY, identity
+from shardmap.arrays.combining import COMBINE_IN_NUMPY
 from shardmap.planning.engine.keys import data_aval, is_key
+from shardmap.planning.engine.monoids import Combiner, Part, combine, start
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, shape_of, slices
 
@@ -20,40 +20,55 @@ ARITY = 16
 """How many partial results make one."""
 
 
-def new_buffer(value: Value, combiner: str) -> np.ndarray:
+Arrays: TypeAlias = Sequence[Any]
+"""The arrays of a partial result: one, or those of a tuple."""
+
+
+def new_buffer(value: Value, combiner: Combiner) -> np.ndarray:
     aval = data_aval(value.aval)
     if combiner == "insert":
         return np.zeros(aval.shape, aval.dtype)
-    return np.full(aval.shape, identity(combiner, aval.dtype), aval.dtype)
+    return np.full(aval.shape, start(combiner, aval.dtype), aval.dtype)
 
 
-def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
-    """Writes a shard's result into anything with ``__getitem__``, ``__setitem__``."""
-    index: Any = slices(box)
-    part = np.asarray(part)
+def put(
+    buffers: Arrays, boxes: Sequence[Box], combiner: Combiner, parts: Arrays
+) -> None:
+    """Writes a result into anything with ``__getitem__``, ``__setitem__``."""
+    indices: list[Any] = list(map(slices, boxes))
+    pairs = list(zip(buffers, indices, strict=True))
+    parts = list(map(np.asarray, parts))
     if combiner != "insert":
+        before = [np.asarray(buffer[index]) for buffer, index in pairs]
         # Like XLA, without warnings about inf - inf and sums that overflow.
         with np.errstate(all="ignore"):
-            part = COMBINE_IN_NUMPY[combiner](np.asarray(buffer[index]), part)
-    buffer[index] = part
+            parts = combine(np, combiner, before, parts)
+    for (buffer, index), part in zip(pairs, parts, strict=True):
+        buffer[index] = part
 
 
-def fold(combiner: str, parts: Iterable[Any], may_write: bool = False) -> np.ndarray:
-    """Combines arrays, from the first to the last.
+def fold(
+    combiner: Combiner, parts: Iterable[Arrays], may_write: bool = False
+) -> list[np.ndarray]:
+    """Combines partial results, from the first to the last.
 
     Args:
       combiner: how.
-      parts: the arrays.
-      may_write: whether the first one may be written to.
+      parts: the arrays of each.
+      may_write: whether those of the first one may be written to.
     """
     parts = iter(parts)
     total = next(parts)
     with np.errstate(all="ignore"):
         for part in parts:
-            out = total if may_write and total.ndim else None
-            total = np.asarray(COMBINE_IN_NUMPY[combiner](total, part, out=out))
+            if isinstance(combiner, Part):
+                total = combine(np, combiner, total, part)
+            else:
+                [x], [y] = total, part
+                out = x if may_write and x.ndim else None
+                total = [np.asarray(COMBINE_IN_NUMPY[combiner](x, y, out=out))]
             may_write = True
-    return np.asarray(total)
+    return list(map(np.asarray, total))
 
 
 class Fold:
@@ -62,7 +77,7 @@ class Fold:
     They are combined in a tree, sixteen at a time, so that every executor gives the
     same bytes. The top of the tree is the buffer.
 
-    Nodes are arrays, or stand for arrays, as results of tasks do.
+    Nodes are tuples of arrays, or stand for them, as results of tasks do.
 
     Args:
       combiner: how they are combined.
@@ -74,9 +89,9 @@ class Fold:
 
     def __init__(
         self,
-        combiner: str,
+        combiner: Combiner,
         count: int,
-        combine: Callable[[str, list[Any], bool], Any] = fold,
+        combine: Callable[[Combiner, list[Any], bool], Any] = fold,
         at_once: int = 2,
     ) -> None:
         self.left = count

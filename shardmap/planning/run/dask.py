@@ -15,14 +15,15 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.planning.engine.keys import is_key
+from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, Interval, shape_of, slices
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.cut_program import CutProgram, Spec
+from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.failures import contained
 from shardmap.planning.run.processes import ProcessWorkers
 from shardmap.planning.run.shards import Accumulator, Shard
-from shardmap.planning.run.tasks import Task, all_tasks, run_fold
+from shardmap.planning.run.tasks import Start, Task, all_tasks, folded, run_fold
 from shardmap.planning.sources.handlers import sliceable
 
 SMALL = 2**10
@@ -39,14 +40,14 @@ def unchanged(thing: Any) -> Any:
 
 @contained
 def fold_there(
-    combiner: str,
-    start: Spec | None,
-    places: Sequence[int],
+    combiner: Combiner,
+    starts: Sequence[Start] | None,
+    places: Sequence[tuple[int, ...]],
     results: Sequence[Sequence[np.ndarray]],
 ) -> list[np.ndarray]:
-    """Combines one result of each of several tasks."""
-    parts = (result[k] for k, result in zip(places, results, strict=True))
-    return [run_fold(combiner, start, parts)]
+    """Combines a result of each of several tasks, or a tuple of results."""
+    pairs = zip(places, results, strict=True)
+    return run_fold(combiner, starts, ([result[k] for k in at] for at, result in pairs))
 
 
 def keep_only(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
@@ -58,13 +59,13 @@ class DaskTasks(ProcessWorkers):
     """Shards and folds as tasks of Dask.
 
     Attributes:
-      results: (name of a task, number of its result) -> what Dask has of it.
+      results: (name of a task, numbers of results) -> what Dask has of them.
       shared: what Dask has of values that several tasks take.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.results: dict[tuple[str, int], Any] = {}
+        self.results: dict[tuple[str, tuple[int, ...]], Any] = {}
         self.shared: dict[Any, Any] = {}
 
     def function(self, shard: Shard) -> Any:
@@ -81,14 +82,13 @@ class DaskTasks(ProcessWorkers):
 
     def submit(self, task: Task) -> Any:
         if task.needs:
-            results = [self.results[need.name, k] for need, k in task.needs]
-            places = [place for _, place in task.needs]
-            future = self.call(fold_there, task.combiner, task.start, places, results)
+            results = [self.results[need.name, at] for need, at in task.needs]
+            taken = [at for _, at in task.needs]
+            future = self.call(fold_there, task.combiner, task.starts, taken, results)
         else:
             future = super().submit(task)
-        for place, (_, combiner, _) in enumerate(task.writes):
-            if combiner != "insert":
-                self.results[task.name, place] = future
+        for places in folded(task):
+            self.results[task.name, places] = future
         return future
 
 
@@ -155,8 +155,8 @@ class DaskWorkers(DaskTasks):
             parts = future.result()
         elif (error := future.exception()) is not None:
             raise error
-        for need, place in task.needs:
-            del self.results[need.name, place]
+        for need, places in task.needs:
+            del self.results[need.name, places]
         return parts
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax import export
 
 from shardmap.planning.engine.keys import is_key
+from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, slices
 from shardmap.planning.run.buffers import read_box, start_dtype
@@ -108,7 +109,7 @@ class RemoteAccess:
             return None
         return Read(source, box, value.shape, value.aval.dtype)
 
-    def write(self, box: Box, combiner: str, value: Value) -> Write | None:
+    def write(self, box: Box, combiner: Combiner, value: Value) -> Write | None:
         """How the worker writes a result; None if it comes back.
 
         Cells that several shards share are written by this process.

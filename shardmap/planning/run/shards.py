@@ -9,10 +9,10 @@ from jax import export
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays import combining
 from shardmap.planning.engine.keys import box_bytes, data_aval, is_key, key_impl
+from shardmap.planning.engine.monoids import start, together
 from shardmap.planning.engine.nodes import Operand, Scalar, Value
-from shardmap.planning.engine.slices import Box, slices
+from shardmap.planning.engine.slices import slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run import buffers
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
@@ -139,7 +139,7 @@ class Shard:
         places = dict(zip(outputs, jax.tree.leaves(acc), strict=True))
         for (box, combiner, value), part in zip(self.writes, result, strict=True):
             if value in places:
-                buffers.put(places[value], box, combiner, part)
+                buffers.put([places[value]], [box], combiner, [part])
         return acc
 
     def export(self) -> export.Exported:
@@ -272,7 +272,7 @@ class Accumulator:
         }
         self.kept: dict[Value, Any] = {}
         self._done: dict[int, set[int]] = {}
-        self._folds: dict[tuple[Value, Box], buffers.Fold] = {}
+        self._folds: dict[tuple[Target, ...], buffers.Fold] = {}
 
     def buffer(self, value: Value) -> Any:
         """The buffer of a value, made when it is first used."""
@@ -282,28 +282,39 @@ class Accumulator:
             if buffer is None:
                 buffer = buffers.new_buffer(value, combiner)
             elif combiner != "insert":
-                buffer[...] = combining.identity(combiner, data_aval(value.aval).dtype)
+                buffer[...] = start(combiner, data_aval(value.aval).dtype)
             self.kept[value] = buffer
         return self.kept[value]
 
     def put(self, writes: Iterable[Target], result: Sequence[Any]) -> None:
         """Puts the results of a task into their buffers; None is there already."""
-        for (box, combiner, value), part in zip(writes, result, strict=True):
-            buffer = self.buffer(value)
-            if part is None:
+        writes = list(writes)
+        for places in together((combiner, value) for _, combiner, value in writes):
+            targets_of = tuple(writes[k] for k in places)
+            parts = [result[k] for k in places]
+            (_, combiner, value), *_ = targets_of
+            for *_, each in targets_of:
+                self.buffer(each)
+            if parts[0] is None:
                 continue
             if combiner == "insert":
-                buffers.put(buffer, box, combiner, part)
+                self._put(targets_of, parts)
                 continue
-            if (value, box) not in self._folds:
+            if targets_of not in self._folds:
                 count = self.cut_program.parts[value]
-                self._folds[value, box] = buffers.Fold(combiner, count)
-            fold = self._folds[value, box]
-            results = fold.add(np.asarray(part))
+                self._folds[targets_of] = buffers.Fold(combiner, count)
+            fold = self._folds[targets_of]
+            results = fold.add(list(map(np.asarray, parts)))
             if results is not None:
-                buffers.put(buffer, box, combiner, results)
+                self._put(targets_of, results)
             if not fold.left:
-                del self._folds[value, box]
+                del self._folds[targets_of]
+
+    def _put(self, targets_of: Sequence[Target], parts: Sequence[Any]) -> None:
+        """Combines parts of one array, or of a tuple, with what is in their buffers."""
+        boxes = [box for box, *_ in targets_of]
+        arrays = [self.buffer(value) for *_, value in targets_of]
+        buffers.put(arrays, boxes, targets_of[0][1], parts)
 
     def mark(self, shard: Shard) -> None:
         """Notes that a shard has been reduced.
@@ -362,9 +373,9 @@ class Accumulator:
     def outputs(self, raw: bool = False) -> list[Any]:
         """As `result`, flat."""
         # Folds are unfinished if not all shards are done.
-        for (value, box), fold in self._folds.items():
-            if (part := fold.rest()) is not None:
-                buffers.put(self.buffer(value), box, self._combiners[value], part)
+        for targets_of, fold in self._folds.items():
+            if (parts := fold.rest()) is not None:
+                self._put(targets_of, parts)
         outputs: list[Any] = []
         for operand in self.cut_program.graph.outputs:
             if isinstance(operand, Scalar):

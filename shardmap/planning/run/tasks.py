@@ -6,22 +6,25 @@ the shards. The bytes are the same on every executor.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardmap.arrays.combining import identity
+from shardmap.planning.engine.monoids import Combiner, start, together
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.buffers import ARITY, Fold, fold
+from shardmap.planning.run.buffers import ARITY, Arrays, Fold, fold
 from shardmap.planning.run.cut_program import CutProgram, Spec, spec
 
-Target: TypeAlias = tuple[Box, str, Value]
+Target: TypeAlias = tuple[Box, Combiner, Value]
 """The box of a value that a result is for, and how it is combined there."""
 
-Need: TypeAlias = tuple["Task", int]
+Need: TypeAlias = tuple["Task", tuple[int, ...]]
 """A task, and which of its results another one needs."""
+
+Start: TypeAlias = tuple[Spec, np.ndarray]
+"""The shape and dtype of an array, and the number that it is filled with."""
 
 
 class Task(NamedTuple):
@@ -42,16 +45,22 @@ class Task(NamedTuple):
     needs: tuple[Need, ...] = ()
 
     @property
-    def combiner(self) -> str:
+    def combiner(self) -> Combiner:
         """How a fold combines."""
-        task, place = self.needs[0]
+        task, (place, *_) = self.needs[0]
         return task.writes[place][1]
 
     @property
-    def start(self) -> Spec | None:
-        """The array of identities that the last fold of a box begins with."""
-        box, combiner, value = self.writes[0]
-        return spec(value, box) if combiner == "insert" else None
+    def starts(self) -> list[Start] | None:
+        """The arrays of identities that the last fold of a box begins with."""
+        if self.writes[0][1] != "insert":
+            return None
+        task, places = self.needs[0]
+        combiners = [task.writes[place][1] for place in places]
+        return [
+            (each, start(combiner, each[1]))
+            for combiner, each in zip(combiners, self.results, strict=True)
+        ]
 
     @property
     def results(self) -> list[Spec]:
@@ -59,11 +68,12 @@ class Task(NamedTuple):
         return [spec(value, box) for box, _, value in self.writes]
 
 
-def run_fold(combiner: str, start: Spec | None, parts: Iterable[Any]) -> np.ndarray:
-    """Combines arrays from the first to the last, beginning with ``start``."""
-    if start is not None:
-        shape, dtype = start
-        first = np.full(shape, identity(combiner, dtype), dtype)
+def run_fold(
+    combiner: Combiner, starts: Sequence[Start] | None, parts: Iterable[Arrays]
+) -> list[np.ndarray]:
+    """Combines results from the first to the last, beginning with ``starts``."""
+    if starts is not None:
+        first = [np.full(shape, fill, dtype) for (shape, dtype), fill in starts]
         parts = itertools.chain([first], parts)
     return fold(combiner, parts)
 
@@ -81,16 +91,22 @@ def shard_tasks(stage: Stage, numbers: Iterable[int]) -> Iterator[Task]:
 
 def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
     """The shards of a stage and the folds of their results, each after its needs."""
-    trees: dict[tuple[Value, Box], _Tree] = {}
+    trees: dict[tuple[Target, ...], _Tree] = {}
     for task in shard_tasks(stage, range(stage.num_shards)):
         yield task
-        for place, (box, combiner, value) in enumerate(task.writes):
-            if combiner != "insert":
-                if (value, box) not in trees:
-                    name = f"{value.number}-{len(trees)}"
-                    count = cut_program.parts[value]
-                    trees[value, box] = _Tree(name, task.writes[place], count)
-                yield from trees[value, box].add((task, place))
+        for places in folded(task):
+            writes = tuple(task.writes[place] for place in places)
+            if writes not in trees:
+                _, _, value = writes[0]
+                name = f"{value.number}-{len(trees)}"
+                trees[writes] = _Tree(name, writes, cut_program.parts[value])
+            yield from trees[writes].add((task, places))
+
+
+def folded(task: Task) -> list[tuple[int, ...]]:
+    """The places of a task's partial results, those of a tuple in one group."""
+    groups = together((combiner, value) for _, combiner, value in task.writes)
+    return [places for places in groups if task.writes[places[0]][1] != "insert"]
 
 
 def targets(stage: Stage, boxes: Iterable[Box | None]) -> Iterator[Target]:
@@ -101,14 +117,14 @@ def targets(stage: Stage, boxes: Iterable[Box | None]) -> Iterator[Target]:
 
 
 class _Tree:
-    """The folds of one box, in which ``count`` partial results come together."""
+    """The folds of one target, in which ``count`` partial results come together."""
 
-    def __init__(self, name: str, write: Target, count: int) -> None:
-        self._name, self._write = name, write
+    def __init__(self, name: str, writes: tuple[Target, ...], count: int) -> None:
+        self._name, self._writes = name, writes
         self._tasks: list[Task] = []
         self._tops: list[Need] = []
         self._numbers = itertools.count()
-        self._fold = Fold(write[1], count, combine=self._combine, at_once=ARITY)
+        self._fold = Fold(writes[0][1], count, combine=self._combine, at_once=ARITY)
 
     def add(self, part: Need) -> list[Task]:
         """The folds that can run after one more partial result."""
@@ -121,12 +137,13 @@ class _Tree:
         return self._tasks
 
     def _combine(
-        self, combiner: str, needs: Sequence[Need], may_write: bool = False
+        self, combiner: Combiner, needs: Sequence[Need], may_write: bool = False
     ) -> Need:
-        box, _, value = self._write
+        writes = self._writes
+        if combiner == "insert":
+            writes = tuple((box, combiner, value) for box, _, value in writes)
         last, _ = needs[-1]
         name = f"{self._name}-{next(self._numbers)}.fold"
-        writes = ((box, combiner, value),)
         task = Task(name, last.stage, last.number, writes, tuple(needs))
         self._tasks.append(task)
-        return task, 0
+        return task, tuple(range(len(writes)))

@@ -52,9 +52,9 @@ def test_partial_results_are_put_together_as_a_tree(count, shape):
     before = [part.copy() for part in parts]
     buffer, fold = np.zeros(shape, np.float32), Fold("add", count)
     for part in parts:
-        made = fold.add(part)
+        made = fold.add([part])
         if made is not None:
-            put(buffer, tuple((0, n) for n in shape), "add", made)
+            put([buffer], [tuple((0, n) for n in shape)], "add", made)
     assert buffer.tobytes() == tree(parts).tobytes()
     assert all((a == b).all() for a, b in zip(parts, before, strict=True))
 
@@ -62,12 +62,12 @@ def test_partial_results_are_put_together_as_a_tree(count, shape):
 def test_what_is_put_together_so_far_is_not_lost():
     buffer, fold = np.zeros((), np.int32), Fold("add", 300)
     for number in range(300):
-        made = [fold.add(np.asarray(number, np.int32))]
+        made = [fold.add([np.asarray(number, np.int32)])]
         if number % 50 == 20:
             made.append(fold.rest())
         for node in made:
             if node is not None:
-                put(buffer, (), "add", node)
+                put([buffer], [()], "add", node)
         if number % 50 == 20:
             assert buffer == sum(range(number + 1))
     assert buffer == sum(range(300))
@@ -88,7 +88,7 @@ def test_a_number_is_put_where_there_is_no_axis():
             self.content = part
 
     for buffer in (np.full((), 3, np.float32), Number()):
-        put(buffer, (), "add", np.float32(4))
+        put([buffer], [()], "add", [np.float32(4)])
         assert buffer[()] == 7
 
 
@@ -115,7 +115,7 @@ def test_types_that_jax_would_see(array, dtype, held):
 def test_infinite_parts_combine_without_a_word(combiner):
     buffer = np.array([np.inf, 3e38, 0], np.float32)
     part = np.array([-np.inf, 3e38, np.inf], np.float32)
-    put(buffer, ((0, 3),), combiner, part)
+    put([buffer], [((0, 3),)], combiner, [part])
     assert not np.isfinite(buffer).any()
 
 

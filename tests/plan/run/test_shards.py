@@ -72,7 +72,7 @@ def test_arrays_that_do_not_fit_take_no_results():
 def test_what_no_later_stage_needs_is_let_go():
     def fun(x):
         y = x - x.mean(0, keepdims=True)
-        z = y / jnp.sqrt((y * y).mean(0, keepdims=True))
+        z = y / jnp.abs(y).mean(0, keepdims=True)
         return jnp.tanh(z.sum(0))
 
     shard_plan = plan(fun, X, in_slices=({0: 2},))

@@ -15,11 +15,11 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.types import AnyJaxpr, Aval
-from shardmap.arrays.combining import identity
 from shardmap.planning.engine.analysis import Analysis, Pending, ReducedLoop
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.keys import is_key
 from shardmap.planning.engine.loop_classes import AxisKey, UnionFind
+from shardmap.planning.engine.monoids import Combiner, start
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, flatten
 from shardmap.planning.engine.propagate import propagate
 from shardmap.planning.engine.recipe import (
@@ -85,7 +85,7 @@ class InnerBody:
         for each in analysis.reductions:
             self._sums.setdefault(self.classes.find(each.key), []).append(each)
         # The loops that each result is a partial sum over, and how its parts combine.
-        self._made_parts: dict[Value, dict[AxisKey, str]] = {
+        self._made_parts: dict[Value, dict[AxisKey, Combiner]] = {
             out: {
                 self.classes.find(analysis.reductions[k].key): pending.combiner
                 for k in pending.reductions
@@ -220,11 +220,11 @@ class InnerBody:
     def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Pending]:
         """The carried inputs that are partial sums: a sum reaches them in some step."""
         inputs, outputs = self.graph.inputs, self.graph.outputs
-        sums: dict[Operand, dict[AxisKey, str]] = {}
+        sums: dict[Operand, dict[AxisKey, Combiner]] = {}
         count = -1
         while count < (count := sum(map(len, sums.values()))):
             for node in self.graph.nodes:
-                reached: dict[AxisKey, str] = {}
+                reached: dict[AxisKey, Combiner] = {}
                 for v in node.ins:
                     reached |= sums.get(v, {})
                 for out in node.outs:
@@ -359,7 +359,7 @@ def only_first(value: Any, part: Pending | None, first: Mapping[Any, jax.Array])
     mine = [here for name, here in first.items() if part and name in part.reductions]
     if value is None or part is None or not mine:
         return value
-    nothing = identity(part.combiner, value.dtype)
+    nothing = start(part.combiner, value.dtype)
     return jnp.where(jnp.all(jnp.stack(mine)), value, nothing)
 
 
@@ -532,7 +532,7 @@ class Inner(Rule):
         lost += [Lost(c.origins, MIXED) for name, c in met.items() if name not in kept]
         met = {name: met[name] for name in kept}
         outs = [[met.get(name, UNCUT) for name in axes] for axes in self.outs]
-        parts: dict[Any, dict[int, str]] = {}
+        parts: dict[Any, dict[int, Combiner]] = {}
         for row_of_parts in self.parts(met) or []:
             for number, part in enumerate(row_of_parts):
                 if part is not None:
@@ -541,7 +541,7 @@ class Inner(Rule):
         contracted = [
             Contraction(
                 name,
-                min(parts[name].values()),
+                next(iter(parts[name].values())),
                 self.node.in_shapes[at[name][0]][at[name][1]],
                 *at[name],
                 met[name],

@@ -54,7 +54,7 @@ def fingerprint(cut_program: CutProgram) -> str:
     digest = Digest()
     for stage in cut_program.stages:
         digest.add([loop.pieces for loop in stage.loops])
-        digest.add([(r.value.number, r.axes, r.combiner) for r in stage.results])
+        digest.add([(r.value.number, r.axes, str(r.combiner)) for r in stage.results])
     digest.add((cut_program.x64, cut_program.partitionable))
     digest.add([str(value.aval) for value in graph.inputs])
     digest.add([v.value if isinstance(v, Scalar) else v.number for v in graph.outputs])
