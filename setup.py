@@ -18,7 +18,9 @@ EXTRAS = {
     "test": [
         "cloudpickle",
         "dask[array]",
+        "diffrax",
         "distributed",
+        "equinox",
         "flatbuffers",
         "fsspec",
         "h5py",

@@ -29,9 +29,15 @@ _INSTALLED = tuple(
 )
 
 
-def source_of(equation: Equation) -> str | None:
-    """The innermost line of the user's program, as ``file:line (function)``."""
-    return user_line(frames_of(equation, _is_of_a_library))
+def source_of(equation: Equation, around: str = "") -> str | None:
+    """The innermost line of the user's program, as ``file:line (function)``.
+
+    Args:
+      equation: the equation.
+      around: the line of the call that it is inside of, which is better than one of an
+        installed package.
+    """
+    return user_line(frames_of(equation, _is_of_a_library), around)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -39,11 +45,12 @@ def _is_of_a_library(file_name: str) -> bool:
     return not file_name or file_name.startswith((*_LIBRARIES, "<frozen"))
 
 
-def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
+def user_line(stack: Iterable[tuple[str, int, str]], around: str = "") -> str | None:
     """The innermost line of the user's code, or else of an installed package.
 
     Args:
       stack: file, line and function of each frame, innermost first.
+      around: what to return in place of a line of an installed package.
     """
     installed = None
     for file_name, number, function in stack:
@@ -52,7 +59,7 @@ def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
         if not file_name.startswith(_INSTALLED):
             return _line(file_name, number, function)
         installed = installed or (file_name, number, function)
-    return None if installed is None else _line(*installed)
+    return around or (None if installed is None else _line(*installed))
 
 
 def definition_of(fun: Callable[..., Any]) -> str | None:

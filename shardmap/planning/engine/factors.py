@@ -11,7 +11,14 @@ size 1 that is broadcast, ``~`` one that follows its factor through a `Window`.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -374,7 +381,7 @@ class RuleTable:
 
     otherwise: RuleMaker
     calls: Calls
-    makers: dict[Primitive, RuleMaker] = field(default_factory=dict)
+    makers: MutableMapping[Primitive, RuleMaker] = field(default_factory=dict)
 
     def rule(self, node: Node) -> Rule:
         """The rule of an equation."""

@@ -224,7 +224,7 @@ class Graph:
         for equation in inner.eqns:
             operands = list(map(read, equation.invars))
             if not fixed:
-                self.source = source_of(equation) or outer
+                self.source = source_of(equation, outer) or outer
                 self.source_info = equation.source_info
             outs: Sequence[Operand] | None
             primitive, params = equation.primitive, equation.params
@@ -350,17 +350,20 @@ class Calls(NamedTuple):
       jaxprs: call primitive -> the name of the parameter that holds its jaxpr.
       rewrites: primitive, or a class of primitives -> a function that adds nodes that
         replace its node.
+      otherwise: the same for all other primitives.
       harmless: the effects that a node may have; others are refused.
     """
 
     jaxprs: Mapping[Primitive, str]
     rewrites: Mapping[Any, Rewrite]
+    otherwise: Rewrite
     harmless: tuple[type, ...] = ()
 
 
-def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Graph:
-    """The graph of a jaxpr, closed or not."""
+def flatten(jaxpr: AnyJaxpr, calls: Calls, source: str = "") -> Graph:
+    """The graph of a jaxpr, closed or not, which stands in this line."""
     graph = Graph(calls)
+    graph.source = source
     inner = as_open_jaxpr(jaxpr)
     graph.inputs = [graph.value(aval) for aval in avals(inner.invars)]
     graph.outputs = graph.inline(jaxpr, graph.inputs, fixed=False)
@@ -388,7 +391,7 @@ def _decomposed(
     for key in node.primitive, type(node.primitive):
         if key in calls.rewrites:
             return calls.rewrites[key](graph, node)
-    return None
+    return calls.otherwise(graph, node)
 
 
 def avals(variables: Iterable[Var]) -> list[Aval]:

@@ -15,6 +15,7 @@ from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, 
 from shardmap.planning.engine.propagate import propagate
 from shardmap.planning.engine.rules import UNCUT
 from shardmap.planning.lax.compared import must_store
+from shardmap.planning.lax.control.rows import by_rows
 from shardmap.planning.lax.follow import Cuts, Rules, follow
 from shardmap.planning.lax.indexed.known import fold, known_again
 from shardmap.planning.lax.staged import barrier
@@ -51,10 +52,11 @@ def cut_inside(graph: Graph, cuts: Cuts) -> None:
     barrier.begin(graph, cuts.inside)
 
 
-ONCE: Sequence[Callable[[Graph], None]] = (share_equal, fold)
+ONCE: Sequence[Callable[[Graph], None]] = (share_equal, fold, by_rows)
 """The passes that see no cuts, in order: they run once for a function.
 
-`fold` evaluates what indices are made of, after equal equations have become one."""
+`fold` evaluates what indices are made of, after equal equations have become one.
+`by_rows` looks at which results of a loop are used."""
 
 PASSES: Sequence[Callable[[Graph, Cuts], None]] = (
     cut_outputs,

@@ -1,7 +1,11 @@
 """The table of all rules, and of the calls whose bodies are inlined."""
 
+import collections
+import types
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.effects import AXIS_EFFECT
@@ -11,6 +15,8 @@ from shardmap._jax.primitives import (
     expansion,
     linear_solve,
 )
+from shardmap._jax.walk import equations
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import (
     Calls,
@@ -32,7 +38,7 @@ from shardmap.planning.lax import (
     special,
     window,
 )
-from shardmap.planning.lax.control import branches, loops
+from shardmap.planning.lax.control import branches, loops, rows
 from shardmap.planning.lax.indexed import dynamic, gather, scatter
 from shardmap.planning.lax.primitives import CUSTOM_VMAP
 from shardmap.planning.lax.staged import (
@@ -64,6 +70,38 @@ def chosen(graph: Graph, node: Node) -> list[Operand] | None:
     return None if branch is None else graph.inline(branch, node.ins[1:])
 
 
+def implemented(graph: Graph, node: Node) -> Sequence[Operand] | None:
+    """Writes a primitive of another library, without a rule, as it implements it.
+
+    Many, such as ``unvmap_any`` of equinox, are a function of JAX that differs under
+    transformations only.
+    """
+    function = node.primitive.impl
+    if node.primitive in TABLE.makers or node.primitive in COLLECTIVES:
+        return None
+    if not isinstance(function, types.FunctionType):
+        return None  # JAX's own way to run a primitive.
+    if function.__module__.partition(".")[0] in ("jax", "jaxlib", "shardmap"):
+        return None
+
+    def call(*operands: jax.Array) -> Any:
+        return function(*operands, **node.params)
+
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in node.ins]
+    try:
+        jaxpr = jax.make_jaxpr(call)(*shapes)
+    except Exception:  # It is not JAX code: the primitive is taken whole.
+        return None
+    if any(e.primitive is node.primitive for e in equations(jaxpr)):
+        return None
+    return graph.inline(jaxpr, node.ins)
+
+
+def of_rows(graph: Graph, node: Node) -> Sequence[Operand] | None:
+    """Does the same inside of a loop of rows."""
+    return rows.unvmapped(graph, node) or implemented(graph, node)
+
+
 DECOMPOSITIONS: dict[Any, Rewrite] = {
     p.cond_p: chosen,
     p.linear_solve_p: solved,
@@ -91,6 +129,7 @@ CALLS = Calls(
         **maps.REWRITES,
         **DECOMPOSITIONS,
     },
+    implemented,
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
 )
@@ -107,6 +146,22 @@ STAGES: dict[Any, Stages] = {
 
 TABLE = RuleTable(special.collective, CALLS)
 
+OF_ROWS = RuleTable(special.collective, CALLS._replace(otherwise=of_rows))
+"""The table inside of a loop of rows, see `rows`."""
+
+
+def control(table: RuleTable) -> dict[Any, RuleMaker]:
+    """The rules of what holds jaxprs, whose equations have the rules of a table."""
+    return {
+        p.cond_p: lambda node: branches.Cond(node, table),
+        p.scan_p: lambda node: loops.Scan(node, table),
+        split_scan.PIECE: lambda node: split_scan.Piece(node, table),
+        split_scan.JOINED: split_scan.Joined,
+        p.while_p: lambda node: loops.While(node, table),
+        rows.ROWS: lambda node: loops.While(node, OF_ROWS),
+    }
+
+
 KINDS: dict[str, dict[Any, RuleMaker]] = {
     "elementwise": pointwise.RULES,
     "shape": shape.RULES | barrier.RULES,
@@ -118,16 +173,16 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "batched": batched.RULES | blocks.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
-    "loops and branches": {
-        p.cond_p: lambda node: branches.Cond(node, TABLE),
-        p.scan_p: lambda node: loops.Scan(node, TABLE),
-        split_scan.PIECE: lambda node: split_scan.Piece(node, TABLE),
-        split_scan.JOINED: split_scan.Joined,
-        p.while_p: lambda node: loops.While(node, TABLE),
-    },
+    "loops and branches": control(TABLE),
 }
 
-TABLE.makers |= {q: rule for rules in KINDS.values() for q, rule in rules.items()}
+for rules in KINDS.values():
+    TABLE.makers.update(rules)
+of_rows_only: dict[Any, RuleMaker] = {
+    **control(OF_ROWS),
+    **dict.fromkeys(rows.UNVMAPPED, rows.OfRows),
+}
+OF_ROWS.makers = collections.ChainMap(of_rows_only, TABLE.makers)
 
 BUILT_IN = frozenset(TABLE.makers)
 """The primitives that are known here; `register_rule` adds others."""

@@ -5,7 +5,7 @@ step enters the next one, and it grows until nothing more is needed. An axis tha
 body maps index by index onto itself stays cut. Any other becomes whole.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,7 +43,8 @@ from shardmap.planning.engine.rules import (
     linked,
     meet,
 )
-from shardmap.planning.engine.slices import Box, Interval, hull_of, shape_of
+from shardmap.planning.engine.slices import Box, Interval, hull_of, join, shape_of
+from shardmap.planning.lax.control.rows import UNVMAPPED, by_rows
 from shardmap.planning.lax.indexed.known import fold
 
 Boxes: TypeAlias = Sequence[Box | None]
@@ -54,10 +55,12 @@ class InnerBody:
     """A jaxpr inside of an equation, analysed as the function around it is.
 
     Args:
+      node: the equation.
       jaxpr: the jaxpr.
       table: the rules of its equations.
       carried: (output, input) of a loop: the output becomes the input of the next step.
       looked: the inputs that the condition of a loop needs complete.
+      outputs: what of its graph is analysed in place of its outputs.
 
     Attributes:
       classes: which axes are the same loop.
@@ -66,13 +69,19 @@ class InnerBody:
 
     def __init__(
         self,
+        node: Node,
         jaxpr: AnyJaxpr,
         table: RuleTable,
         carried: Sequence[tuple[int, int]] = (),
         looked: Iterable[int] = (),
+        outputs: Callable[[Graph], list[Operand]] | None = None,
     ) -> None:
-        self.graph: Graph = flatten(jaxpr, table.calls)
+        self.graph: Graph = flatten(jaxpr, table.calls, node.source)
         fold(self.graph)
+        by_rows(self.graph)
+        if outputs is not None:
+            self.graph.outputs = outputs(self.graph)
+            self.graph.drop_unused()
         self.rules = {n.number: table.rule(n) for n in self.graph.nodes}
         self.nodes = {n.number: n for n in self.graph.nodes}
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
@@ -84,6 +93,11 @@ class InnerBody:
         self._sums: dict[AxisKey, list[ReducedLoop]] = {}
         for each in analysis.reductions:
             self._sums.setdefault(self.classes.find(each.key), []).append(each)
+        self._of_rows = {
+            loop
+            for loop, each in self._sums.items()
+            if any(self.nodes[k.node].primitive in UNVMAPPED for k in each)
+        }
         # The loops that each result is a partial sum over, and how its parts combine.
         self._made_parts: dict[Value, dict[AxisKey, Combiner]] = {
             out: {
@@ -159,8 +173,18 @@ class InnerBody:
         return {
             loop: self.nodes[reductions[0].node]
             for loop, reductions in self._sums.items()
-            if len(sizes[loop]) > 1 or self.parts([loop]) is None
+            if len(sizes[loop]) > 1
+            or self.parts([loop]) is None
+            or (loop in self._of_rows and not self._only_of_rows(loop))
         }
+
+    def is_of_rows(self, loop: AxisKey) -> bool:
+        return loop in self._of_rows
+
+    def _only_of_rows(self, loop: AxisKey) -> bool:
+        """Whether what is known of all rows of a loop is all that is summed over it."""
+        nodes = (self.nodes[each.node] for each in self._sums[loop])
+        return all(node.primitive in UNVMAPPED for node in nodes)
 
     def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
         """The part of each contracted factor that runs, for parts of loops."""
@@ -366,7 +390,10 @@ def only_first(value: Any, part: Pending | None, first: Mapping[Any, jax.Array])
 ALONG = Reason(
     "each step of the loop needs the one before it", "cut an axis inside of a step"
 )
-ELSEWHERE = "cut an axis that the body treats index by index"
+ELSEWHERE = (
+    "cut an axis that the body treats index by index, or map over the elements with "
+    "spmap(batch_size=)"
+)
 MIXED = Reason("the body of the loop or branch mixes this axis", ELSEWHERE)
 Names: TypeAlias = list[list[Hashable | None]]
 """The loop of each axis of each operand or result, None where it is needed whole."""
@@ -490,11 +517,29 @@ class Inner(Rule):
         }
         return {name: part for name, part in loops.items() if part != (0, sizes[name])}
 
-    def intervals(self, body: int, loops: Mapping[Factor, Interval]) -> Intervals:
-        """The parts of a body's contracted factors that run, for parts of the loops."""
-        inner = self._inner(body, loops)
-        named = {root: loops[name] for root, name in inner.items()}
-        return self._inside[body][0].intervals(named)
+    def intervals(
+        self, body: int, loops: Mapping[Factor, Interval], boxes: Boxes = ()
+    ) -> Intervals:
+        """The parts of a body's contracted factors that run.
+
+        Args:
+          body: its number.
+          loops: the parts of the loops that are summed over.
+          boxes: what is wanted of the results, whose rows are those of the shard.
+        """
+        spans: dict[Any, Interval] = {}
+        for axes, box in zip(self.outs, boxes, strict=False):
+            for name, span in zip(axes, box or (), strict=False):
+                spans[name] = join(spans[name], span) if name in spans else span
+        graph = self._inside[body][0]
+        inner = self._inner(body, {*spans, *loops} - {None})
+        return graph.intervals(
+            {
+                root: loops[name] if name in loops else spans[name]
+                for root, name in inner.items()
+                if name in loops or graph.is_of_rows(root)
+            }
+        )
 
     def firsts(
         self, limited: Sequence[Factor], starts: Sequence[jax.Array]

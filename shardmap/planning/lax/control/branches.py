@@ -37,7 +37,9 @@ class Cond(Inner):
 
     def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node)
-        self.bodies = [InnerBody(jaxpr, table) for jaxpr in node.params["branches"]]
+        self.bodies = [
+            InnerBody(node, jaxpr, table) for jaxpr in node.params["branches"]
+        ]
         for body in self.bodies:
             self.name_loops(
                 body,
@@ -48,7 +50,7 @@ class Cond(Inner):
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         limited = self.limited(loops)
         recipes = [
-            body.trace(boxes, self.intervals(k, limited))
+            body.trace(boxes, self.intervals(k, limited, boxes))
             for k, body in enumerate(self.bodies)
         ]
         each = [b.needs(r) for b, r in zip(self.bodies, recipes, strict=True)]

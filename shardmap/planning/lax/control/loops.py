@@ -1,12 +1,16 @@
 """Rules of ``scan`` and ``while``: which axes of a loop can be cut, and its shards."""
 
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from shardmap._jax.primitives import scan_counts
+from shardmap.planning.engine.analysis import Pending
 from shardmap.planning.engine.factors import Crops, RuleTable, crop, crops
 from shardmap.planning.engine.nodes import Node, Value
 from shardmap.planning.engine.rules import Factor, Need
@@ -22,6 +26,7 @@ from shardmap.planning.lax.control.body import (
     hulls,
     only_first,
 )
+from shardmap.planning.lax.control.rows import ROWS, conditions
 from shardmap.planning.lax.control.unroll import (
     MOST_EQUATIONS,
     MOST_IN_STAGES,
@@ -52,6 +57,11 @@ class Looped(NamedTuple):
     limited: tuple[Factor, ...]
     length: int = 0
     test: BodyShard | None = None
+
+
+def _sums_nothing(parts: Sequence[Pending | None] | None) -> bool:
+    """Whether a loop can be cut, and no output is a partial sum then."""
+    return parts is not None and not any(parts)
 
 
 class LoopRule(Inner):
@@ -96,7 +106,7 @@ class Scan(LoopRule):
                 f"are one function, and this one has {size:,}"
             )
         carried = [(k, self.consts + k) for k in range(self.carries)]
-        self.body = InnerBody(params["jaxpr"], table, carried)
+        self.body = InnerBody(node, params["jaxpr"], table, carried)
         first = self.consts + self.carries
         self.name_loops(
             self.body,
@@ -119,8 +129,8 @@ class Scan(LoopRule):
             [along] = span
         inner: list[Box | None] = [None if box is None else box[1:] for box in rows]
         limited = self.limited(loops)
-        intervals = self.intervals(0, limited)
         while True:
+            intervals = self.intervals(0, limited, [*carry, *_along(along, inner)])
             recipe = self.body.trace([*carry, *inner], intervals)
             needs = self.body.needs(recipe)
             grown = hulls(carry, needs[self.consts : first])
@@ -168,7 +178,8 @@ class While(LoopRule):
     """``while``: carried values, and a condition that may look at all of them.
 
     The condition of a vectorized loop has leading axes, which the carried values share.
-    An element whose condition is false stays as it is.
+    An element whose condition is false stays as it is. So do the rows of a loop `ROWS`,
+    whose condition is made of one truth value for each, and of some for all.
     """
 
     remedy = (
@@ -179,31 +190,75 @@ class While(LoopRule):
     def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node)
         params = node.params
-        self.test = InnerBody(params["cond_jaxpr"], table)
+        is_rows = node.primitive is ROWS
+        split = conditions if is_rows else None
+        self.test = InnerBody(node, params["cond_jaxpr"], table, outputs=split)
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
         self.front = self.tests + self.consts
-        shape = self.test.graph.outputs[0].shape
-        self.rank = len(shape)
+        self.shapes = [result.shape for result in self.test.graph.outputs]
+        self.rank = 0 if is_rows else len(self.shapes[0])
         carries = len(node.outs)
         consts = {k: (self.tests + k, None) for k in range(self.consts)}
         entering = {self.consts + k: (self.front + k, None) for k in range(carries)}
-        self.looked = self.test.needs(self.test.trace([whole(shape)]))
+        self.looked = self.test.needs(self.test.trace(list(map(whole, self.shapes))))
         carried = [(k, self.consts + k) for k in range(carries)]
         looked = [b for k, b in carried if self.looked[self.tests + k] is not None]
         body = params["body_jaxpr"]
-        self.body = InnerBody(body, table, carried, looked)
+        self.body = InnerBody(node, body, table, carried, looked)
         outs = {k: (k, None) for k in range(carries)}
         self.name_loops(self.body, consts | entering, outs)
-        self._name_condition()
+        shared, gone = self._rows() if is_rows else self._leading()
+        self._name_condition(shared, gone)
+        self.along = [
+            [
+                name[1] if isinstance(name, tuple) and name[0] == "mapped" else None
+                for name in axes
+            ]
+            if is_rows
+            else [axis if axis < self.rank else None for axis in range(len(axes))]
+            for axes in self.outs
+        ]
 
-    def _name_condition(self) -> None:
+    def _leading(self) -> tuple[dict[Any, int], set[Any]]:
+        """The names of the leading axes, and of those that the condition mixes."""
         shared = {
             name: k for out in self.outs for k, name in enumerate(out[: self.rank])
         }
-        gone = set()
-        for k, out in enumerate(self.outs):
-            if self.looked[self.tests + k] is not None:
-                gone |= {*out[self.rank :]} - {None}
+        looked = (
+            out
+            for k, out in enumerate(self.outs)
+            if self.looked[self.tests + k] is not None
+        )
+        return shared, {name for out in looked for name in out[self.rank :]}
+
+    def _rows(self) -> tuple[dict[Any, int], set[Any]]:
+        """The names of the axes of rows, and of those that the condition mixes."""
+        test, rows = self.test, self.test.graph.outputs[0]
+        assert isinstance(rows, Value)
+        roots: dict[Any, int] = {}
+        for k in range(len(rows.shape)):
+            root = test.classes.find((rows.number, k))
+            if root not in test.broken and _sums_nothing(test.parts([root])):
+                roots[root] = k
+        pairs = {
+            (name, roots.get(test.classes.find((value.number, axis))))
+            for number, out in enumerate(self.outs)
+            if self.looked[self.tests + number] is not None
+            for value in [test.graph.inputs[self.tests + number]]
+            for axis, name in enumerate(out)
+        }
+        names, places = (Counter(column) for column in zip(*pairs, strict=True))
+        shared = {
+            name: k
+            for name, k in pairs
+            if name is not None and k is not None
+            if names[name] == places[k] == 1
+            if _sums_nothing(next(iter(self.parts([name]) or []), None))
+            if all(name in self.outs[used] for used in self.node.params["used"])
+        }
+        return shared, {*names} - shared.keys()
+
+    def _name_condition(self, shared: dict[Any, int], gone: set[Any]) -> None:
         for axes in (*self.ins, *self.outs):
             axes[:] = [
                 None
@@ -218,29 +273,50 @@ class While(LoopRule):
     def _name_what_it_takes(self, known: set[Any]) -> None:
         """Names the axes of the condition's constants, by those of its result."""
         unions, mixed = self.test.classes, self.test.broken
-        inputs, [result] = self.test.graph.inputs, self.test.graph.outputs
+        inputs, result = self.test.graph.inputs, self.test.graph.outputs[0]
         if not isinstance(result, Value):
             return
-        roots = {unions.find((result.number, k)): k for k in range(self.rank)}
+        roots = {unions.find((result.number, k)): k for k in range(len(result.shape))}
         for k, value in enumerate(inputs[: self.tests]):
             for axis in range(len(value.shape)):
                 root = unions.find((value.number, axis))
                 if root not in mixed and ("mapped", roots.get(root)) in known:
                     self.ins[k][axis] = "mapped", roots[root]
 
+    def _rows_of(self, carry: Boxes) -> list[Box]:
+        """The boxes of the results of the condition, for boxes of carried values."""
+        spans: dict[int, list[Interval]] = {}
+        for along, box in zip(self.along, carry, strict=True):
+            for k, span in zip(along, box or [], strict=False):
+                if k is not None:
+                    spans.setdefault(k, []).append(span)
+        first, *others = map(whole, self.shapes)
+        rows = [
+            (min(a for a, _ in spans[k]), max(b for _, b in spans[k]))
+            if k in spans
+            else span
+            for k, span in enumerate(first)
+        ]
+        return [tuple(rows), *others]
+
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry = list(boxes)
         limited = self.limited(loops)
-        intervals = self.intervals(0, limited)
         while True:
             before = list(carry)
-            lead = hull_of(box[: self.rank] for box in carry if box is not None)
-            assert lead is not None
-            test = self.test.trace([lead])
+            rows = self._rows_of(carry)
+            test = self.test.trace(rows)
             looked = self.test.needs(test)
             carry = hulls(carry, looked[self.tests :])
-            carry = [box and (*lead, *box[self.rank :]) for box in carry]
-            recipe = self.body.trace(carry, intervals)
+            carry = [
+                box
+                and tuple(
+                    span if k is None else rows[0][k]
+                    for k, span in zip(along, box, strict=True)
+                )
+                for along, box in zip(self.along, carry, strict=True)
+            ]
+            recipe = self.body.trace(carry, self.intervals(0, limited, carry))
             needs = self.body.needs(recipe)
             carry = hulls(carry, needs[self.consts :])
             if carry == before:
@@ -251,7 +327,7 @@ class While(LoopRule):
             self.body.shard(recipe, carry, [*needs[: self.consts], *carry]),
             crops=shapes,
             limited=tuple(limited),
-            test=self.test.shard(test, [lead], [*looked[: self.tests], *carry]),
+            test=self.test.shard(test, rows, [*looked[: self.tests], *carry]),
         )
         firsts = [start for start, _ in limited.values()]
         starts = (*test.starts, *recipe.starts, *begins, *firsts)
@@ -266,8 +342,10 @@ class While(LoopRule):
         starts_of_body = starts[test.starts :]
 
         def goes_on(carried: Arrays) -> jax.Array:
-            [result] = self.test.run(test, [*tested, *carried], starts)
-            return result
+            results = self.test.run(test, [*tested, *carried], starts)
+            if self.rank:
+                return results[0]
+            return functools.reduce(jnp.logical_and, [x.any() for x in results])
 
         def body(carried: Arrays) -> Arrays:
             new = self.carried(self.body.run(step, [*consts, *carried], starts_of_body))
@@ -283,7 +361,7 @@ class While(LoopRule):
             return result
 
         final = lax.while_loop(
-            lambda carried: goes_on(carried).any() if self.rank else goes_on(carried),
+            lambda carried: goes_on(carried).any(),
             body,
             self.entering(values[self.front :], static, starts),
         )
