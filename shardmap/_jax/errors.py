@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Collection, Hashable, Iterator
+from traceback import walk_tb
 
 import jax
 import numpy as np
@@ -20,8 +21,8 @@ def explained_axis_names(
 ) -> Iterator[None]:
     """Context in which JAX's error for an unbound axis name lists the bound ones.
 
-    JAX's own text advises `jax.shard_map`. Its error for a `jax.lax.pcast`, whose
-    result has a type that only a mesh allows, names the class of that type.
+    JAX's own text advises `jax.shard_map`. Its error for a `jax.lax.pcast` and the
+    like, whose result has a type that only a mesh allows, names the class of that type.
 
     Args:
       *bound: the names that are bound here.
@@ -51,10 +52,13 @@ def explained_axis_names(
         a_type = jax.core.ShapedArray((), np.dtype(bool)).manual_axis_type
         if type(a_type).__name__ not in str(error):
             raise
+        called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+        what, remedy = "jax.lax.pcast and jax.lax.pvary are", "the cast out"
+        if "all_gather" in called:  # Of JAX 0.10; 0.12 needs no type there.
+            what, remedy = "to= of jax.lax.all_gather is", "to= out"
         raise ValueError(
-            "jax.lax.pcast and jax.lax.pvary are for jax.shard_map: in a map no value "
-            "is typed by the axes that it differs along. Leave the cast out; what it "
-            "gives is its argument."
+            f"{what} for jax.shard_map: in a map no value is typed by the axes that it "
+            f"differs along. Leave {remedy}; the value is the same."
         ) from error
 
 

@@ -69,6 +69,7 @@ def _custom_partitioning() -> Primitive:
 
 SHARD_MAP = _shard_map()
 CUSTOM_PARTITIONING = _custom_partitioning()
+COMPOSITE = primitive_of("composite", lax.composite(lax.sin, "sine"), 0.0)
 PURE_CALLBACK = primitive_of(
     "pure_callback",
     lambda: jax.pure_callback(lambda: 0.0, jax.ShapeDtypeStruct((), "float32")),

@@ -18,6 +18,7 @@ from jax.interpreters import mlir
 from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import (
+    COMPOSITE,
     CUSTOM_PARTITIONING,
     PURE_CALLBACK,
     SHARD_MAP,
@@ -201,8 +202,8 @@ mlir.register_lowering(grouped_p, mlir.lower_fun(p.all_to_all_p.bind, False))
 def with_batching_rule(equation: Equation) -> Any:
     """An equation that `jax.vmap` knows.
 
-    JAX has no rule for `custom_partitioning`, which is for the function as it was
-    written, for an all_to_all with groups, nor for a callback that does not say how it
+    JAX has no rule for `custom_partitioning` and `jax.lax.composite`, which are for the
+    function as it was written, for an all_to_all with groups, nor for a callback that does not say how it
     is vectorised; and one that draws other numbers, see `_draws_alone`.
     """
     primitive, params = equation.primitive, equation.params
@@ -215,7 +216,7 @@ def with_batching_rule(equation: Equation) -> Any:
         return equations_for(jitted, equation.invars, equation.outvars, equation)
     if primitive is PURE_CALLBACK and params["vmap_method"] is None:
         return equation.replace(params=params | {"vmap_method": "sequential"})
-    if primitive is CUSTOM_PARTITIONING:
+    if primitive in (CUSTOM_PARTITIONING, COMPOSITE):
         [held] = jaxprs_in(params)
         plain = jax.jit(lambda *args: jax.core.eval_jaxpr(held, (), *args))
         return equations_for(plain, equation.invars, equation.outvars, equation)

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, Literal
 
+from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
@@ -190,7 +191,8 @@ def make_vectorizable(equation: Equation, context: Context) -> Any:
         return equation
     if context.in_scope and split.is_collective(equation, context.axis.name):
         return equation  # A loop has its reductions as they are.
-    return split.with_batching_rule(equation)
+    with bound_axes({context.axis.name: context.axis.size}):
+        return split.with_batching_rule(equation)
 
 
 def call_for_each(equation: Equation, context: Context) -> Any:

@@ -222,6 +222,10 @@ def test_pbroadcast_of_any_dtype(spmap, size):
         values = jnp.asarray(values)
         got = spmap(lambda x: lax.pbroadcast(x, "i", 5), "i")(values)
         assert_same(got, jnp.stack([values[5]] * size))
+    zeros = np.full(size, complex(-0.0, -0.0), np.complex64)
+    for values in (zeros, zeros.real):
+        got = np.asarray(spmap(lambda x: lax.pbroadcast(x, "i", 5), "i")(values))
+        assert got.tobytes() == values.tobytes()
 
 
 @pytest.mark.few(1)

@@ -65,6 +65,14 @@ def test_in_nested_maps(shape, lowering):
     np.testing.assert_allclose(f(x), 2 * np.sin(x) + x, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}, {"batch_size": 1}])
+def test_a_composite_of_several_elements_on_a_device(options):
+    f = lax.composite(lambda x: lax.psum(x * 2, "i"), "doubled")
+    x = np.arange(12, dtype=np.float32)
+    result = sm.spmap(f, "i", devices=jax.devices()[:4], **options)(x)
+    np.testing.assert_array_equal(result, np.full(12, 2 * x.sum()))
+
+
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_in_a_mesh_map(lowering):
     f = sm.mesh_map(
