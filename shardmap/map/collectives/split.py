@@ -203,8 +203,9 @@ def with_batching_rule(equation: Equation) -> Any:
     """An equation that `jax.vmap` knows.
 
     JAX has no rule for `custom_partitioning` and `jax.lax.composite`, which are for the
-    function as it was written, for an all_to_all with groups, nor for a callback that does not say how it
-    is vectorised; and one that draws other numbers, see `_draws_alone`.
+    function as it was written, for an all_to_all with groups, nor for a callback that
+    does not say how it is vectorised; and one that draws other numbers, see
+    `_draws_alone`.
     """
     primitive, params = equation.primitive, equation.params
     if primitive is p.all_to_all_p and params["axis_index_groups"] is not None:
