@@ -117,7 +117,7 @@ def test_a_gather_without_varying_axes_is_told_by_its_name():
         np.testing.assert_allclose(mapped(X), np.full(16, X.sum()), rtol=1e-5)
         return
     with pytest.raises(
-        ValueError, match="to= of jax.lax.all_gather is for .* Leave to"
+        ValueError, match=r"to= of jax\.lax\.all_gather is for .* Leave to"
     ):
         mapped(X)
 
