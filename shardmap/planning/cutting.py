@@ -31,7 +31,6 @@ from shardmap.planning.in_slices import (
 from shardmap.planning.lax.follow import Cuts
 from shardmap.planning.lax.passes import analysed, graph_of, uncut
 from shardmap.planning.memory.compiled import peak_bytes, sample
-from shardmap.planning.memory.loops import Uncut
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
@@ -111,11 +110,13 @@ def cut_function(
         else:
             problem = Problem(
                 make,
-                Uncut(*uncut(graph), in_loops=False),
+                graph,
+                *uncut(graph),
                 given,
                 finds=in_slices is None,
                 partial=partial,
                 memory=memory,
+                in_loops=False,
                 took=peak_bytes,
                 chunks=lambda leaf, axis: borders(leaves[leaf], axis),
                 times_read=functools.partial(times_read, leaves),

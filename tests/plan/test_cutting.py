@@ -96,7 +96,9 @@ def test_a_plan_of_64_bits_is_run_with_64_bits():
 
 
 def test_what_is_only_read_has_no_place():
-    what = r"in 1,000 pieces the function still holds 8 B at once, of it 4 B in float32"
+    what = (
+        r"in 16,000 pieces the function still holds 8 B at once, of it 4 B in float32"
+    )
     with pytest.raises(ValueError, match=what + r"\[1,1\]\."):
         sm.plan(jnp.sin, X, memory=1)
     # XLA returns the argument.

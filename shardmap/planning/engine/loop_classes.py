@@ -1,9 +1,14 @@
-"""Finds which axes of a graph are one loop, index by index, whatever is cut."""
+"""Finds which axes of a graph are one loop, index by index, whatever is cut.
+
+`joined_classes` also joins loops where cuts of one pass to the other, as through the
+windows of a convolution, a reshape or a concatenation: an axis of an image is one class
+in all layers.
+"""
 
 from collections.abc import Hashable, Mapping, Sequence
 
 from shardmap.planning.engine.nodes import Graph, Value
-from shardmap.planning.engine.rules import Rule
+from shardmap.planning.engine.rules import Cut, Rule
 
 AxisKey = tuple[int, int]
 """An axis of a value: the value's number, and the axis."""
@@ -87,3 +92,33 @@ def _unite_views(graph: Graph, rules: Mapping[int, Rule], classes: UnionFind) ->
         for source, how, key in views:
             view = classes.find(source), how
             classes.unite(known.setdefault(view, key), key)
+
+
+JOINED = 16
+"""The pieces of the cuts that show where cuts pass."""
+
+
+def joined_classes(graph: Graph, rules: Mapping[int, Rule]) -> UnionFind:
+    """The classes of a graph, joined where cuts pass from one to the other."""
+    classes = loop_classes(graph, rules)
+    for node in graph.nodes:
+        rows = [
+            [
+                Cut(_spread(size), True, frozenset({(k, axis)}))
+                for axis, size in enumerate(operand.shape)
+            ]
+            for k, operand in enumerate(node.ins)
+        ]
+        forward = rules[node.number].forward(rows)
+        for out, row in zip(node.outs, forward.outs, strict=True):
+            for axis, cut in enumerate(row):
+                for k, along in cut.origins:
+                    if isinstance(value := node.ins[k], Value):
+                        classes.unite((value.number, along), (out.number, axis))
+    return classes
+
+
+def _spread(size: int) -> tuple[int, ...]:
+    """Points that are evenly spread over an axis."""
+    count = min(size, JOINED)
+    return tuple(k * size // count for k in range(1, count))

@@ -32,7 +32,6 @@ from shardmap.planning.lax.follow import Cuts
 from shardmap.planning.lax.passes import analysed, graph_of, uncut
 from shardmap.planning.lax.table import LOOKED_THROUGH
 from shardmap.planning.memory.compiled import estimated
-from shardmap.planning.memory.loops import Uncut
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.units import AUTO, Auto
@@ -97,24 +96,30 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
         return _made(jaxpr, graph, asked, options.partial)
     problem = Problem(
         functools.partial(_made, jaxpr, graph),
-        Uncut(*uncut(graph), in_loops=True),
+        graph,
+        *uncut(graph),
         asked,
         finds=options.finds,
         partial=options.partial,
         memory=options.memory,
-        took=lambda cut_program, _: _temporaries(cut_program),
+        in_loops=True,
+        took=lambda cut_program, _: _temporaries(jaxpr, cut_program),
     )
     return program_within(problem)
 
 
-def _temporaries(cut_program: CutProgram) -> int:
+def _run(jaxpr: ClosedJaxpr, cut_program: CutProgram, leaves: Sequence[Any]) -> Any:
+    """The results of a jaxpr in loops; if nothing is cut, as `jax.jit` runs it."""
+    if cut_program.num_shards <= 1:
+        return _evaluate(jaxpr, leaves)
+    return run_in_loops(cut_program, leaves)
+
+
+def _temporaries(jaxpr: ClosedJaxpr, cut_program: CutProgram) -> int:
     """The bytes that the loops take besides arguments and results, as XLA says."""
-    avals = [
-        jax.ShapeDtypeStruct(value.shape, value.aval.dtype)
-        for value in cut_program.graph.inputs
-    ]
-    told = temporary_bytes(lambda *leaves: run_in_loops(cut_program, leaves), avals)
-    return estimated(cut_program, in_loops=True).bytes if told is None else told
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+    told = temporary_bytes(lambda *leaves: _run(jaxpr, cut_program, leaves), avals)
+    return told if told is not None else estimated(cut_program, True).held.bytes
 
 
 @functools.lru_cache(maxsize=256)
@@ -177,10 +182,11 @@ def bind(
 
 def _in_loops(*operands: Any, **params: Any) -> list[Any]:
     jaxpr, forwarded = computed(params["jaxpr"])
-    run = functools.partial(
-        run_in_loops, cut(jaxpr, params["asked"], params["options"])
-    )
-    computed_outs = iter(laid_out_as(jaxpr, run)(operands))
+    cut_program = cut(jaxpr, params["asked"], params["options"])
+    run: Callable[..., Any] = functools.partial(_run, jaxpr, cut_program)
+    if cut_program.num_shards > 1:
+        run = laid_out_as(jaxpr, run)
+    computed_outs = iter(run(operands))
     return [
         next(computed_outs) if number is None else operands[number]
         for number in forwarded

@@ -13,13 +13,13 @@ from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, flatten
 from shardmap.planning.engine.propagate import propagate
-from shardmap.planning.engine.rules import UNCUT
+from shardmap.planning.engine.rules import Rule
 from shardmap.planning.lax.compared import must_store
 from shardmap.planning.lax.control.rows import by_rows
 from shardmap.planning.lax.follow import Cuts, Rules, follow
 from shardmap.planning.lax.indexed.known import fold, known_again
 from shardmap.planning.lax.staged import barrier
-from shardmap.planning.lax.table import CALLS
+from shardmap.planning.lax.table import CALLS, TABLE
 
 
 def share_equal(graph: Graph) -> None:
@@ -100,12 +100,12 @@ def analysed(function: Graph, cuts: Cuts) -> Analysis:
     return analysis
 
 
-def uncut(function: Graph) -> tuple[Analysis, list[Value]]:
-    """A function without cuts, and where cuts can begin in it.
+def uncut(function: Graph) -> tuple[dict[int, Rule], list[Value]]:
+    """The rules of a function's nodes, and where cuts can begin in it.
 
     Returns:
-      Its analysis; its arguments, then the values that `analysed` cuts ``inside``.
+      The rules, by number; the arguments, then the values that `analysed` cuts
+      ``inside``.
     """
-    cuts = [[UNCUT] * len(value.shape) for value in function.inputs]
-    analysis = propagate(function, Rules().rule, cuts, partial=True, keeps=False)
-    return analysis, [*function.inputs, *barrier.begins(function)]
+    rules = {node.number: TABLE.rule(node) for node in function.nodes}
+    return rules, [*function.inputs, *barrier.begins(function)]

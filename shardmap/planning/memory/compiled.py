@@ -14,16 +14,13 @@ from shardmap.planning.engine.nodes import Scalar, Value
 from shardmap.planning.engine.recipe import Recipe, StaticRecipe
 from shardmap.planning.engine.slices import shape_of
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.memory.held import Line, Lines, Peak, described, inside
+from shardmap.planning.memory.estimate import Peak, described, shard_peak
 from shardmap.planning.run.buffers import depth
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
 from shardmap.planning.run.tasks import targets
 
 COMPILED = 4
 """The most functions of a stage that are compiled: those of its largest shards."""
-
-FIRST = 4
-"""So many stages are compiled even if one holds too much: numbers of pieces compare."""
 
 SAMPLED = 64
 """The most shards of each family that are sampled."""
@@ -61,12 +58,14 @@ class LargestShard(NamedTuple):
       moved: the bytes that it reads and returns.
       copied: those of them that a loop copies: parts of larger values, and parts that
         it adds to others.
+      whole: those of what is moved, and of what is copied, in values that are not cut.
       held: about what it holds besides.
     """
 
     recipe: Recipe
     moved: int
     copied: int
+    whole: tuple[int, int]
     held: Peak
 
 
@@ -74,11 +73,6 @@ _LARGEST: "weakref.WeakKeyDictionary[Stage, list[LargestShard]]"
 _LARGEST = weakref.WeakKeyDictionary()
 _TEMPORARIES: "weakref.WeakKeyDictionary[CutProgram, dict[Any, int | None]]"
 _TEMPORARIES = weakref.WeakKeyDictionary()
-
-
-def largest_shard(stage: Stage) -> LargestShard:
-    """The shard of a stage that holds the most, by the equations alone."""
-    return _largest_shards(stage)[0]
 
 
 def _largest_shards(stage: Stage) -> list[LargestShard]:
@@ -92,89 +86,78 @@ def _largest_shards(stage: Stage) -> list[LargestShard]:
     return _LARGEST[stage]
 
 
-def _middle(stage: Stage) -> int:
-    """A shard in the middle of the longest pieces, of two loops not the same ones."""
-    number = 0
-    for place, (k, *_) in enumerate(stage.families[0].loops):
-        lengths = [stop - start for start, stop in stage.loops[k].pieces]
-        most = max(lengths)
-        longest = [n for n, length in enumerate(lengths) if length == most]
-        number *= len(lengths)
-        number += longest[(len(longest) // 2 + place) % len(longest)]
-    return number
+def _middles(stage: Stage) -> Iterator[tuple[int, LargestShard]]:
+    """For each family: the number of shards, and what one of them takes.
+
+    It is in the middle of the longest pieces, of two loops not the same ones.
+    """
+    first = 0
+    for family in stage.families:
+        number = 0
+        for place, (k, *_) in enumerate(family.loops):
+            lengths = [stop - start for start, stop in stage.loops[k].pieces]
+            most = max(lengths)
+            longest = [n for n, length in enumerate(lengths) if length == most]
+            number *= len(lengths)
+            number += longest[(len(longest) // 2 + place) % len(longest)]
+        yield family.size, _shard(stage, first + number)
+        first += family.size
 
 
 def _shard(stage: Stage, number: int) -> LargestShard:
     """What one shard reads, returns and holds."""
     boxes, recipe = stage.recipe(number)
     every = [(box, "insert", value) for value, box in recipe.reads]
-    moved = copied = 0
+    moved = copied = whole = added = 0
     for box, combiner, value in [*every, *targets(stage, boxes)]:
         size = box_bytes(value, box)
+        is_whole = shape_of(box) == value.shape
         moved += size
-        if shape_of(box) != value.shape or combiner != "insert":
-            copied += size
-    return LargestShard(recipe, moved, copied, _held(stage, recipe.static))
+        whole += size * is_whole
+        copied += size * (not is_whole or combiner != "insert")
+        added += size * (is_whole and combiner != "insert")
+    held = shard_peak(stage, recipe.static)
+    return LargestShard(recipe, moved, copied, (whole, added), held)
 
 
-def _held(stage: Stage, static: StaticRecipe) -> Peak:
-    """About what a shard holds besides what it reads and returns."""
-    nodes = {node.number: node for node in stage.backwards}
-    rules = stage.analysis.rules
-    values: dict[int, tuple[Value, tuple[int, ...]]] = {}
-    lines = []
-    shares: dict[Any, float] = {}
-    for step in static.steps:
-        node = nodes[step.node]
-        outs: list[int] = []
-        pairs = zip(node.outs, step.shapes, strict=True)
-        for slot, (value, shape) in enumerate(pairs, step.first):
-            if shape is not None:
-                values[slot] = value, shape
-                outs.append(slot)
-        ins = [ref.slot for ref in step.ins if ref is not None]
-        shares[outs[0]] = math.prod(values[outs[0]][1]) / max(
-            math.prod(values[outs[0]][0].shape), 1
-        )
-        lines.append(Line(node, rules[step.node].cheap, ins, outs))
-    ends = {ref.slot for ref in static.outs if ref is not None}
+class Estimate(NamedTuple):
+    """About what a cut function takes.
 
-    def size_of(slot: Any) -> float:
-        if slot in ends or slot not in values:
-            return 0
-        value, shape = values[slot]
-        return nbytes(value) * math.prod(shape) / max(math.prod(value.shape), 1)
+    Attributes:
+      held: the most that a shard holds, and what is kept for later stages meanwhile.
+      moved: the bytes that all shards read and return.
+      shards: their number.
+    """
 
-    most, largest = Lines(lines, ends).most(
-        size_of, lambda line: inside(line.node) * shares[line.outs[0]]
-    )
-    slot_of_largest: Any = largest
-    return described(most, *values.get(slot_of_largest, (None, None)))
+    held: Peak
+    moved: int
+    shards: int
 
 
-def estimated(cut_program: CutProgram, in_loops: bool) -> Peak:
-    """About the most that a shard holds, and what is kept for later stages meanwhile.
-
-    One shard of each stage stands for all, in the middle of the longest pieces.
+def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
+    """About what a cut function takes, by its equations.
 
     Args:
       cut_program: the plan.
       in_loops: whether shards are bodies of loops, whose arguments and results exist.
     """
-    largest = most_kept(cut_program)
+    largest, moved = most_kept(cut_program), 0
     for place, stage in enumerate(cut_program.stages):
-        shard = _shard(stage, _middle(stage))
         kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
-        if not in_loops:
-            peak = _with_reads(shard).plus(kept_bytes(cut_program, place))
-        elif stage.num_shards == 1 and not kept:
-            peak = shard.held
-        else:
-            peak = shard.held.plus(kept + shard.copied)
-        if peak.bytes > largest.bytes:
-            is_kept = largest.is_kept and largest.largest >= peak.largest
-            largest = largest._replace(bytes=peak.bytes) if is_kept else peak
-    return largest
+        beside = kept_bytes(cut_program, place)
+        for count, shard in _middles(stage):
+            moved += shard.moved * count
+            if not in_loops:
+                peak = _with_reads(shard).plus(beside, beside)
+            elif stage.num_shards == 1 and not kept:
+                peak = shard.held
+            else:
+                peak = shard.held.plus(kept + shard.copied, kept + shard.whole[1])
+            if peak.bytes > largest.bytes:
+                if largest.is_kept and largest.largest >= peak.largest:
+                    peak = largest._replace(bytes=peak.bytes, whole=peak.whole)
+                largest = peak
+    return Estimate(largest, moved, cut_program.num_shards)
 
 
 def most_kept(cut_program: CutProgram) -> Peak:
@@ -184,20 +167,20 @@ def most_kept(cut_program: CutProgram) -> Peak:
         for place in range(len(cut_program.stages))
     ]
     kept = max(every, key=lambda values: sum(map(nbytes, values)), default=())
-    value = max(kept, key=nbytes, default=None)
-    peak = described(sum(map(nbytes, kept)), value)
+    value, total = max(kept, key=nbytes, default=None), sum(map(nbytes, kept))
+    peak = described(total, total, value, value.shape if value else ())
     return peak._replace(is_kept=value is not None)
 
 
 def _with_reads(shard: LargestShard) -> Peak:
-    peak = shard.held.plus(shard.moved)
+    peak = shard.held.plus(shard.moved, shard.whole[0])
     if not shard.recipe.reads:
         return peak
     value, box = max(shard.recipe.reads, key=lambda each: box_bytes(*each))
     if peak.largest >= box_bytes(value, box):
         return peak
     shape = value.aval.update(shape=shape_of(box)).str_short()
-    return Peak(peak.bytes, box_bytes(value, box), shape)
+    return Peak(peak.bytes, peak.whole, box_bytes(value, box), shape)
 
 
 def temporaries(cut_program: CutProgram, stage: Stage) -> int:
@@ -205,7 +188,7 @@ def temporaries(cut_program: CutProgram, stage: Stage) -> int:
 
     It is compiled. If XLA does not tell, they are estimated.
     """
-    return _temporaries(cut_program, stage, largest_shard(stage))
+    return _temporaries(cut_program, stage, _largest_shards(stage)[0])
 
 
 def _temporaries(cut_program: CutProgram, stage: Stage, shard: LargestShard) -> int:
@@ -233,33 +216,38 @@ def _computation(stage: Stage, static: StaticRecipe) -> Any:
     return tuple(avals), static.read_shapes, tuple(steps), static.outs
 
 
-def shard_bytes(cut_program: CutProgram, stage: Stage) -> int:
-    """The most that a shard of a stage reads, computes and returns."""
-    return max(
-        shard.moved + _temporaries(cut_program, stage, shard)
-        for shard in _largest_shards(stage)
-    )
+def shard_bytes(cut_program: CutProgram, stage: Stage, limit: float = math.inf) -> int:
+    """The most that a shard of a stage reads, computes and returns.
+
+    The largest shard is compiled first. Others are not, if it takes more than a limit.
+    """
+    most = 0
+    for shard in _largest_shards(stage):
+        most = max(most, shard.moved + _temporaries(cut_program, stage, shard))
+        if most > limit:
+            break
+    return most
 
 
 def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
     """The most that a shard holds, and what is kept for later stages meanwhile.
 
-    Stages that seem to hold the most are compiled first. Others are not, if these hold
+    The stage that seems to hold the most is compiled first. Others are not, if it holds
     more than ``limit``.
     """
     stages = cut_program.stages
     kept = [kept_bytes(cut_program, place) for place in range(len(stages))]
 
     def estimate(place: int) -> int:
-        shard = _shard(stages[place], _middle(stages[place]))
-        return shard.moved + shard.held.bytes + kept[place]
+        held = max(x.moved + x.held.bytes for _, x in _middles(stages[place]))
+        return held + kept[place]
 
     most = 0
-    order = sorted(range(len(stages)), key=estimate, reverse=True)
-    for number, place in enumerate(order):
-        if number >= FIRST and most > limit:
+    for place in sorted(range(len(stages)), key=estimate, reverse=True):
+        took = shard_bytes(cut_program, stages[place], limit - kept[place])
+        most = max(most, took + kept[place])
+        if most > limit:
             break
-        most = max(most, shard_bytes(cut_program, stages[place]) + kept[place])
     return most
 
 
