@@ -22,6 +22,7 @@ from shardmap.explaining.draw.text import picture as picture
 from shardmap.explaining.explanation import Explanation as Explanation
 from shardmap.explaining.interconnect import Interconnect as Interconnect
 from shardmap.explaining.machines import devices as devices
+from shardmap.explaining.meshes import compare_meshes as compare_meshes
 from shardmap.extend import MapPrimitive as MapPrimitive
 from shardmap.extend import register_collective as register_collective
 from shardmap.extend import register_rule as register_rule

@@ -482,8 +482,12 @@ class Assignment(NamedTuple):
     traces: list[list[Event]]
 
 
+# The enumeration has no names in older releases.
+_QUICK: Any = 19 if jax.__version_info__ < (0, 11) else "O1"
+
+
 def compiled_with_buffers(
-    lowered: Any,
+    lowered: Any, is_quick: bool = False
 ) -> tuple[jax.stages.Compiled, Module, Assignment | None]:
     """Compiles a program, and reads its record and that of its memory.
 
@@ -492,12 +496,18 @@ def compiled_with_buffers(
 
     Args:
       lowered: a `jax.stages.Lowered`.
+      is_quick: whether to compile with few optimizations, where the compiler has such.
 
     Raises:
       jax.errors.JaxRuntimeError: the compiler refuses the program.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}
+        options: dict[str, Any] = {
+            "xla_dump_to": folder,
+            "xla_dump_hlo_as_proto": True,
+        }
+        if is_quick:
+            options["optimization_level"] = _QUICK
         compiled = lowered.compile(compiler_options=options)
         module = module_of(compiled)
         files = [*pathlib.Path(folder).glob("*after_optimizations.hlo.pb")]

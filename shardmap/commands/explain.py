@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -17,12 +18,14 @@ import jax.numpy as jnp
 
 from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explaining.api import explain
-from shardmap.explaining.draw.document import Document, Row, Table
+from shardmap.explaining.draw.document import Document
+from shardmap.explaining.draw.tables import Named, of_reports
 from shardmap.explaining.draw.text import as_text
 from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect
 from shardmap.explaining.machines import devices
-from shardmap.units import duration, short_path, size, size_of
+from shardmap.explaining.meshes import MeshComparison, compare_meshes
+from shardmap.units import short_path
 
 EXAMPLE = (
     "python -m shardmap explain shardmap.commands.example:predict "
@@ -46,6 +49,25 @@ class Failure(RuntimeError):
 
 def main(arguments: Sequence[str]) -> int:
     """Explains the function and returns the exit code."""
+    options, parser = _parsed(arguments)
+    try:
+        reports = reports_of(options)
+        if options.html is not None:
+            reports[0].save(options.html)
+    except (TypeError, ValueError, OSError, RuntimeError, ImportError) as error:
+        parser.error(str(error))
+    if options.json:
+        print(json.dumps([each.to_dict() for each in reports], indent=2))
+    elif len(reports) > 1:
+        print(as_text(_table(options.on, reports)))
+    elif isinstance(reports[0], MeshComparison):
+        print(reports[0])
+    else:
+        print(*[reports[0].summary, ""] * bool(options.on), reports[0], sep="\n")
+    return int(any(each.fits is False for each in reports))
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[Any, Parser]:
     parser = Parser(
         "explain",
         "Tell what a function runs in parallel, where its arrays are, what moves "
@@ -55,6 +77,10 @@ def main(arguments: Sequence[str]) -> int:
             EXAMPLE,
             f"{EXAMPLE} --interconnect nvlink4",
             f"{EXAMPLE.partition(' --devices')[0]} --on v5e:4x4 --on h100:8",
+            "python -m shardmap explain train.py:step --args train.py:arguments "
+            "--on v5e:4x4",
+            "python -m shardmap explain train.py:program --meshes data,model "
+            "--on v5e:4x4",
         ),
     )
     parser.add_argument(
@@ -66,10 +92,22 @@ def main(arguments: Sequence[str]) -> int:
         "--arg",
         action="append",
         default=[],
-        dest="args",
+        dest="each_arg",
         metavar="ARRAY",
         help="one for each argument: an array such as f32[8,128], bf16[4], i32[] or "
         "key[]; a tuple, list or dict of them, such as '{\"w\": f32[3]}'; or a number",
+    )
+    parser.add_argument(
+        "--args",
+        metavar="MODULE:FUNCTION",
+        help="a function that returns the arguments, as a tuple, or the only one: "
+        "arrays or shapes, such as those of jax.eval_shape, also with shardings",
+    )
+    parser.add_argument(
+        "--meshes",
+        metavar="AXES",
+        help="the names of axes, such as data,model: the function takes a mesh and "
+        "returns a function and a tuple of its arguments, and every mesh is compared",
     )
     parser.add_argument(
         "--devices",
@@ -91,30 +129,30 @@ def main(arguments: Sequence[str]) -> int:
         "--interconnect",
         choices=names,
         metavar="NAME",
-        help=f"what joins the devices, to estimate times: {', '.join(names)}",
+        help=f"what joins the devices or, if several, hosts: {', '.join(names)}",
     )
     parser.add_argument(
         "--html", metavar="FILE", help="write a page with pictures to this file"
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print a list of reports, one a machine",
+    )
     options = parser.parse_args(arguments)
-    try:
-        if options.html is not None and len(options.on) > 1:
-            raise ValueError("--html is a page of one machine: give --on once")
-        explanations = explanations_of(options)
-        if options.html is not None:
-            explanations[0].save(options.html)
-    except (TypeError, ValueError, OSError, RuntimeError, ImportError) as error:
-        parser.error(str(error))
-    if len(explanations) > 1:
-        print(as_text(_table(options.on, explanations)))
-    else:
-        (explanation,) = explanations
-        print(*[explanation.summary, ""] * bool(options.on), explanation, sep="\n")
-    return int(any(each.fits is False for each in explanations))
+    for given, why in (
+        (options.html and len(options.on) > 1, "--html is a page of one machine"),
+        (options.meshes and len(options.on) > 1, "--meshes are those of one machine"),
+    ):
+        if given:
+            parser.error(f"{why}: give --on once")
+    if options.each_arg and (options.args or options.meshes):
+        parser.error("--arg is for a function without --args and --meshes")
+    return options, parser
 
 
-def explanations_of(options: Any) -> list[Explanation]:
-    """The explanations for the parsed options, one per machine."""
+def reports_of(options: Any) -> list[Any]:
+    """The explanations for the parsed options, one per machine; or a comparison."""
     machines: Sequence[Any] = [devices(name) for name in options.on] or [None]
     count = options.devices
     if options.on:
@@ -130,37 +168,29 @@ def explanations_of(options: Any) -> list[Explanation]:
             )
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
-    args = [read_argument(text) for text in options.args]
+    args = [read_argument(text) for text in options.each_arg]
     function, name = find_function(options.function)
+    wires = options.interconnect
     try:
+        if options.meshes:
+            axes = options.meshes.split(",")
+            return [compare_meshes(function, machines[0], axes, interconnect=wires)]
+        if options.args:
+            returned = find_function(options.args)[0]()
+            args = list(returned) if type(returned) in (tuple, list) else [returned]
         return [
-            explain(function, interconnect=options.interconnect, devices=machine)(*args)
+            explain(function, interconnect=wires, devices=machine)(*args)
             for machine in machines
         ]
     except Exception as error:
         raise Failure(f"{name} cannot be explained: {_what(error)}") from None
 
 
-def _table(machines: Sequence[str], explanations: Sequence[Explanation]) -> Document:
+def _table(machines: Sequence[str], reports: Sequence[Explanation]) -> Document:
     """A row for each machine."""
-    titles = ("Machine", "Fits", "Peak of memory", "Sent", "Least time", "Bound by")
-    rows = []
-    for machine, each in zip(machines, explanations, strict=True):
-        peak, least = each.peak_bytes, each.least_seconds
-        of_memory = "unknown"
-        if peak is not None and each.capacity is not None:
-            of_memory = size_of(peak, each.capacity)
-        cells = (
-            machine,
-            {True: "yes", False: "no", None: "unknown"}[each.fits],
-            of_memory,
-            "unknown" if each.is_refused else size(each.sent_bytes),
-            duration(least) if least else "unknown",
-            each.bound_by or "",
-        )
-        rows.append(Row(cells))
-    name, table = explanations[0].name, Table(titles, tuple(rows))
-    return Document(name, "on one device of each machine; not run", (table,))
+    rows = [Named(*each) for each in zip(machines, reports, strict=True)]
+    lead = "on one device of each machine; not run"
+    return of_reports(reports[0].name, lead, "Machine", rows, False)
 
 
 def read_argument(text: str) -> Any:
@@ -178,6 +208,12 @@ def read_argument(text: str) -> Any:
         text,
     )
     value = evaluate(written, "--arg", _ArrayTypes())
+    is_flat = isinstance(value, tuple | list) and value
+    if is_flat and all(type(each) is int for each in value):
+        raise ValueError(
+            f"--arg {text} is a shape without a type: write "
+            f"f32[{','.join(map(str, value))}]"
+        )
     for leaf in jax.tree.leaves(value):
         if isinstance(leaf, _ArrayType):
             raise ValueError(

@@ -133,7 +133,7 @@ def explain(
     @functools.wraps(fun)
     @api_boundary
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        return _explain(fun, given, there, args, kwargs)
+        return explanation_for(fun, given, there, args, kwargs)
 
     return explained
 
@@ -147,13 +147,23 @@ def _as_function(fun: Any) -> Any:
     return bound
 
 
-def _explain(
+def explanation_for(
     fun: Any,
     given: Interconnect | None,
     there: Sequence[jax.Device],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    is_quick: bool = False,
 ) -> Explanation:
+    """The explanation of a call.
+
+    Args:
+      fun: the function.
+      given: what joins the devices, if it is given.
+      there: the devices; none for those on which it runs.
+      args, kwargs: the arguments of the call.
+      is_quick: whether to compile with few optimizations.
+    """
     with_path = jax.tree_util.tree_map_with_path
     args = with_path(functools.partial(_as_array, "args"), args)
     kwargs = with_path(functools.partial(_as_array, "kwargs"), kwargs)
@@ -181,7 +191,7 @@ def _explain(
     compiled = assignment = refused = None
     module = Module()
     try:
-        compiled, module, assignment = compiled_with_buffers(lowered)
+        compiled, module, assignment = compiled_with_buffers(lowered, is_quick)
     except jax.errors.JaxRuntimeError as error:
         refused = too_large.refused(error)
         if refused is None:

@@ -1,7 +1,6 @@
 """`Explanation`: a report that prints, shows and saves itself, and measures calls."""
 
 import dataclasses
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -9,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from shardmap.explaining.draw import sections
+from shardmap.explaining.draw import sections, tables
 from shardmap.explaining.draw.document import Document
-from shardmap.explaining.draw.text import as_text
+from shardmap.explaining.draw.printed import Printed
 from shardmap.explaining.report import CutArray, Report
 from shardmap.units import duration, printable, size
 
@@ -54,7 +54,7 @@ class Measurement:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Explanation(Report):
+class Explanation(Printed, Report):
     """What runs in parallel, where arrays are, what moves, and what it costs.
 
     Printed, it is a page of text; a notebook shows it as a page.
@@ -108,7 +108,7 @@ class Explanation(Report):
     def __str__(self) -> str:
         if self.title is not None:
             return printable("\n".join(self.pieces))
-        return as_text(self._document())
+        return super().__str__()
 
     def __repr__(self) -> str:
         if self.title is not None:
@@ -127,10 +127,30 @@ class Explanation(Report):
         # Most functions cannot be pickled, and a report is useful without.
         return {**vars(self), "call": None}
 
-    def _document(self) -> Document:
+    def _document(self, is_page: bool) -> Document:
         if self.title is None:
             return sections.of_report(self)
         return sections.of_plan(self.title, self.pieces, self.cuts)
+
+    def compare(self, other: "Explanation") -> "Comparison":
+        """What differs from another version of the program, or another machine.
+
+        Args:
+          other: the explanation of the other version.
+
+        Returns:
+          A `Comparison`, which prints the figures, arrays and collectives that differ.
+
+        Example:
+          >>> import jax.numpy as jnp, shardmap as sm
+          >>> x = jnp.ones((4, 4))
+          >>> print(sm.explain(lambda x: x @ x)(x).compare(sm.explain(lambda x: x)(x)))
+          <lambda>: compared with <lambda>
+          <BLANKLINE>
+          Figures
+            ...
+        """
+        return Comparison(self, other)
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Measurement:
         """Runs the function a few times, and measures its time and memory.
@@ -146,8 +166,8 @@ class Explanation(Report):
 
         Raises:
           TypeError: an argument is only a shape.
-          ValueError: the explanation is of a plan or devices that compile only, or was
-            pickled.
+          ValueError: an argument has another shape than the explained one; or the
+            explanation is of a plan or devices that compile only, or was pickled.
 
         Example:
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
@@ -173,6 +193,13 @@ class Explanation(Report):
                     f"measure runs {self.name}, but the argument at {where} is only a "
                     f"shape, {leaf}: give arrays"
                 )
+        shapes = [*map(np.shape, jax.tree.leaves((args, kwargs)))]
+        for array, shape in zip(self.inputs, shapes, strict=False):
+            if len(shapes) == len(self.inputs) and shape != array.shape:
+                raise ValueError(
+                    f"measure of {self.name} got {array.path} of shape {shape}, which "
+                    f"is explained for {array.shape}: explain it for these arguments"
+                )
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         fun, donates = self.call
@@ -195,22 +222,20 @@ class Explanation(Report):
             self.cost.peak_bytes,
         )
 
-    def _repr_html_(self) -> str:
-        # Imported here, as text does not need it.
-        from shardmap.explaining.draw import html
 
-        return html.element(self._document())
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison(Printed):
+    """What differs between two explanations. Prints as tables.
 
-    def save(self, path: str | pathlib.Path) -> None:
-        """Writes the explanation as one HTML page, which needs no network.
+    Attributes:
+      before, after: the explanations.
+    """
 
-        Args:
-          path: the file to write.
-        """
-        from shardmap.explaining.draw import html
+    before: Explanation
+    after: Explanation
 
-        text = html.page(self._document())
-        pathlib.Path(path).write_text(text, encoding="utf-8")
+    def _document(self, is_page: bool) -> Document:
+        return tables.of_changes(self.before, self.after)
 
 
 def _copy(leaf: Any) -> Any:

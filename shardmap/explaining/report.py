@@ -411,6 +411,13 @@ class Report:
         return longest[0]
 
     @property
+    def in_turn(self) -> float | None:
+        """The least time of a call in which no collective overlaps; None: unknown."""
+        times = dict(self.least_times)
+        wires = times.pop("interconnect", 0.0)
+        return max(times.values()) + wires if times else None
+
+    @property
     def summary(self) -> str:
         """Whether it fits, what is sent and the least time, in one line."""
         return "; ".join(self._summary())
@@ -481,7 +488,7 @@ _DERIVED: dict[type, tuple[str, ...]] = {
     ArrayLayout: ("num_devices", "copies"),
     Collective: ("link_bytes",),
     Cost: ("intensity",),
-    Report: ("seconds", "fits", "sent_bytes", "least_seconds", "bound_by"),
+    Report: ("seconds", "fits", "sent_bytes", "least_seconds", "in_turn", "bound_by"),
 }
 
 

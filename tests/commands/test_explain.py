@@ -1,5 +1,6 @@
 """`python -m shardmap explain`: finding the function, reading arguments, refusing."""
 
+import json
 import pathlib
 import re
 import sys
@@ -264,6 +265,85 @@ def test_no_function_gives_a_traceback(text):
     result = call(main, text)
     assert result.returncode in (0, 2)
     assert result.stderr.count("\n") == (result.returncode == 2)
+
+
+FILE = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from typing import NamedTuple
+
+class State(NamedTuple):
+    w: object
+    step: object
+
+def step(state, x):
+    return State(state.w - 0.1 * x.T @ (x @ state.w), state.step + 1)
+
+def one(state):
+    return state.w * 2
+
+def arguments():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = NamedSharding(mesh, P("data"))
+    x = jax.ShapeDtypeStruct((64, 4), "float32", sharding=rows)
+    return jax.eval_shape(lambda: State(jnp.ones((4, 4)), 0)), x
+
+def state():
+    return arguments()[0]
+
+def program(mesh):
+    rows = NamedSharding(mesh, P("data", "model"))
+    x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=rows)
+    return lambda x: x.sum(), (x,)
+"""
+
+
+def test_arguments_are_what_a_function_returns(program):
+    program(FILE)
+    result = call(main, "mine.py:step", "--args", "mine.py:arguments", "--json")
+    (report,) = json.loads(result.stdout)
+    paths = [each["path"] for each in report["arrays"] if each["role"] == "input"]
+    assert paths == ["state.w", "state.step", "x"]
+    assert (report["mesh"], report["fits"]) == ([["data", 8]], None)
+    result = call(main, "mine.py:one", "--args", "mine.py:state")
+    assert "state.w, result: 2 x float32[4,4]" in result.stdout
+
+
+def test_meshes_are_compared(program, tmp_path):
+    program(FILE)
+    meshes = "mine.py:program", "--meshes", "data,model"
+    result = call(main, *meshes, "--html", str(tmp_path / "meshes.html"))
+    assert result.stdout.startswith("program: 4 meshes of cpu, 1 host of 8; not run")
+    assert result.stderr.startswith("compare_meshes: data 8, model 1, 0 s\n")
+    assert (
+        "<summary>data 8, model 1</summary>" in (tmp_path / "meshes.html").read_text()
+    )
+    (comparison,) = json.loads(call(main, *meshes, "--json").stdout)
+    assert [row["error"] for row in comparison["rows"]] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--args", "mine.py:none"], "mine.py has no none"),
+        (
+            ["--args", "mine.py:state", "--arg", "f32[3]"],
+            "--arg is for a function with",
+        ),
+        (
+            ["--meshes", "data", "--arg", "f32[3]"],
+            "--arg is for a function without --a",
+        ),
+        (
+            ["--meshes", "a", "--on", "v5e:2x2", "--on", "h100:8"],
+            "--meshes are those of ",
+        ),
+        (["--arg", "(8,4)"], r"--arg (8,4) is a shape without a type: write f32[8,4]"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(program, options, reason):
+    program(FILE)
+    assert reason in refusal(main, "mine.py:one", *options)
 
 
 def test_machines_that_are_not_known_or_not_one_page_are_refused(tmp_path):

@@ -70,6 +70,12 @@ def test_shapes_cannot_be_run():
         sm.explain(jnp.sin)(x).measure(x)
 
 
+def test_arguments_of_another_shape_are_refused():
+    report = sm.explain(lambda x: x * 2)(jnp.ones((8, 3)))
+    with pytest.raises(ValueError, match=r"got x of shape \(9, 3\), .*for \(8, 3\)"):
+        report.measure(jnp.ones((9, 3)))
+
+
 def test_no_calls_are_refused():
     x = jnp.ones(4, np.float32)
     with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):

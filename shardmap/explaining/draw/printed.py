@@ -1,0 +1,38 @@
+"""What prints as text, and shows and saves itself as a page."""
+
+import pathlib
+
+from shardmap.explaining.draw.document import Document
+from shardmap.explaining.draw.text import as_text
+
+
+class Printed:
+    """A document that prints; a notebook shows it as a page."""
+
+    def _document(self, is_page: bool) -> Document:
+        """What to show.
+
+        Args:
+          is_page: whether it is for a page, which folds what text leaves out.
+        """
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return as_text(self._document(is_page=False))
+
+    def _repr_html_(self) -> str:
+        # Imported here, as text does not need it.
+        from shardmap.explaining.draw import html
+
+        return html.element(self._document(is_page=True))
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes it as one HTML page, which needs no network.
+
+        Args:
+          path: the file to write.
+        """
+        from shardmap.explaining.draw import html
+
+        text = html.page(self._document(is_page=True))
+        pathlib.Path(path).write_text(text, encoding="utf-8")
