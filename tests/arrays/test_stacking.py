@@ -201,11 +201,8 @@ def test_shapes_and_dtypes_that_differ():
     good = {"w": np.zeros((2, 3)), "b": (np.zeros(2), 1)}
     bad = {"w": np.zeros((2, 4)), "b": (np.zeros(2, int), 1)}
     message = (
-        r"needs shards of equal shapes and dtypes:"
-        r"\n  \* shards\[1\]\['b'\]\[0\] is int32\[2\], but in shards\[0\] it is "
-        r"float32\[2\]"
-        r"\n  \* shards\[1\]\['w'\] is float32\[2,4\], but in shards\[0\] it is "
-        r"float32\[2,3\]$"
+        r"needs shards of equal shapes and dtypes: shards\[1\]\['b'\]\[0\] is "
+        r"int32\[2\], but in shards\[0\] it is float32\[2\]\.$"
     )
     with pytest.raises(ValueError, match=message):
         device_put_sharded([good, bad, good], jax.devices()[:3])
@@ -213,9 +210,8 @@ def test_shapes_and_dtypes_that_differ():
 
 def test_structures_that_differ():
     message = (
-        r"shards of equal structure: shards\[0\] is PyTreeDef.*, shards\[2\] is .*"
-        r"\n  \* shards\[0\]\['b'\] is not in shards\[2\]"
-        r"\n  \* shards\[2\]\['c'\] is not in shards\[0\]$"
+        r"shards of equal structure: shards\[0\] is PyTreeDef\({'a': \*, 'b': \*}\), "
+        r"but shards\[2\] is PyTreeDef\({'a': \*, 'c': \*}\)\.$"
     )
     shards = [{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "c": 2}]
     with pytest.raises(ValueError, match=message):
@@ -231,9 +227,3 @@ def test_what_is_no_array():
         device_put_sharded(["text", 1], jax.devices()[:2])
     with pytest.raises(TypeError, match=r"x\['a'\] is 'text', which is not an array"):
         device_put_replicated({"a": "text"}, jax.devices())
-
-
-def test_copies_on_devices_of_other_processes_alone_are_refused(monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda *_: 1)
-    with pytest.raises(ValueError, match=r"process 1 has none .* on processes \[0\]"):
-        device_put_replicated(np.ones(3), jax.devices())
