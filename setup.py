@@ -40,7 +40,6 @@ EXTRAS = {
     "plan": ["flatbuffers", "tqdm"],
     # A cluster as the executor of a plan.
     "dask": ["dask[array]", "distributed"],
-    "ray": ["ray; python_version < '3.14'"],
     # Arrays with labels, as arguments of a plan.
     "xarray": ["xarray"],
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],

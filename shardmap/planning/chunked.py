@@ -130,6 +130,7 @@ class ChunkedFunction(Generic[P, R]):
         read = self._read(*self._with_statics(args, kwargs))
         cut = self._cut(read.jaxpr, read.asked)
         return CutProgram(
+            cut.closed,
             cut.analysis,
             cut.in_tree,
             read.out_tree,

@@ -92,6 +92,7 @@ def cut_function(
             if any(borders(leaf, axis) is not None for axis in range(len(row)))
         }
         return CutProgram(
+            closed,
             analysis,
             in_tree,
             out_tree,

@@ -398,8 +398,8 @@ class ShardPlan:
             writes at the same time. An int: that many processes, which start with the
             run and end with it. A `concurrent.futures.Executor`: its threads, or its
             processes if "spawn", loky or mpi4py starts them. A `distributed.Client`:
-            its workers, which also combine partial results. The module ``ray``: its
-            tasks. Other processes open files and stores themselves.
+            its workers, which also combine partial results. Other processes open
+            files and stores themselves.
           max_in_flight: the number of shards that are read or computed at once. In this
             process, as many threads read what is not in memory, which hides the latency
             of remote stores. Default: one thread reads two shards ahead, or one if it

@@ -4,7 +4,7 @@ Functions that are traced separately have different variables and source lines, 
 their equations may be equal, as those of the steps of an unrolled loop are.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
@@ -33,22 +33,12 @@ class IdentityKey:
 
 def jaxpr_key(jaxpr: AnyJaxpr) -> Hashable:
     """A key; two jaxprs with equal keys compute the same from equal arguments."""
-    return description(jaxpr, key_of)
-
-
-def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
-    """A jaxpr as a tuple, with numbers for its variables.
-
-    Args:
-      jaxpr: the jaxpr.
-      told: returns the key of a constant, or of the parameters of an equation.
-    """
     inner = as_open_jaxpr(jaxpr)
     numbers: dict[Any, int] = {}
 
     def of(atom: Any) -> Hashable:
         if isinstance(atom, jex_core.Literal):
-            return atom.aval, told(atom.val)
+            return atom.aval, key_of(atom.val)
         return numbers.setdefault(atom, len(numbers)), atom.aval
 
     equations = []
@@ -57,12 +47,12 @@ def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
         ins = tuple(map(of, equation.invars))
         outs = tuple(map(of, equation.outvars))
         effects = tuple(sorted(map(repr, equation.effects)))
-        params = told(equation.params)
+        params = key_of(equation.params)
         # Its context, such as where it runs, is not among its parameters.
         around = equation.ctx
         equations.append((equation.primitive, params, around, effects, ins, outs))
     results = tuple(map(of, inner.outvars))
-    consts = tuple(map(told, constants_of(jaxpr)))
+    consts = tuple(map(key_of, constants_of(jaxpr)))
     return arguments, consts, tuple(equations), results
 
 

@@ -80,7 +80,7 @@ def _made(
         cuts, partial, inside=inside, keeps=keeps, most_equations=MOST_EQUATIONS
     )
     analysis = analysed(graph, wanted)
-    return CutProgram(analysis, in_tree, out_tree, cuts, names)
+    return CutProgram(jaxpr, analysis, in_tree, out_tree, cuts, names)
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.context import config_value
-from shardmap._jax.types import PyTree, TreeDef
+from shardmap._jax.types import ClosedJaxpr, PyTree, TreeDef
 from shardmap.arrays.trees import result_names
 from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.jaxpr_key import jaxpr_key
@@ -48,7 +48,8 @@ class CutProgram:
     """The graph of a function, its analysis and its stages.
 
     Args:
-      analysis: how the cuts pass through the function.
+      closed: the function.
+      analysis: how the cuts pass through it.
       in_tree: the structure of the arguments.
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
@@ -69,6 +70,7 @@ class CutProgram:
 
     def __init__(
         self,
+        closed: ClosedJaxpr,
         analysis: Analysis,
         in_tree: TreeDef,
         out_tree: TreeDef,
@@ -80,7 +82,7 @@ class CutProgram:
         statics: Collection[int | str] = (),
         stages: Sequence[Stage] = (),
     ) -> None:
-        self.analysis = analysis
+        self.closed, self.analysis = closed, analysis
         self.graph = analysis.graph
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names = cuts, names

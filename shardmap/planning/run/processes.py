@@ -1,4 +1,4 @@
-"""Shards in other processes, by any executor of `concurrent.futures`, or by Ray.
+"""Shards in other processes, by any executor of `concurrent.futures`.
 
 A process gets an exported function and, for each box that a shard reads or writes,
 either where the array is or the bytes themselves. Results that it cannot write come
@@ -6,9 +6,8 @@ back. No object of JAX is pickled.
 """
 
 import functools
-import types
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -188,26 +187,3 @@ class ProcessWorkers(Workers):
         args.append(np.asarray(starts, start_dtype(starts)))
         writes = [self.access.write(*write) for write in task.writes]
         return self.call(run_task, self.function(shard), args, writes)
-
-
-class RayExecutor(Executor):
-    """Tasks of Ray, as an executor.
-
-    Args:
-      ray: the module, after `ray.init`.
-    """
-
-    def __init__(self, ray: Any) -> None:
-        self._call = ray.remote(_call)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kw: Any) -> Future[Any]:
-        future: Future[Any] = self._call.remote(fn, args, kw).future()
-        return future
-
-
-def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
-
-
-def is_ray(executor: Any) -> bool:
-    return isinstance(executor, types.ModuleType) and executor.__name__ == "ray"

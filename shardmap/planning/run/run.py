@@ -26,7 +26,7 @@ from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.disk.scratch import checked, scratch_arrays
 from shardmap.planning.run.out import outputs, reserve_files, shared_chunks
 from shardmap.planning.run.own_processes import own_processes
-from shardmap.planning.run.processes import ProcessWorkers, RayExecutor, is_ray
+from shardmap.planning.run.processes import ProcessWorkers
 from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Task
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
@@ -149,8 +149,6 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
         yield ThreadWorkers, executor
     elif is_client(executor):
         yield DaskWorkers, executor
-    elif is_ray(executor):
-        yield ProcessWorkers, RayExecutor(executor)
     elif isinstance(executor, Executor):
         # Of a ProcessPoolExecutor. The lock of a thread of JAX stays locked in a fork.
         context = getattr(executor, "_mp_context", None)
