@@ -7,6 +7,7 @@ traced array it does what is written here, on others what it did.
 import contextlib
 import functools
 import importlib
+import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardmap.planning.labelled_groups import reduced_groups
 from shardmap.planning.sources.labelled import is_dataset
 
 
@@ -150,6 +152,8 @@ def each_interpolated(
 
 
 METHODS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "core.groupby.DataArrayGroupByBase": {"reduce": reduced_groups},
+    "core.groupby.DatasetGroupByBase": {"reduce": reduced_groups},
     "DataArray": {
         "ffill": forward_filled,
         "bfill": backward_filled,
@@ -180,7 +184,7 @@ def wrapped() -> Iterator[None]:
             xarray = importlib.import_module("xarray")
             for kind, methods in METHODS.items():
                 for name, method in methods.items():
-                    _wrap(getattr(xarray, kind), name, method)
+                    _wrap(operator.attrgetter(kind)(xarray), name, method)
     try:
         yield
     finally:
@@ -195,8 +199,10 @@ def _wrap(kind: type, name: str, ours: Callable[..., Any]) -> None:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = ours if _is_traced(self) else original
-        return chosen(self, *args, **kwargs)
+        result = NotImplemented
+        if _is_traced(getattr(self, "_obj", self)):
+            result = ours(self, *args, **kwargs)
+        return original(self, *args, **kwargs) if result is NotImplemented else result
 
     setattr(kind, name, method)
     _originals.append((kind, name, original))

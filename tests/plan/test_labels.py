@@ -232,6 +232,51 @@ def test_a_plan_holds_labels_but_no_data(fun, ds):
     xr.testing.assert_allclose(shard_plan.run(ds), want)
 
 
+DAYS = xr.DataArray(
+    np.random.default_rng(1).normal(size=(800, 3)).astype("f4"),
+    {
+        "time": np.arange("2020-01-01", "2022-03-11", dtype="datetime64[D]"),
+        "k": [1, 2, 3],
+    },
+    attrs={"units": "K"},
+).astype("f4")
+DAYS = DAYS.where((DAYS < 1.5) & (DAYS.time.dt.month != DAYS.k))
+GROUPED = {
+    "mean": lambda a: a.groupby("time.month").mean(),
+    "of parts": lambda a: a.isel(time=slice(40)).resample(time="6h").max(),
+    "with a variance": lambda a: a.groupby("time.season").std(ddof=1, skipna=False),
+    "count": lambda a: a.groupby("time.year").count(keep_attrs=False),
+    "bins": lambda a: a.groupby_bins("k", [1, 2, 3]).min(),
+    "of two labels": lambda a: a.groupby(["time.year", "k"]).sum(),
+    "of booleans": lambda a: (a > 0).groupby("time.month").sum(),
+    "of whole numbers": lambda a: a.notnull().astype(int).groupby("time.month").var(),
+    "of a dataset": lambda a: xr.Dataset({"a": a, "b": a.T}).resample(time="1W").mean(),
+    "by another function": lambda a: a.groupby("time.month").reduce(np.mean),
+    "median": lambda a: a.groupby("time.year").median(),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_are_those_of_xarray(name):
+    fun = GROUPED[name]
+    want = fun(DAYS)
+    for cut in {"time": 7}, {"k": 3}:
+        got = plan(fun, DAYS, in_slices=cut).run(DAYS)
+        xr.testing.assert_allclose(got, want, rtol=1e-4)
+        assert got.attrs == want.attrs
+
+
+def test_many_groups_are_few_equations():
+    def anomaly(a):
+        days = a.groupby("time.dayofyear")
+        return (days - days.mean()).std("time")
+
+    shard = plan(anomaly, DAYS, in_slices={"k": 3}).shards[0]
+    jaxpr = jax.make_jaxpr(shard.function)(*shard.args(DAYS))
+    assert len(str(jaxpr).splitlines()) < 200
+
+
 def test_a_report_names_the_line_of_the_function(ds):
     def fun(ds):
         return ds.t.groupby("time.month").mean()
