@@ -34,7 +34,7 @@ from shardmap.planning.memory.compiled import peak_bytes, sample
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.sources.stores import borders
+from shardmap.planning.sources.stores import borders, decoded_bytes
 from shardmap.units import shown
 
 
@@ -101,6 +101,7 @@ def cut_function(
             scratch=scratch,
             narrowed=narrowed,
             chunks_read=read,
+            decoded=max(map(decoded_bytes, leaves), default=0),
             statics=statics,
         )
 

@@ -28,7 +28,7 @@ from shardmap.planning.cutting import cut_function
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.in_slices import InSlices
 from shardmap.planning.labels import Labels, named_cuts, without_labels
-from shardmap.planning.memory.compiled import peak_bytes
+from shardmap.planning.memory.compiled import peak_bytes, read_bytes
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import to_dask
 from shardmap.planning.run.disk.scratch import checked
@@ -298,9 +298,10 @@ class ShardPlan:
         """The bytes that one shard uses at most.
 
         It counts what the shard reads and returns, what XLA says that it takes besides,
-        and the values that are kept for later stages at that time. It does not count
-        arguments, results, values in ``scratch``, and free memory that the allocator
-        keeps. The largest shard of each stage is compiled for this.
+        and the values that are kept for later stages at that time; of zarr, also a
+        chunk that is decoded. It does not count arguments, results, values in
+        ``scratch``, and free memory that the allocator keeps. The largest shard of each
+        stage is compiled for this.
         """
         return peak_bytes(self._cut_program)
 
@@ -436,9 +437,11 @@ class ShardPlan:
             max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
         retries = integer_of("retries", retries, least=0)
         check_bool("progress", progress)
-        if executor is None and max_in_flight is None and self._memory is not None:
-            if 2 * self.peak_bytes > self._memory:
-                max_in_flight = 1
+        decoding = None
+        if self._memory is not None:
+            decoding = self._memory - read_bytes(self._cut_program)
+            if executor is None and max_in_flight is None:
+                max_in_flight = 1 if 2 * self.peak_bytes > self._memory else None
         if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
             raise TypeError(
                 f"run got {unknown[0]}=, which is no option of run nor a keyword "
@@ -457,6 +460,6 @@ class ShardPlan:
             checkpoint=checkpoint,
             scratch=scratch,
             task=task,
-            trims=self._memory is not None,
+            decoding=decoding,
         )
         return None if results is None else self._labelled(results)

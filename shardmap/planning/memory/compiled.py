@@ -148,7 +148,10 @@ def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
         for count, shard in _middles(stage):
             moved += shard.moved * count
             if not in_loops:
-                peak = _with_reads(shard).plus(beside, beside)
+                peak = _with_reads(shard)
+                read = _while_read(cut_program, shard) + cut_program.decoded
+                more = beside + max(read - peak.bytes, 0)
+                peak = peak.plus(more, beside)
             elif stage.num_shards == 1 and not kept:
                 peak = shard.held
             else:
@@ -216,6 +219,27 @@ def _computation(stage: Stage, static: StaticRecipe) -> Any:
     return tuple(avals), static.read_shapes, tuple(steps), static.outs
 
 
+def _while_read(cut_program: CutProgram, shard: LargestShard) -> int:
+    """The bytes that are held while a shard is read.
+
+    The allocator of JAX may have the last piece of a store until the next one is there.
+    """
+    last = min(cut_program.decoded, 1)
+    return (1 + last) * sum(itertools.starmap(box_bytes, shard.recipe.reads))
+
+
+def read_bytes(cut_program: CutProgram) -> int:
+    """The most that is held while a shard is read, besides what a store decodes."""
+    return max(
+        (
+            _while_read(cut_program, shard) + kept_bytes(cut_program, place)
+            for place, stage in enumerate(cut_program.stages)
+            for shard in _largest_shards(stage)
+        ),
+        default=0,
+    )
+
+
 def shard_bytes(cut_program: CutProgram, stage: Stage, limit: float = math.inf) -> int:
     """The most that a shard of a stage reads, computes and returns.
 
@@ -223,7 +247,9 @@ def shard_bytes(cut_program: CutProgram, stage: Stage, limit: float = math.inf) 
     """
     most = 0
     for shard in _largest_shards(stage):
-        most = max(most, shard.moved + _temporaries(cut_program, stage, shard))
+        held = shard.moved + _temporaries(cut_program, stage, shard)
+        read = _while_read(cut_program, shard) + cut_program.decoded
+        most = max(most, held, read)
         if most > limit:
             break
     return most

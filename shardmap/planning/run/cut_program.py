@@ -59,6 +59,7 @@ class CutProgram:
         both dtypes.
       chunks_read: by name, of the arguments that lie in chunks, how many pieces read
         each chunk.
+      decoded: the most bytes that a store holds while it reads a chunk of an argument.
       statics: the positions and names of static arguments.
       stages: its stages, if another program with this analysis has them.
 
@@ -79,6 +80,7 @@ class CutProgram:
         scratch: Any = None,
         narrowed: Mapping[str, tuple[np.dtype, np.dtype]] | None = None,
         chunks_read: Mapping[str, float] | None = None,
+        decoded: int = 0,
         statics: Collection[int | str] = (),
         stages: Sequence[Stage] = (),
     ) -> None:
@@ -88,7 +90,7 @@ class CutProgram:
         self.cuts, self.names = cuts, names
         self.scratch, self.narrowed = scratch, narrowed or {}
         self.chunks_read = chunks_read or {}
-        self.statics = statics
+        self.decoded, self.statics = decoded, statics
         self.x64: bool = config_value("jax_enable_x64")
         self.partitionable: bool = config_value("jax_threefry_partitionable")
         self.stages = [*stages] or stages_of(analysis)

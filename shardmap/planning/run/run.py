@@ -31,6 +31,7 @@ from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Task
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
 from shardmap.planning.sources.handlers import sliceable
+from shardmap.planning.sources.stores import decoding_within
 from shardmap.units import integer_of, shown, size
 
 TRIM_SECONDS = 0.05
@@ -52,12 +53,12 @@ def run(
     checkpoint: str | os.PathLike[str] | None,
     scratch: Any,
     task: Any,
-    trims: bool,
+    decoding: int | None,
 ) -> PyTree:
     """See `ShardPlan.run`.
 
     Args:
-      trims: whether to give freed memory that the allocator keeps back to the system.
+      decoding: the bytes that a store may hold to decode chunks; None: any number.
     """
     in_job = None if task is None else place_in_job(task)
     if in_job and checkpoint is None:
@@ -94,7 +95,10 @@ def run(
         if progress:
             bar = _progress(cut_program, sum(map(len, numbers)))
             step = stack.enter_context(bar)
-        trim, trimmed = _trim_of_glibc() if trims else None, time.monotonic()
+        trim, trimmed = None, time.monotonic()
+        if decoding is not None:  # The allocator keeps freed memory, too.
+            trim = _trim_of_glibc()
+            stack.enter_context(decoding_within(leaves, decoding))
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
                 remove(value)

@@ -2,8 +2,10 @@
 
 import contextlib
 import importlib
+import math
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,33 @@ def borders(array: object, axis: int) -> tuple[int, ...] | None:
     if isinstance(length, tuple | list):  # Of Dask: the lengths of all of them.
         return tuple(np.cumsum(length, dtype=int).tolist()[:-1])
     return tuple(range(int(length), shape[axis], int(length)))
+
+
+def decoded_bytes(array: object) -> int:
+    """The bytes that zarr holds while it reads a chunk, encoded and decoded.
+
+    It is 0 for other arrays.
+    """
+    zarr = sys.modules.get("zarr")
+    if zarr is None or not isinstance(array, zarr.Array):
+        return 0
+    return 2 * math.prod(array.chunks) * array.dtype.itemsize
+
+
+@contextlib.contextmanager
+def decoding_within(arrays: Iterable[object], room: float) -> Iterator[None]:
+    """Makes zarr decode only so many chunks at once as fit, at least one.
+
+    The last one may not be freed yet.
+    """
+    if most := max(map(decoded_bytes, arrays), default=0):
+        config = importlib.import_module("zarr").config
+        at_once = max(int(room // most) - 1, 1)
+        at_once = min(at_once, config.get("async.concurrency") or at_once)
+        with config.set({"async.concurrency": at_once}):
+            yield
+    else:
+        yield
 
 
 register_opener("h5py.Dataset", Opener("h5py", _describe_dataset, _reopen_dataset))

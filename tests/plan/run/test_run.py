@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+import tracemalloc
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -44,6 +45,21 @@ def test_out_is_filled_and_returned(shard_plan, want, tmp_path):
     assert got[0] is sums
     assert got[1] is memmap
     assert_same((sums, np.asarray(memmap)), want, 1e-4)
+
+
+def test_chunks_are_decoded_within_memory(tmp_path):
+    """zarr decodes ten chunks at once: twice the memory that was given."""
+    zarr = pytest.importorskip("zarr")
+    shape, limit = (1000, 20, 100), 3_000_000
+    x = zarr.create_array(tmp_path, shape=shape, chunks=(200, 4, 100), dtype="f4")
+    x[...] = np.random.default_rng(0).normal(size=shape)
+    made = plan(lambda x: jax.numpy.median(x, 0), x, memory=limit)
+    want = made.run(x)
+    tracemalloc.start()
+    got, (_, peak) = made.run(x), tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(got, want)
+    assert max(peak, made.peak_bytes) <= limit
 
 
 @pytest.mark.parametrize("library", ["zarr", "h5py"])
