@@ -10,16 +10,14 @@ the same everywhere.
 
 import contextlib
 import contextvars
-import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in, per_jaxpr
@@ -156,32 +154,22 @@ def _within_time_limit(
 
 def _exchange(devices: tuple[jax.Device, ...], text: str) -> dict[int, str]:
     """The text of each process, by process."""
-    here = jax.process_index(devices[0].client)
-    logging.debug("shardmap: process %d is about to run %s", here, text)
+    # Needed among several processes only.
+    from jax.experimental import multihost_utils
+
+    logging.debug("shardmap: this process is about to run %s", text)
     encoded = text.encode()
     if len(encoded) > _MESSAGE_BYTES:
         digest = hashlib.sha256(encoded).hexdigest()[:8].encode()
         encoded = encoded[: _MESSAGE_BYTES - 12] + b"... " + digest
-    message = np.zeros((1, _MESSAGE_BYTES), np.uint8)
-    message[0, : len(encoded)] = list(encoded)
-    rows, gather = _gather(devices)
-    local = next(device for device in devices if device.process_index == here)
-    whole = jax.make_array_from_single_device_arrays(
-        (len(devices), _MESSAGE_BYTES), rows, [jax.device_put(message, local)]
-    )
-    gathered = np.asarray(gather(whole).addressable_data(0))
-    return {
-        device.process_index: bytes(row).rstrip(b"\0").decode(errors="replace")
-        for device, row in sorted(
-            zip(devices, gathered, strict=True), key=lambda pair: pair[0].process_index
-        )
-    }
-
-
-@functools.lru_cache
-def _gather(devices: tuple[jax.Device, ...]) -> tuple[NamedSharding, Any]:
+    message = np.frombuffer(encoded.ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
     mesh = Mesh(np.asarray(devices, dtype=object), "process")
-    rows, whole = (
-        NamedSharding(mesh, PartitionSpec(*names)) for names in (["process"], [])
+    rows = multihost_utils.host_local_array_to_global_array(
+        message[None], mesh, PartitionSpec("process")
     )
-    return rows, jax.jit(lambda x: x, out_shardings=whole)
+    gathered = multihost_utils.process_allgather(rows, tiled=True)
+    texts = {
+        device.process_index: bytes(row).rstrip(b"\0").decode(errors="replace")
+        for device, row in zip(devices, gathered, strict=True)
+    }
+    return dict(sorted(texts.items()))
