@@ -83,9 +83,8 @@ def shardings_along(
         ):
             raise ValueError(
                 f"a map inside cuts dimension {dimension} of an array between "
-                "processes, of which each passes its own elements only. Pass global "
-                "arrays, or put the mesh axes of maps inside on the devices of one "
-                "process."
+                "processes. Pass global arrays, or put the mesh axes of maps inside on "
+                "the devices of one process."
             )
     devices = local.mesh.size
     is_copied = devices > 1 and local.is_fully_replicated

@@ -70,9 +70,8 @@ class _RunLock:
             during = "a program" if self._name is None else self._name
             raise RuntimeError(
                 f"{name} is called by a callback on the host while {during} runs: on "
-                "CPU runs with collectives take turns, and need the threads that wait "
-                "for this callback. Call it when that has returned, or do the "
-                "callback's work with NumPy."
+                "CPU runs with collectives take turns. Call it when that has returned, "
+                "or do the callback's work with NumPy."
             )
         with self._lock:
             if self._started is not None:

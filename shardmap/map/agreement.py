@@ -101,11 +101,12 @@ def agree(mesh: AnyMesh | None, what: str, text: Callable[[], str]) -> None:
     # may be running cannot take each other for their own: they use other connections.
     texts = _within_time_limit(what, tuple(reversed(firsts.values())), own_text)
     if len(set(texts.values())) > 1:
-        listed = "".join(f"\n  * process {k}: {text}" for k, text in texts.items())
+        first, told = next(iter(texts.items()))
+        other = next(k for k, each in texts.items() if each != told)
         raise RuntimeError(
-            f"{what}: the processes do not call the same function with equal shapes:"
-            f"{listed}\nEvery process must make the same calls in the same order, and "
-            "pass equally many elements."
+            f"{what}: the processes do not call the same function with equal shapes, "
+            f"in the same order:\n  * process {first}: {told}\n  * process {other}: "
+            f"{texts[other]}"
         )
     _agreed.add((mesh, own_text))
 
@@ -142,11 +143,9 @@ def _within_time_limit(
     except TimeoutError:
         taking_part = sorted(device.process_index for device in devices)
         raise RuntimeError(
-            f"{what}: waited {limit:g} s for the other processes to call it "
-            f"too: {text}. Processes {taking_part} take "
-            "part; one of them has ended, waits elsewhere, or calls nothing. A shorter "
-            "last batch in one of them is the usual reason. Look at "
-            f"its output. The environment variable {TIME_LIMIT} sets the time."
+            f"{what}: waited {limit:g} s for the other processes to call it too: "
+            f"{text}. Processes {taking_part} take part, and one has ended or waits "
+            f"elsewhere. Look at its output, or set {TIME_LIMIT}."
         ) from None
     except Exception as error:
         raise RuntimeError(gone(what)) from error

@@ -105,11 +105,8 @@ def partition_dims(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
         if left > 1:
             raise ValueError(
                 f"parts {parts} need {total_partitions(parts)} devices for each "
-                f"element, but the mesh around them, {dict(mesh.shape)}, has no axes "
-                "for partitions. Leave mesh and mesh_axes out of the outermost spmap, "
-                "so that it makes them, or cut along other axes of your own mesh with "
-                "jax.lax.with_sharding_constraint; inside of jax.shard_map there are "
-                "none."
+                f"element, but the mesh {dict(mesh.shape)} has no axes for them. Leave "
+                "mesh out of the outermost spmap, or use with_sharding_constraint."
             )
         if names:
             dims[dimension] = tuple(names)
@@ -151,9 +148,8 @@ def axes_in_map(
     if total > available:
         raise ValueError(
             f"{where} with {total} partitions inside requires at least {total} devices "
-            f"({axis_size} elements x {total} partitions = {axis_size * total} for one "
-            f"element at a time on each), but only {available} devices are available."
-            f"{too_few_devices(total)}"
+            f"({axis_size * total} for all {axis_size} elements at a time), but there "
+            f"are {available}.{too_few_devices(total)}"
         )
     return partition_axes([equation.params["parts"] for equation in constraints], total)
 

@@ -41,10 +41,9 @@ def check_devices(what: str, devices: Sequence[jax.Device]) -> None:
     """Refuses other devices than those of the program under `jax.set_mesh`."""
     if devices and has_mesh() and not is_on_mesh(devices):
         raise ValueError(
-            f"{what} runs on the devices {[d.id for d in devices]}, but the program "
-            "that it is a part of runs on those of jax.set_mesh, "
-            f"{[d.id for d in current_mesh_devices()]}. Set a mesh of these devices, "
-            "or leave out what names others."
+            f"{what} runs on the devices {[d.id for d in devices]}, but its program on "
+            f"those of jax.set_mesh, {[d.id for d in current_mesh_devices()]}. Set a "
+            "mesh of these devices, or leave out what names others."
         )
 
 

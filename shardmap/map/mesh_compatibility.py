@@ -88,8 +88,7 @@ def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> N
     if is_pmap(equation):
         raise ValueError(
             f"{where} and the jax.pmap inside it cannot be one program, as each "
-            "names devices of its own. Put shardmap.spmap in place of jax.pmap: "
-            "nested maps share the devices."
+            "names devices of its own. Put shardmap.spmap in place of jax.pmap."
         )
     problem = (
         f"both use mesh axes {both}"
@@ -97,10 +96,9 @@ def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> N
         else f"the map runs on {mesh}, the shard_map on {inner}"
     )
     raise ValueError(
-        f"{where} and the jax.shard_map inside it cannot be one program: "
-        f"{problem}. Give spmap the same mesh= and mesh_axes= which shard_map's "
-        f"axis_names= leave out{other_way}, or put shardmap.spmap in place of "
-        "jax.shard_map."
+        f"{where} and the jax.shard_map inside it cannot be one program: {problem}. "
+        "Give spmap the same mesh= and mesh_axes= which shard_map's axis_names= leave "
+        f"out{other_way}, or put shardmap.spmap in place of jax.shard_map."
     )
 
 

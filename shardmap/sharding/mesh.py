@@ -397,9 +397,8 @@ def pmap_sharding(
     used = check_devices("pmap_sharding", np.asarray(devices, dtype=object).flat)
     if size is not None and len(used) != size:
         raise ValueError(
-            f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
-            f"device per index, got {len(used)} devices. Cut it into longer shards "
-            "with a ShardingSpec and Chunked, or pass as many devices."
-            f"{too_few_devices(size)}"
+            f"dimension {sharded_dim} of shape {shape} has size {size} and needs as "
+            f"many devices, got {len(used)} devices. Cut it into longer shards with a "
+            f"ShardingSpec and Chunked.{too_few_devices(size)}"
         )
     return NamedSharding(Mesh(np.array(used), "axis0"), PartitionSpec(*names))

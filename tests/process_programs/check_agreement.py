@@ -7,7 +7,10 @@ from world import DEVICES, LOCAL, PROCESS, equal, equal_global, on_all_devices, 
 
 import shardmap as sm
 
-DIFFERENT = "the processes do not call the same function with equal shapes:\n"
+DIFFERENT = (
+    "the processes do not call the same function with equal shapes, in the same "
+    "order:\n"
+)
 # Named so that only what they do tells them apart.
 SUMS = [lambda x: lax.psum(x, "i"), lambda x: lax.pmax(x, "i")]
 OURS = SUMS[PROCESS % 2]

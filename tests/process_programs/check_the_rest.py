@@ -260,7 +260,8 @@ def check_other_functions_are_told_apart():
     _, mine = numbers(LOCAL, 2)
     refused(
         RuntimeError,
-        "the processes do not call the same function with equal shapes:\n"
+        "the processes do not call the same function with equal shapes, in the same "
+        "order:\n"
         "  * process 0: <lambda>, mesh {'i': ",
         sm.spmap(same[PROCESS % 2], "i"),
         mine,
@@ -272,7 +273,7 @@ def check_other_shapes_are_told_apart():
     equal(mapped(np.ones((LOCAL, 7))), np.zeros((LOCAL, 7)))
     refused(
         RuntimeError,
-        "the processes do not call the same function with equal shapes:",
+        "the processes do not call the same function with equal shapes, in the same",
         mapped,
         np.ones((LOCAL, 8 + PROCESS)),
     )

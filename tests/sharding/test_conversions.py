@@ -277,7 +277,7 @@ def test_pmap_sharding_of_no_dimension_copies():
             (9,),
             0,
             None,
-            "has size 9 and needs one device per index, got 8 devices. Cut",
+            "has size 9 and needs as many devices, got 8 devices. Cut",
         ),
         ((4, 2), 2, None, r"sharded_dim 2 is out of range for shape \(4, 2\) of 2 dim"),
         ((), 0, None, r"sharded_dim 0 is out of range for shape \(\) of 0 dimensions"),

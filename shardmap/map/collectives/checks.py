@@ -106,9 +106,8 @@ def _check_known(equation: Equation, axis_name: Hashable, axis_size: int) -> Non
     ):
         raise NotImplementedError(
             f"{equation.primitive} over {axis_text(axis_name)} of size "
-            f"{axis_size}: maps do not know this collective. If it is yours, "
-            "register_collective tells them; else use one of jax.lax, such as "
-            "all_gather."
+            f"{axis_size}: maps do not know this collective. If it is yours, call "
+            "register_collective; else use one of jax.lax, such as all_gather."
         )
 
 

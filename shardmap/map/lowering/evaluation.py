@@ -39,9 +39,8 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     if several and not is_compile_only(cast(Mesh, mesh).devices.flat[0]):
         raise ValueError(
             f"{of_map} runs on several processes, and is transformed outside of "
-            "jax.jit. Put the transformation under it, such as "
-            "jax.jit(jax.grad(loss)), and pass global arrays: "
-            "jax.make_array_from_process_local_data makes them."
+            "jax.jit. Write jax.jit(jax.grad(loss)), and pass global arrays, as of "
+            "jax.make_array_from_process_local_data."
         )
     under_mesh = of_map.mesh is not None and contexts.has_mesh()
     if any(map(config_value, _DEBUGGING)):
