@@ -12,13 +12,13 @@ from shardmap._jax.context import check_vma_off
 from shardmap._jax.types import Value
 
 
-class Batch(NamedTuple):
-    """A vmap: the name and size of its axis."""
+class VmapAxis(NamedTuple):
+    """The axis of a vmap."""
 
     name: Hashable
     size: int
 
-    def vectorize_function(
+    def vectorize(
         self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
     ) -> Callable[..., Any]:
         """`jax.vmap` of ``fun``; all operands may be unmapped.
@@ -56,7 +56,7 @@ def batch_observer(tell: Callable[[tuple[bool, ...]], None]) -> Callable[..., An
 def batched_results_of(
     fun: Callable[..., Sequence[Any]],
     avals: Sequence[Any],
-    batch: Batch,
+    axis: VmapAxis,
     dims: Sequence[int | None],
 ) -> tuple[bool, ...]:
     """Which results of ``fun`` are batched under `jax.vmap`.
@@ -64,7 +64,7 @@ def batched_results_of(
     Args:
       fun: takes and returns flat values.
       avals: of its operands without the batch.
-      batch, dims: the vmap's axis, and where each operand has it.
+      axis, dims: the vmap's axis, and where each operand has it.
     """
     batched: tuple[bool, ...] = ()
 
@@ -84,8 +84,8 @@ def batched_results_of(
     for aval, dim in zip(avals, dims, strict=True):
         shape = list(aval.shape)
         if dim is not None:
-            shape.insert(dim, batch.size)
+            shape.insert(dim, axis.size)
         structs.append(jax.ShapeDtypeStruct(shape, aval.dtype))
     with check_vma_off():
-        jax.eval_shape(batch.vectorize_function(observed, dims, 0), *structs)
+        jax.eval_shape(axis.vectorize(observed, dims, 0), *structs)
     return batched

@@ -45,8 +45,8 @@ from shardmap.api.programs import (
 from shardmap.api.user_function import Args, FlatFunction, Kwargs, UserFunction
 from shardmap.arrays import placement, trees
 from shardmap.map import contexts, tracing
-from shardmap.map.batch import Batch, batched_results
 from shardmap.map.collectives.rewrites import for_shard_map
+from shardmap.map.differing import differing_results
 from shardmap.map.layout import MapShardings
 from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
@@ -497,14 +497,12 @@ class BlockMap:
         names: Sequence[str],
     ) -> None:
         """Checks that results do not differ along mesh axes that they do not name."""
-        sizes = {name: self.options.mesh.shape[name] for name in names}
-        constants = (None,) * (len(jaxpr.invars) - len(in_axes))
-        for name, size in sizes.items():
+        constants = (False,) * (len(jaxpr.invars) - len(in_axes))
+        for name in names:
             if all(name in axes for axes in out_axes):
                 continue
-            dims = tuple(0 if name in axes else None for axes in in_axes)
-            with bound_axes(sizes):
-                differs = batched_results(jaxpr, Batch(name, size), constants + dims)
+            mapped = tuple(name in axes for axes in in_axes)
+            differs = differing_results(jaxpr, name, constants + mapped)
             if bad := [
                 k for k, axes in enumerate(out_axes) if differs[k] and name not in axes
             ]:

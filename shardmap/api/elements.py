@@ -29,7 +29,7 @@ from shardmap.api.programs import Call, run, run_on_set_mesh, run_without_mesh
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.map import contexts, tracing
-from shardmap.map.batch import Batch, batched_results
+from shardmap.map.differing import differing_results
 from shardmap.map.layout import (
     MapShardings,
     map_mesh,
@@ -236,18 +236,17 @@ class ElementMap:
         refuse_sparse("out_axes", given, body.out_tree)
         out_axes = out_axes_from_front(given, avals)
         if None in out_axes:
-            batch = Batch(self.options.axis_name, axis_size)
-            self._check_unmapped(out_axes, body, in_axes, batch)
+            self._check_unmapped(out_axes, body, in_axes)
         return out_axes
 
     def _check_unmapped(
-        self, out_axes: Axes, body: tracing.Body, in_axes: Axes, batch: Batch
+        self, out_axes: Axes, body: tracing.Body, in_axes: Axes
     ) -> None:
         """Checks that results without the mapped axis are equal on all elements."""
-        dims = (None,) * len(body.constants) + tuple(
-            None if axis is None else 0 for axis in in_axes
-        )
-        differs = batched_results(body.jaxpr, batch, dims)
+        constants = (False,) * len(body.constants)
+        mapped = tuple(axis is not None for axis in in_axes)
+        name = self.options.axis_name
+        differs = differing_results(body.jaxpr, name, constants + mapped)
         bad = [
             k
             for k, (axis, differ) in enumerate(zip(out_axes, differs, strict=True))

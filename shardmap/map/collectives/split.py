@@ -6,7 +6,7 @@ batching rule gets the whole block, and looks up what to do in the table.
 """
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import jax.extend.core.primitives as p
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
+from shardmap._jax.batching import VmapAxis
 from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import (
@@ -44,7 +45,8 @@ block_collective_p.multiple_results = True
 
 def block_collective(equation: Equation, axis: AxisLayout) -> Any:
     """A collective over ``axis``, ready for a block of its elements."""
-    if not is_collective(equation, axis.name):
+    is_ready = equation.primitive is block_collective_p
+    if is_ready or not is_collective(equation, axis.name):
         return equation
     return equation.replace(
         primitive=block_collective_p,
@@ -88,23 +90,29 @@ def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:
 
 def is_collective(equation: Equation, name: Hashable) -> bool:
     """Whether the equation itself is a collective over the axis."""
+    if equation.primitive is block_collective_p:
+        return bool(equation.params["axis"].vectorized_name == name)
     return equation.primitive in COLLECTIVES and name in axis_names(equation.params)
 
 
 def combines_all(equation: Equation, name: Hashable) -> bool:
     """Whether it reduces over the whole axis: all elements have its result."""
     return (
-        is_collective(equation, name)
+        equation.primitive in COLLECTIVES
+        and is_collective(equation, name)
         and COLLECTIVES[equation.primitive].is_reduction
         and equation.params.get("axis_index_groups") is None
         and not any(isinstance(axis, int) for axis in axis_names(equation.params))
     )
 
 
-def gives_all_the_same(equation: Equation, name: Hashable) -> bool:
-    """Whether all elements have the result of a collective over the axis."""
-    is_whole = equation.params.get("axis_index_groups") is None
-    return is_whole and COLLECTIVES[equation.primitive].is_shared
+def gives_all_the_same(equation: Equation) -> bool:
+    """Whether all elements have the result of a collective."""
+    primitive, params = equation.primitive, equation.params
+    if primitive is block_collective_p:
+        primitive, params = params["collective"], dict(params["params"])
+    is_whole = params.get("axis_index_groups") is None
+    return is_whole and COLLECTIVES[primitive].is_shared
 
 
 def has_collectives(jaxpr: Jaxpr) -> bool:
@@ -150,13 +158,16 @@ def_batching(block_collective_p, _batching_rule)
 # What `jax.vmap` takes
 
 
-def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
-    """``jaxpr`` for `jax.vmap` along an axis ``name``, perhaps None, of ``size``.
+def vectorized(
+    jaxpr: Jaxpr, vmap: VmapAxis, in_dims: Sequence[int | None], out_dims: Any
+) -> Callable[..., Any]:
+    """`jax.vmap` of ``jaxpr``; all operands may be unmapped, and the axis unnamed.
 
     JAX's batching rules of collectives over the axis know no groups, mostly only one
     axis, and number the elements of a permutation over several axes wrongly.
     """
-    axis = AxisLayout(name, size, vectorized_name=name)
+    name = vmap.name
+    axis = AxisLayout(name, vmap.size, vectorized_name=name)
 
     def change(equation: Equation, where: tuple[bool, bool]) -> Any:
         in_scope, in_map = where
@@ -170,7 +181,10 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
         is_map = equation.primitive is spmap_p
         return in_scope and not binds(equation, name), in_map or is_map
 
-    return rewrite_in_context(jaxpr, (True, False), change, inside)
+    ready = rewrite_in_context(jaxpr, (True, False), change, inside)
+    return vmap.vectorize(
+        lambda *args: jax.core.eval_jaxpr(ready, (), *args), in_dims, out_dims
+    )
 
 
 def _grouped_batching_rule(

@@ -1,21 +1,19 @@
 """How a map is lowered: `lower_map` does what is decided here, `explain` reports it."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection
+from typing import Literal, NamedTuple
 
-import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, sharding_constraint_p, while_p
 from jax.sharding import AbstractMesh
 
-from shardmap._jax.batching import batch_observer, batched_results_of
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr
-from shardmap._jax.walk import equations, equations_for, primitives_in, rewrite_jaxpr
-from shardmap.map.batch import Batch
+from shardmap._jax.types import AnyMesh
+from shardmap._jax.walk import equations, primitives_in
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.constraint import constrain_p
+from shardmap.map.differing import branches_differ
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -94,47 +92,10 @@ def may_branch(params: MapParams, around: EnclosingProgram) -> bool:
     outside_of_maps = equations(jaxpr, is_no_map)
     if not any(e.primitive in (cond_p, while_p) for e in outside_of_maps):
         return False
-    return bool(around.mesh.manual_axes) or _predicates_differ(
-        jaxpr, Batch(params.axis_name, params.axis_size), params.in_axes
+    mapped = tuple(axis is not None for axis in params.in_axes)
+    return bool(around.mesh.manual_axes) or branches_differ(
+        jaxpr, params.axis_name, mapped
     )
-
-
-def _predicates_differ(
-    jaxpr: Jaxpr, batch: Batch, in_axes: Sequence[int | None]
-) -> bool:
-    """Whether `jax.vmap` batches the predicate of a branch or a loop."""
-    seen: list[bool] = []
-    observe = batch_observer(seen.extend)
-
-    def observed(predicate: Any, like: Equation) -> tuple[Any, list[Any]]:
-        """The predicate of ``like`` as a variable, and the equations that make it."""
-        variable = jex_core.Var(predicate.aval)
-        return variable, equations_for(observe, [predicate], [variable], like)
-
-    def change(equation: Equation) -> Any:
-        if equation.primitive is cond_p:
-            predicate, observing = observed(equation.invars[0], equation)
-            invars = [predicate, *equation.invars[1:]]
-            return [*observing, equation.replace(invars=invars)]
-        if equation.primitive is while_p:
-            closed = equation.params["cond_jaxpr"]
-            condition = closed.jaxpr
-            predicate, observing = observed(condition.outvars[0], equation)
-            condition = condition.replace(
-                eqns=[*condition.eqns, *observing], outvars=[predicate]
-            )
-            changed = {"cond_jaxpr": closed.replace(jaxpr=condition)}
-            return equation.replace(params=equation.params | changed)
-        return equation
-
-    fun = batch.function(rewrite_jaxpr(jaxpr, change, is_no_map))
-    avals = [var.aval for var in jaxpr.invars]
-    dims = [None if axis is None else 0 for axis in in_axes]
-    try:
-        batched_results_of(fun, avals, batch, dims)
-    except Exception:  # Something cannot be vectorised.
-        return True
-    return any(seen)
 
 
 def platform_of(mesh: AnyMesh) -> str:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.batching import VmapAxis
 from shardmap._jax.context import (
     NO_MESH,
     LoweringContext,
@@ -30,7 +31,6 @@ from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import Jaxpr, Param, Value, without_sharding
 from shardmap._jax.walk import equations_with
 from shardmap.map import agreement
-from shardmap.map.batch import Batch
 from shardmap.map.layout import map_shardings, partition_spec
 from shardmap.map.lowering.decision import (
     Decision,
@@ -281,7 +281,7 @@ def block_function(
     jaxpr = prepare(jaxpr, context)
     if context.runs_as == "loop":
         return loop(jaxpr, axis, in_axes, out_axes)
-    mapped = Batch(axis.vectorized_name, axis.block).vectorize_function(
+    mapped = VmapAxis(axis.vectorized_name, axis.block).vectorize(
         lambda *args: jax.core.eval_jaxpr(jaxpr, (), *args),
         in_axes,
         [0 if out_axis is None else out_axis for out_axis in out_axes],

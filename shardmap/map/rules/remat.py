@@ -19,6 +19,7 @@ from shardmap._jax.primitives import remat_params
 from shardmap._jax.rules import Policy, Split, def_partial_eval_custom, split_checkpoint
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import per_jaxpr
+from shardmap.map.differing import differing, is_in
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.primitives.params import MapParams
 from shardmap.map.rules.differentiation import residual_sources
@@ -49,13 +50,23 @@ def _split_rule(
     outs: list[Any] = list(zip(equation.outvars, params.out_axes, strict=True))
     operands = list(compress(ins, map(operator.not_, unknown_in)))
     results = list(compress(outs, map(operator.not_, unknown_out)))
+    mapped = tuple(axis is not None for _, axis in operands)
+    differ = differing(known.params["jaxpr"], params.axis_name, mapped)
     jaxpr, sources = _without_copies(
         known.params["jaxpr"],
-        tuple(not isinstance(v, jex_core.DropVar) for v, _ in results),
+        tuple(
+            not isinstance(var, jex_core.DropVar)
+            # A residual that all elements share is one, though the result is not.
+            and (axis is None or is_in(of_element, differ))
+            for (var, axis), of_element in zip(
+                results, known.params["jaxpr"].outvars, strict=False
+            )
+        ),
     )
+    axes = [0 if is_in(v, differ) else None for v in jaxpr.outvars[len(results) :]]
     computed = [
-        (jex_core.Var(insert_axis(v.aval, params.axis_size, 0)), 0)
-        for v in jaxpr.outvars[len(results) :]
+        (jex_core.Var(insert_axis(v.aval, params.axis_size, axis)), axis)
+        for v, axis in zip(jaxpr.outvars[len(results) :], axes, strict=True)
     ]
     known_by = {"operand": operands, "result": results, "computed": computed}
     residuals = [known_by[kind][k] for kind, k in sources]

@@ -6,19 +6,21 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.batching import VmapAxis
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param
 from shardmap._jax.walk import per_jaxpr
-from shardmap.map.batch import Batch, batched_results
+from shardmap.map.collectives.split import vectorized
+from shardmap.map.differing import differing_results
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
-from shardmap.map.tracing import Body, bind_map, element_trace, trace_body
+from shardmap.map.tracing import Body, bind_map, trace_body
 
 
 @per_jaxpr
 def _batch(
     jaxpr: Jaxpr,
-    batch: Batch,
+    axis: VmapAxis,
     dims: tuple[int | None, ...],
     avals: tuple[Any, ...],
     axis_name: Hashable,
@@ -28,11 +30,11 @@ def _batch(
 
     ``dims`` and ``avals`` are those of an element's batched operands.
     """
-    with element_trace(axis_name, axis_size):
-        batched = batched_results(jaxpr, batch, dims)
+    mapped = tuple(dim is not None for dim in dims)
+    batched = differing_results(jaxpr, axis.name, mapped)
     out_dims = [0 if is_batched else None for is_batched in batched]
-    vectorized = batch.vectorize(jaxpr, dims, out_dims)
-    return trace_body(vectorized, avals, axis_name, axis_size), batched
+    batch = vectorized(jaxpr, axis, dims, out_dims)
+    return trace_body(batch, avals, axis_name, axis_size), batched
 
 
 def _batching_rule(
@@ -71,7 +73,7 @@ def _batching_rule(
     shadowed = vmap.name == params["axis_name"]
     body, batched = _batch(
         call_jaxpr,
-        Batch(None if shadowed else vmap.name, vmap.size),
+        VmapAxis(None if shadowed else vmap.name, vmap.size),
         tuple(element_dims),
         avals,
         params["axis_name"],

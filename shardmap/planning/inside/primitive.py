@@ -16,7 +16,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
-from shardmap._jax.batching import Batch, batched_results_of
+from shardmap._jax.batching import VmapAxis, batched_results_of
 from shardmap._jax.checkify import checkify_what_runs
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
@@ -319,7 +319,7 @@ def _batching_rule(
     asked: Asked,
     options: Options,
 ) -> tuple[list[Any], list[int | None]]:
-    batch = Batch(vmap.name, vmap.size)
+    axis = VmapAxis(vmap.name, vmap.size)
     moved = [
         operand if dim is None else jnp.moveaxis(operand, dim, 0)
         for operand, dim in zip(operands, dims, strict=True)
@@ -330,12 +330,12 @@ def _batching_rule(
         return _evaluate(jaxpr, args)
 
     avals = [aval_of(var) for var in as_open_jaxpr(jaxpr).invars]
-    batched = batched_results_of(fun, avals, batch, in_dims)
+    batched = batched_results_of(fun, avals, axis, in_dims)
     out_dims = [0 if is_batched else None for is_batched in batched]
     cuts = tuple(
         row if dim is None else ((), *row) for row, dim in zip(asked, dims, strict=True)
     )
-    mapped = batch.vectorize_function(fun, in_dims, out_dims)
+    mapped = axis.vectorize(fun, in_dims, out_dims)
     return bind(mapped, moved, cuts, options), out_dims
 
 

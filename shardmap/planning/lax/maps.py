@@ -2,16 +2,19 @@
 
 from typing import Any
 
-from shardmap.map.batch import Batch
+from shardmap._jax.batching import VmapAxis
+from shardmap.map.collectives.split import vectorized
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite
 
 
 def mapped(graph: Graph, node: Node) -> list[Operand]:
     params = node.params
-    batch = Batch(params["axis_name"], params["axis_size"])
-    function = batch.vectorize(
-        params["call_jaxpr"], params["in_axes"], list(params["out_axes"])
+    function = vectorized(
+        params["call_jaxpr"],
+        VmapAxis(params["axis_name"], params["axis_size"]),
+        params["in_axes"],
+        list(params["out_axes"]),
     )
     return graph.call(function, node.ins, fixed=False)
 
