@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, 
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Sharding
 
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays.array_likes import Box, boxes
@@ -144,51 +144,6 @@ def unreplicate(tree: T, *, axis: int = 0) -> T:
     leaves, structure = jax.tree.flatten(tree)
     taken = _take("unreplicate", tree, leaves, (axis,), "first")
     return jax.tree.unflatten(structure, [parts[0] for parts in taken])
-
-
-def row_of(x: jax.Array, index: object) -> jax.Array | None:
-    """``x[index]`` by `shard_of`, if each device has one row of the indexed axes.
-
-    Args:
-      x: an array.
-      index: anything that can index an array.
-
-    Returns:
-      None if ``index`` is not made of ints, and full slices before and after them; or
-      if devices have several rows, or parts of one.
-    """
-    if type(x.sharding) is not NamedSharding:
-        return None
-    parsed = (0, (index,)) if type(index) is int else _consecutive_ints(index)
-    if parsed is None:
-        return None
-    step = _row(_LeafType(operand(x), x.sharding), *parsed)
-    if step is None:
-        return None
-    return step.run(x.addressable_data(step.shards[0][1]), *step.offsets)[0]
-
-
-def _consecutive_ints(index: object) -> tuple[int, tuple[int, ...]] | None:
-    """The first axis that is indexed by an int, and the ints.
-
-    >>> _consecutive_ints((slice(None), np.int64(2), 3, slice(None)))
-    (1, (2, 3))
-    >>> _consecutive_ints((2, slice(None), 3)), _consecutive_ints(slice(2))
-    (None, None)
-    """
-    entries = index if isinstance(index, tuple) else (index,)
-    kinds = ""
-    for entry in entries:
-        if isinstance(entry, int | np.integer) and not isinstance(entry, bool):
-            kinds += "i"
-        elif isinstance(entry, slice) and entry == slice(None):
-            kinds += ":"
-        else:
-            return None
-    ints = tuple(int(k) for k in entries if not isinstance(k, slice))
-    if "i" * len(ints) not in kinds or not ints:
-        return None
-    return kinds.index("i"), ints
 
 
 def _integer(i: SupportsIndex) -> int:
@@ -341,30 +296,6 @@ def _reads(
             )
         )
     return _Reads(lengths, steps, indexed)
-
-
-@functools.lru_cache(maxsize=4096)
-def _row(layout: _LeafType, axis: int, index: tuple[int, ...]) -> _Step | None:
-    """The program that takes one element, if one device has all of it as its row."""
-    shape, sharding = layout.operand.shape, layout.sharding
-    assert isinstance(sharding, NamedSharding)
-    indexed = range(axis, axis + len(index))
-    spec = (*sharding.spec, *[None] * len(shape))
-    if len(shape) < indexed.stop or not sharding.is_fully_addressable:
-        return None
-    held = sharding.shard_shape(shape)
-    has_rows = any(spec[d] is not None and held[d] == 1 for d in indexed)
-    is_whole = all(
-        held[d] == shape[d] or (held[d] == 1 and d in indexed)
-        for d in range(len(shape))
-    )
-    in_range = all(
-        -shape[d] <= k < shape[d] for d, k in zip(indexed, index, strict=True)
-    )
-    if not (has_rows and is_whole and in_range):
-        return None
-    (step,) = _reads((layout,), (axis,), index).steps
-    return step
 
 
 def _indices(

@@ -19,8 +19,8 @@ import jax
 from jax.sharding import Mesh
 
 from shardmap._jax.context import ArrayType
-from shardmap.arrays.shards import row_of
 from shardmap.compat.edits import Use, caller, without_repetitions
+from shardmap.compat.mapped_rows import row_of
 from shardmap.compat.names import (
     ATTRIBUTES,
     GONE,
