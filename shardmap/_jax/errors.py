@@ -72,7 +72,7 @@ def names_spec(error: Exception) -> bool:
     return "PartitionSpec" in str(error)
 
 
-def misfit(prefix: PyTree, tree: PyTree, name: str) -> str:
+def prefix_error(prefix: PyTree, tree: PyTree, name: str) -> str:
     """How JAX says that ``prefix``, called ``name``, is no prefix of ``tree``."""
     try:
         jax.tree.broadcast(prefix, tree)

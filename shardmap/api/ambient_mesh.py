@@ -9,18 +9,18 @@ from shardmap._jax.errors import names_set_mesh, names_spec
 from shardmap._jax.types import Aval
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
-from shardmap.map import contexts, tracing
+from shardmap.map import set_mesh, tracing
 from shardmap.sharding.mesh import mesh_devices
 
 
 def devices_of(options: SpmapOptions) -> list[jax.Device]:
     """The devices of a map: of its mesh, its own, those that are set, or all."""
     if options.mesh is not None:
-        return mesh_devices(options.mesh) or contexts.current_mesh_devices()
+        return mesh_devices(options.mesh) or set_mesh.current_mesh_devices()
     if options.devices is not None:
         return list(options.devices)
-    if options.backend is None and contexts.has_mesh():
-        return contexts.current_mesh_devices()
+    if options.backend is None and set_mesh.has_mesh():
+        return set_mesh.current_mesh_devices()
     return processes.all_devices(options.backend)
 
 
@@ -34,7 +34,7 @@ def typed_devices(
     """
     meshes = [aval.sharding.mesh for aval in operands]
     sizes = {mesh.size for mesh in meshes if not mesh.empty}
-    if options.devices or options.backend or contexts.has_mesh() or len(sizes) != 1:
+    if options.devices or options.backend or set_mesh.has_mesh() or len(sizes) != 1:
         return devices
     return devices[: sizes.pop()]
 

@@ -44,7 +44,7 @@ from shardmap.api.programs import (
 )
 from shardmap.api.user_function import Args, FlatFunction, Kwargs, UserFunction
 from shardmap.arrays import placement, trees
-from shardmap.map import contexts, tracing
+from shardmap.map import set_mesh, tracing
 from shardmap.map.collectives.rewrites import for_shard_map
 from shardmap.map.differing import differing_results
 from shardmap.map.layout import MapShardings
@@ -214,7 +214,7 @@ class BlockMap:
     def run_under_mesh(
         self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
     ) -> PyTree:
-        if contexts.is_on_mesh(self._devices()):
+        if set_mesh.is_on_mesh(self._devices()):
             return run_on_set_mesh(self, args, kwargs)
         return run_without_mesh(run, args, kwargs)
 
@@ -344,7 +344,7 @@ class BlockMap:
             named here.
         """
         mesh, there = self.options.mesh, jax.sharding.get_abstract_mesh()
-        contexts.check_devices(self.function.full_name, self._devices())
+        set_mesh.check_devices(self.function.full_name, self._devices())
         if there.manual_axes and there.shape_tuple != mesh.abstract_mesh.shape_tuple:
             raise ValueError(
                 f"{self.function.full_name} names the mesh {dict(mesh.shape)}, but is "
@@ -432,7 +432,7 @@ class BlockMap:
         return closed, out.tree
 
     def _devices(self) -> list[jax.Device]:
-        return mesh_devices(self.options.mesh) or contexts.current_mesh_devices()
+        return mesh_devices(self.options.mesh) or set_mesh.current_mesh_devices()
 
     # Checks
 

@@ -28,7 +28,7 @@ from shardmap.api.options import SpmapOptions
 from shardmap.api.programs import Call, run, run_on_set_mesh, run_without_mesh
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.map import contexts, tracing
+from shardmap.map import set_mesh, tracing
 from shardmap.map.differing import differing_results
 from shardmap.map.layout import (
     MapShardings,
@@ -85,7 +85,7 @@ class ElementMap:
     def run_under_mesh(
         self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
     ) -> PyTree:
-        if self._is_across_processes() or not contexts.is_on_mesh(self._devices()):
+        if self._is_across_processes() or not set_mesh.is_on_mesh(self._devices()):
             return run_without_mesh(run, args, kwargs)
         return run_on_set_mesh(self, args, kwargs)
 
@@ -96,7 +96,7 @@ class ElementMap:
         """Whether the map may run on devices of more than this process."""
         if jax.process_count(self.options.backend) == 1:
             return False
-        return processes.several(self._devices())
+        return processes.spans_processes(self._devices())
 
     def _trace(
         self,
@@ -207,7 +207,7 @@ class ElementMap:
             if options.mesh is None:
                 return params
         else:
-            contexts.check_devices(name, self._devices())
+            set_mesh.check_devices(name, self._devices())
         if options.mesh is not None:
             params = params.on(options.mesh, options.mesh_axes or ())
         elif tracing.inside_map():
@@ -224,7 +224,7 @@ class ElementMap:
                 use_all_devices=not is_top_level,
             )
             params = params.on(mesh, mesh_axes, inner_axes)
-        contexts.check_mesh(name, cast(Mesh, params.mesh))
+        set_mesh.check_mesh(name, cast(Mesh, params.mesh))
         _refuse_ordered_debug(name, params)
         return params
 

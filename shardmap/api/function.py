@@ -27,7 +27,7 @@ from shardmap.api.arguments import wrap_statics
 from shardmap.api.options import key_of
 from shardmap.api.programs import CompiledCall, Transformed
 from shardmap.api.user_function import Args, Kwargs, UserFunction
-from shardmap.map import contexts
+from shardmap.map import set_mesh
 
 if TYPE_CHECKING:
     from shardmap.explaining.explanation import Explanation
@@ -92,7 +92,7 @@ class Mapped(Generic[P, R]):
 
     @api_boundary
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
-        if contexts.has_mesh():
+        if set_mesh.has_mesh():
             return self._transformed.run_under_mesh(self._run, args, kwargs)
         if context.config_value("jax_disable_jit"):
             return self._transformed.bind(args, kwargs)

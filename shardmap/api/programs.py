@@ -24,7 +24,7 @@ from shardmap.api.arguments import Arguments
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import placement, processes, running, trees
 from shardmap.arrays.process_local import ProcessShardings, to_global, to_local
-from shardmap.map import agreement, contexts
+from shardmap.map import agreement, set_mesh
 from shardmap.map.layout import MapShardings
 from shardmap.sharding.mesh import mesh_devices
 
@@ -173,8 +173,8 @@ def run_without_mesh(
 
 def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
     """Runs a call on the devices of `jax.set_mesh`, as `jax.jit` does."""
-    function, devices = transformed.function, tuple(contexts.current_mesh_devices())
-    args, kwargs = contexts.place_on_mesh((tuple(args), kwargs))
+    function, devices = transformed.function, tuple(set_mesh.current_mesh_devices())
+    args, kwargs = set_mesh.device_put((tuple(args), kwargs))
     program = function.programs.get(devices)
     if program is None:
         # JAX mistakes a keyword argument for all of them if they have one name.
@@ -190,7 +190,7 @@ def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyT
             donate_argnames=function.donate_argnames,
         )
         program = caches.keep(function.programs, devices, program)
-    return contexts.place_on_mesh(program(*args, **kwargs))
+    return set_mesh.device_put(program(*args, **kwargs))
 
 
 # What runs
@@ -331,13 +331,13 @@ def _compiled(function: UserFunction, call: Call) -> CompiledCall:
     arguments, structs = call.arguments, call.structs()
     donated = arguments.donated(function.donate_argnums, function.donate_argnames)
     compiled = functools.partial(running.compiled, devices=call.devices)
-    if trees.takes_anything(arguments.in_tree, call.out_tree):
+    if trees.accepts_placeholders(arguments.in_tree, call.out_tree):
         args, kwargs = arguments.with_leaves(structs)
         program = compiled(jitted(function, call), args, kwargs)
     else:
         program = compiled(_jitted_by_leaves(function, call, donated), structs, {})
         program = _by_leaves(program, arguments.in_tree, call.out_tree)
-    is_here = call.process_local is None and not processes.several(call.devices)
+    is_here = call.process_local is None and not processes.spans_processes(call.devices)
     return CompiledCall(
         program, call.shardings.operands, donated, call.process_local, is_here
     )

@@ -23,7 +23,7 @@ from shardmap.api.function import Mapped, P, R
 from shardmap.api.programs import Call, bind_in_jit, run_without_mesh
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, placement, trees
-from shardmap.map import contexts, tracing
+from shardmap.map import set_mesh, tracing
 from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
@@ -35,7 +35,7 @@ from shardmap.map.constraint import (
     total_partitions,
 )
 from shardmap.map.layout import MapShardings
-from shardmap.sharding.default_devices import default_devices
+from shardmap.sharding.default_devices import set_default_devices
 from shardmap.sharding.mesh import check_devices
 from shardmap.units import decorator_with_options, is_integer, shown
 
@@ -185,7 +185,7 @@ def _over(devices: Sequence[jax.Device], function: Callable[Q, T]) -> Callable[Q
 
     @functools.wraps(function)
     def run(*args: Q.args, **kwargs: Q.kwargs) -> T:
-        with default_devices(devices):
+        with set_default_devices(devices):
             return function(*args, **kwargs)
 
     return run
@@ -221,7 +221,7 @@ class PartitionedFunction:
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Explicit types of the operands end at a `jax.jit`.
-        if contexts.has_mesh():
+        if set_mesh.has_mesh():
             return self._bind_in_jit(args, kwargs)
         arguments = self.function.read(args, kwargs)
         return self.trace_call(arguments, False).result(arguments.leaves)
@@ -233,14 +233,14 @@ class PartitionedFunction:
     def run_under_mesh(
         self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
     ) -> PyTree:
-        there = contexts.current_mesh_devices()
+        there = set_mesh.current_mesh_devices()
         if self._num_partitions <= len(there):
             run = _over(self.options.devices or there, run)
         leaves, tree = jax.tree.flatten(run_without_mesh(run, args, kwargs))
         devices = set(there)
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
         if all(array.sharding.device_set == devices for array in arrays):
-            leaves = contexts.place_on_mesh(leaves)
+            leaves = set_mesh.device_put(leaves)
         return jax.tree.unflatten(tree, leaves)
 
     @functools.cached_property

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from shardmap._jax.errors import is_too_large
-from shardmap.sharding.default_devices import set_here
+from shardmap.sharding.default_devices import default_devices
 
 
 def temporary_bytes(
@@ -26,7 +26,7 @@ def temporary_bytes(
       function as too large for the device.
     """
     if device is None:
-        device = next(iter(set_here()), None)
+        device = next(iter(default_devices()), None)
     there = contextlib.nullcontext() if device is None else jax.default_device(device)
     with there:
         lowered = jax.jit(function).lower(*avals)

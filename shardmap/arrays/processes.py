@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from shardmap.sharding import default_devices
+from shardmap.sharding.default_devices import default_devices
 
 TIME_LIMIT = "SHARDMAP_PROCESS_TIMEOUT"
 """The environment variable for how many seconds to wait for the other processes; with 0
@@ -15,7 +15,7 @@ they are not asked."""
 
 def all_devices(backend: str | None) -> list[jax.Device]:
     """The devices of all processes, those of each together, in process order."""
-    return default_devices.set_here(backend) or [
+    return default_devices(backend) or [
         device
         for process in range(jax.process_count(backend))
         for device in jax.local_devices(process, backend)
@@ -52,7 +52,7 @@ def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
     return list(groups.values())
 
 
-def several(devices: Sequence[jax.Device]) -> bool:
+def spans_processes(devices: Sequence[jax.Device]) -> bool:
     """Whether these devices are not all this process's own.
 
     Raises:
@@ -84,7 +84,7 @@ def time_limit() -> float:
     return seconds
 
 
-def gone(name: str) -> str:
+def lost_process_message(name: str) -> str:
     """The message for when the connection to another process has failed."""
     return (
         f"{name}: a collective with the other processes failed. One of them has ended, "

@@ -88,7 +88,7 @@ class _RunLock:
                 return results
             except (RuntimeError, ValueError) as error:
                 if is_lost_connection(error):
-                    raise RuntimeError(processes.gone(name)) from error
+                    raise RuntimeError(processes.lost_process_message(name)) from error
                 raise
             finally:
                 self._name = before

@@ -62,7 +62,7 @@ def device_put_sharded(
             "shardmap.pmap_sharding."
         )
     devices = _check_devices("device_put_sharded", devices)
-    if processes.several(devices):
+    if processes.spans_processes(devices):
         raise ValueError(
             "device_put_sharded puts shards on devices of this process, but devices "
             f"{[d.id for d in devices]} are on several. Put this process's shards on "
@@ -125,7 +125,7 @@ def device_put_replicated(
       (2, 1)
     """
     devices = _check_devices("device_put_replicated", devices)
-    processes.several(devices)  # Refuses devices of other processes only.
+    processes.spans_processes(devices)  # Refuses devices of other processes only.
     size = _elements(axis, axis_size, devices)
     tree, avals, axes = _read("device_put_replicated", "x", x, axis or 0)
     leaves = jax.tree.leaves(x)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.errors import misfit
+from shardmap._jax.errors import prefix_error
 from shardmap._jax.types import PyTree, TreeDef
 
 
@@ -71,7 +71,8 @@ def broadcast_axes(
         numbered = jax.tree.unflatten(prefix, range(len(leaves)))
         raise ValueError(
             f"{caller} {name} must be a pytree prefix of {described}: {name} is "
-            f"{axes}, which does not fit {structure}. {misfit(numbered, whole, name)}"
+            f"{axes}, which does not fit {structure}. "
+            f"{prefix_error(numbered, whole, name)}"
         )
     return tuple(itertools.chain.from_iterable(map(itertools.repeat, leaves, counts)))
 
@@ -164,7 +165,7 @@ def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
         return None
 
 
-def takes_anything(*trees: TreeDef) -> bool:
+def accepts_placeholders(*trees: TreeDef) -> bool:
     """Whether such pytrees can have leaves that are not arrays, such as None."""
     for tree in trees:
         if with_leaves(tree, [object()] * tree.num_leaves) is None:

@@ -15,7 +15,7 @@ from shardmap._jax.types import Equation, Value
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import array_likes
 from shardmap.explaining import machines
-from shardmap.sharding.default_devices import default_devices
+from shardmap.sharding.default_devices import set_default_devices
 from shardmap.sharding.mesh import check_devices
 
 
@@ -49,7 +49,7 @@ def traced_for(devices: Sequence[jax.Device]) -> Any:
     mesh = jax.sharding.get_mesh()
     if devices and not mesh.empty and not _is_of(mesh, devices):
         _check_size(mesh, devices, "jax.set_mesh sets a mesh")
-    return default_devices(devices) if devices else contextlib.nullcontext()
+    return set_default_devices(devices) if devices else contextlib.nullcontext()
 
 
 def _check_size(mesh: Any, devices: Sequence[jax.Device], what: str) -> None:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in, per_jaxpr
 from shardmap._lazy import logging
-from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
+from shardmap.arrays.processes import TIME_LIMIT, lost_process_message, time_limit
 from shardmap.map.primitives.params import MapParams
 
 _MESSAGE_BYTES = 1024
@@ -148,7 +148,7 @@ def _within_time_limit(
             f"elsewhere. Look at its output, or set {TIME_LIMIT}."
         ) from None
     except Exception as error:
-        raise RuntimeError(gone(what)) from error
+        raise RuntimeError(lost_process_message(what)) from error
 
 
 def _exchange(devices: tuple[jax.Device, ...], text: str) -> dict[int, str]:

@@ -32,12 +32,12 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import placement
-from shardmap.map import contexts, tracing
+from shardmap.map import set_mesh, tracing
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import is_no_map, mesh_jaxpr
 from shardmap.sharding.conversions import cut_spec
-from shardmap.sharding.default_devices import local_devices, set_here
+from shardmap.sharding.default_devices import default_devices, local_devices
 from shardmap.sharding.mesh import (
     auto_mesh,
     group_counts,
@@ -165,7 +165,7 @@ def partition_devices(total: int, what: str = CONSTRAINT) -> list[jax.Device]:
     """
     devices = local_devices()
     if total > len(devices):
-        devices = set_here() or jax.devices()
+        devices = default_devices() or jax.devices()
     if total > len(devices):
         are = "device is" if len(devices) == 1 else "devices are"
         raise ValueError(
@@ -227,7 +227,7 @@ def constrain(
         else:
             mesh = partition_mesh(parts, devices[:total])
         if isinstance(x, jax.core.Tracer):
-            contexts.check_devices(what, list(mesh.devices.flat))
+            set_mesh.check_devices(what, list(mesh.devices.flat))
     x = explicit_sharding.drop_sharding(x)
     return constrain_p.bind(
         x, parts=parts, total=total, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh)
@@ -250,8 +250,8 @@ def _implementation(
             mesh = partition_mesh(wanted, needed)
     with without_mesh():
         results = placement.place([x], [partition_sharding(wanted, mesh)], True)
-    if contexts.has_mesh() and contexts.is_on_mesh(list(mesh.devices.flat)):
-        results = contexts.place_on_mesh(results)
+    if set_mesh.has_mesh() and set_mesh.is_on_mesh(list(mesh.devices.flat)):
+        results = set_mesh.device_put(results)
     return results[0]
 
 

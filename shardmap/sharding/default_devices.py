@@ -20,7 +20,7 @@ class _Marker:
 
 
 @contextlib.contextmanager
-def default_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
+def set_default_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
     """A context with these default devices, to trace in."""
     token = _current.set(tuple(devices))
     try:
@@ -30,7 +30,7 @@ def default_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
         _current.reset(token)
 
 
-def set_here(backend: str | None = None) -> list[jax.Device]:
+def default_devices(backend: str | None = None) -> list[jax.Device]:
     """The default devices that are set here; none if JAX's are to be used.
 
     Args:
@@ -42,4 +42,4 @@ def set_here(backend: str | None = None) -> list[jax.Device]:
 
 def local_devices() -> list[jax.Device]:
     """The default devices, or else those of this process."""
-    return set_here() or jax.local_devices()
+    return default_devices() or jax.local_devices()

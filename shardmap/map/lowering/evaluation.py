@@ -15,7 +15,7 @@ from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap._jax.walk import inline_calls, per_jaxpr
 from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
-from shardmap.map import contexts
+from shardmap.map import set_mesh
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import map_shardings
 from shardmap.map.lowering.lower_map import block_function
@@ -42,11 +42,11 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
             "jax.jit. Write jax.jit(jax.grad(loss)), and pass global arrays, as of "
             "jax.make_array_from_process_local_data."
         )
-    under_mesh = of_map.mesh is not None and contexts.has_mesh()
+    under_mesh = of_map.mesh is not None and set_mesh.has_mesh()
     if any(map(config_value, _DEBUGGING)):
         return _evaluate_by_operations(args, of_map.on(None) if under_mesh else of_map)
     if under_mesh:
-        args = contexts.place_on_mesh(args)
+        args = set_mesh.device_put(args)
     others = dataclasses.replace(of_map, call_jaxpr=cast(Any, None))
     jitted, shardings = _program(of_map.call_jaxpr, others, under_mesh)
     return jitted(*placement.place(args, shardings))

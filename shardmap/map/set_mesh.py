@@ -47,7 +47,7 @@ def check_devices(what: str, devices: Sequence[jax.Device]) -> None:
         )
 
 
-def place_on_mesh(tree: PyTree) -> Any:
+def device_put(tree: PyTree) -> Any:
     """Arguments of a program under `jax.set_mesh`, on the devices of that mesh.
 
     If the mesh has Explicit axes, the arguments have shardings on it.
