@@ -5,6 +5,7 @@ context, but does not document its attributes.
 """
 
 import contextlib
+import functools
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import AnyMesh, Aval, Equation, Value
+from shardmap._jax.types import AnyMesh, Aval, Value
 
 # Tracing
 
@@ -170,15 +171,16 @@ def concrete_mesh() -> Mesh:
 # Equations
 
 
-def equation_context(equation: Equation, mesh: AnyMesh) -> Any:
-    """The context of an equation, with another mesh.
+@functools.lru_cache(maxsize=1024)
+def equation_context(context: Any, mesh: AnyMesh) -> Any:
+    """The context of an equation, ``equation.ctx``, with another mesh.
 
     An equation is lowered under the mesh of its context. A context is made from the
-    state of JAX, and in no other way.
+    state of JAX, and in no other way, which takes long.
     """
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
-    with equation.ctx.manager, jax.sharding.use_abstract_mesh(abstract):
-        return type(equation.ctx)()
+    with context.manager, jax.sharding.use_abstract_mesh(abstract):
+        return type(context)()
 
 
 # Lowering

@@ -53,8 +53,8 @@ def differing_results(jaxpr: Jaxpr, name: Hashable, differs: Differs) -> Differs
     return tuple(is_in(atom, known) for atom in jaxpr.outvars)
 
 
-def branches_differ(jaxpr: Jaxpr, name: Hashable, differs: Differs) -> bool:
-    """Whether elements may take different branches, outside of nested maps."""
+def predicates_differ(jaxpr: Jaxpr, name: Hashable, differs: Differs) -> bool:
+    """Whether what a branch or a loop asks differs, outside of nested maps."""
     known = differing(jaxpr, name, differs)
     return any(
         is_in(equation.invars[0], known)

@@ -174,7 +174,7 @@ def inner_maps(jaxpr: Jaxpr) -> list[MapParams]:
     return [MapParams.of(each) for each in outside if each.primitive is spmap_p]
 
 
-def placed_inside(
+def lay_out_inner(
     params: MapParams, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> MapParams | None:
     """A map inside another, laid over its mesh; None: each device vectorises it.
@@ -264,7 +264,7 @@ def _element_dims(
     ) -> tuple[Sequence[DimToMeshAxes], Sequence[DimToMeshAxes]] | None:
         if equation.primitive is spmap_p:
             inner = MapParams.of(equation)
-            return _map_dims(placed_inside(inner, mesh, inner_axes) or inner.on(mesh))
+            return _map_dims(lay_out_inner(inner, mesh, inner_axes) or inner.on(mesh))
         if equation.primitive is constrain_p:
             dims = [partition_dims(equation.params["parts"], mesh)]
             return dims, dims

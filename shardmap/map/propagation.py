@@ -54,7 +54,7 @@ def propagate(
             if cut is not None:
                 known.update(zip(equation.outvars, cut[1], strict=True))
                 continue
-            for result, operands in _alike(equation):
+            for result, operands in _elementwise_pairs(equation):
                 if dims := _agreed(known[x] for x in operands if known.get(x)):
                     known[result] = dims
         return known
@@ -63,7 +63,7 @@ def propagate(
     asked: dict[Var, list[DimToMeshAxes]] = {}
     for equation, cut in reversed(cuts):
         through: dict[Var, DimToMeshAxes | None] = {}
-        for result, operands in _alike(equation) if cut is None else ():
+        for result, operands in _elementwise_pairs(equation) if cut is None else ():
             # Nobody but the caller asks for a result that is only returned.
             of_result = known.get(result) or (
                 _agreed(asked[result]) if result in asked else None
@@ -89,7 +89,7 @@ def _agreed(each: Iterable[DimToMeshAxes]) -> DimToMeshAxes:
     return first if all(other == first for other in others) else {}
 
 
-def _alike(equation: Equation) -> Iterator[tuple[Var, list[Any]]]:
+def _elementwise_pairs(equation: Equation) -> Iterator[tuple[Var, list[Any]]]:
     """The results that are cut like operands of their shape, with these."""
     pairs: Iterable[tuple[Var, Sequence[Atom]]] = ()
     collective = COLLECTIVES.get(equation.primitive)

@@ -104,7 +104,7 @@ def test_an_equation_is_put_under_another_mesh_and_keeps_the_rest():
     with jax.threefry_partitionable(False):
         [equation] = jax.make_jaxpr(jax.lax.neg)(X).jaxpr.eqns
     mesh = AbstractMesh((2,), ("i",), axis_types=(AxisType.Auto,))
-    changed = context.equation_context(equation, mesh)
+    changed = context.equation_context(equation.ctx, mesh)
     assert changed != equation.ctx
     assert changed.threefry_partitionable is False
     with changed.manager:

@@ -8,7 +8,7 @@ from jax import lax
 import shardmap as sm
 from shardmap._jax.context import bound_axes
 from shardmap._jax.rules import check_jaxpr
-from shardmap.map.lowering.steps import Context, prepare
+from shardmap.map.lowering.steps import Scope, prepare
 from shardmap.map.primitives.axis import AxisLayout
 
 X = np.arange(8, dtype=np.float32)
@@ -192,7 +192,7 @@ def test_what_stands_in_for_equations_is_checked(fun, scans):
     v = np.zeros(8, np.float32)
     axes = [("i", 8), ("k", 4)]
     traced = jax.make_jaxpr(in_scan(fun) if scans else fun, axis_env=axes)(v)
-    jaxpr = prepare(traced.jaxpr, Context.outermost(AXIS))
+    jaxpr = prepare(traced.jaxpr, Scope.of_map(AXIS))
     with bound_axes({"k": 4}):
         check_jaxpr(jaxpr)
         if scans:  # JAX does not look into them.
@@ -206,7 +206,7 @@ def test_renaming_an_axis_renames_its_effects():
     jaxpr = jax.make_jaxpr(in_scan(center), axis_env=[("i", 8)])(X).jaxpr
 
     on_mesh = AxisLayout("i", 8, ("k",), 8)
-    renamed = prepare(jaxpr, Context.outermost(on_mesh, is_element=True))
+    renamed = prepare(jaxpr, Scope.of_map(on_mesh, is_element=True))
     with bound_axes({"k": 8}):
         check_jaxpr(renamed)
     assert {effect.name for effect in renamed.effects} == {"k"}

@@ -25,7 +25,7 @@ from shardmap.explaining.read.constraints import LayoutConstraint, constraints_o
 from shardmap.explaining.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explaining.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.layout import placed_inside
+from shardmap.map.layout import lay_out_inner
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import Decision, EnclosingProgram
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
@@ -103,7 +103,7 @@ class Scope(NamedTuple):
         """How a map of this package is lowered, and the scope of its function."""
         params = MapParams.of(equation)
         if self.mesh is not None:
-            placed = placed_inside(params, self.mesh, self.inner_axes)
+            placed = lay_out_inner(params, self.mesh, self.inner_axes)
             params = placed or params.on(self.mesh)
         decided = decision.decide(params, self.program)
         is_placed = params.mesh is not None and params.mesh_axes is not None

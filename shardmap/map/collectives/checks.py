@@ -41,8 +41,8 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
     """
 
     def change(equation: Equation, place: tuple[bool, bool]) -> Any:
-        in_scope, in_map = place
-        if in_scope:
+        is_our_axis, in_map = place
+        if is_our_axis:
             _check_known(equation, axis_name, axis_size)
         # Maps inside were checked when they were traced.
         if in_map:
@@ -82,9 +82,9 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
         return equation.replace(params=params | {"perm": pairs})
 
     def inside(equation: Equation, place: tuple[bool, bool]) -> tuple[bool, bool]:
-        in_scope, in_map = place
+        is_our_axis, in_map = place
         is_in_map = in_map or not is_no_map(equation)
-        return in_scope and not binds(equation, axis_name), is_in_map
+        return is_our_axis and not binds(equation, axis_name), is_in_map
 
     return rewrite_in_context(jaxpr, (True, False), change, inside)
 

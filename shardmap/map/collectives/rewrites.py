@@ -1,6 +1,6 @@
 """Rewrites of collectives: names of axes, and forms for JAX's rules and for XLA."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -140,42 +140,34 @@ def without_sums_of_shared(
 
     def change(equation: Equation) -> Any:
         is_sum = equation.primitive is p.psum_p and combines_all(equation, name)
-        [operand] = equation.invars if is_sum else [None]
-        differs = isinstance(operand, jex_core.Var) and operand in differ
-        if not is_sum or differs:
+        if not is_sum:
             return equation
-        return in_two_sums(
-            equation,
-            name,
-            lambda product: equations_for(
-                multiplied, equation.invars, [product], equation
-            ),
-        )
+        [operand] = equation.invars
+        if isinstance(operand, jex_core.Var) and operand in differ:
+            return equation
+        product, rest = over_other_axes(equation, name)
+        return [*equations_for(multiplied, [operand], [product], equation), *rest]
 
     return rewrite_jaxpr(jaxpr, change, lambda equation: False)
 
 
-def in_two_sums(
-    equation: Equation, name: Hashable, along: Callable[[Var], list[Any]]
-) -> list[Any]:
-    """A sum over several axes as one along an axis, and one over the others.
+def over_other_axes(equation: Equation, name: Hashable) -> tuple[Var, list[Any]]:
+    """What is left of a sum over several axes after that over one of them.
 
-    Args:
-      equation: the sum.
-      name: of the axis.
-      along: gives the equations of the first one, whose result is the variable.
+    Returns:
+      The operand, which is the result if there is no other axis; and the equations.
     """
     [result] = equation.outvars
     others = tuple(n for n in axis_names(equation.params) if n != name)
     if not others:
-        return along(result)
-    between = jex_core.Var(aval_of(result))
+        return result, []
+    operand = jex_core.Var(aval_of(result))
     rest = equation.replace(
-        invars=[between],
+        invars=[operand],
         params=with_axis_names(equation.params, others),
         effects=without_axis(equation.effects, name),
     )
-    return [*along(between), rest]
+    return operand, [rest]
 
 
 def for_shard_map(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:

@@ -170,16 +170,16 @@ def vectorized(
     axis = AxisLayout(name, vmap.size, vectorized_name=name)
 
     def change(equation: Equation, where: tuple[bool, bool]) -> Any:
-        in_scope, in_map = where
-        if name is not None and in_scope:
+        is_our_axis, in_map = where
+        if name is not None and is_our_axis:
             equation = block_collective(equation, axis)
         # Maps inside are made ready when they are vectorised.
         return equation if in_map else with_batching_rule(equation)
 
     def inside(equation: Equation, where: tuple[bool, bool]) -> tuple[bool, bool]:
-        in_scope, in_map = where
+        is_our_axis, in_map = where
         is_map = equation.primitive is spmap_p
-        return in_scope and not binds(equation, name), in_map or is_map
+        return is_our_axis and not binds(equation, name), in_map or is_map
 
     ready = rewrite_in_context(jaxpr, (True, False), change, inside)
     return vmap.vectorize(

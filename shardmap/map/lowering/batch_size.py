@@ -11,7 +11,7 @@ from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import AnyMesh, aval_of
 from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.lowering.lower_map import block_function
-from shardmap.map.lowering.steps import Context
+from shardmap.map.lowering.steps import Scope
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.params import MapParams
 from shardmap.units import size
@@ -72,7 +72,7 @@ def _temporaries(params: MapParams, block: int, batch_size: int) -> float:
     Infinity if the compiler refuses the program as too large.
     """
     axis = AxisLayout(params.axis_name, block, batch_size=batch_size)
-    context = Context.outermost(axis)
+    scope = Scope.of_map(axis)
     jaxpr, in_axes = params.call_jaxpr, params.in_axes
     operands: list[Any] = []
     for var, in_axis in zip(jaxpr.invars, in_axes, strict=True):
@@ -81,6 +81,6 @@ def _temporaries(params: MapParams, block: int, batch_size: int) -> float:
         if in_axis is not None:
             shape.insert(in_axis, block)
         operands.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    run = block_function(jaxpr, in_axes, params.out_axes, context)
+    run = block_function(jaxpr, in_axes, params.out_axes, scope)
     taken = temporary_bytes(run, operands, _compile_only(params.mesh))
     return math.inf if taken is None else taken

@@ -13,7 +13,7 @@ from shardmap._jax.types import AnyMesh
 from shardmap._jax.walk import equations, primitives_in
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.constraint import constrain_p
-from shardmap.map.differing import branches_differ
+from shardmap.map.differing import predicates_differ
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
@@ -81,7 +81,7 @@ class Decision:
         return around._replace(is_partitioned=is_partitioned)
 
 
-def may_branch(params: MapParams, around: EnclosingProgram) -> bool:
+def branches_differ(params: MapParams, around: EnclosingProgram) -> bool:
     """Whether elements may take different branches, outside of nested maps.
 
     False if something in the function cuts values along the other mesh axes.
@@ -93,7 +93,7 @@ def may_branch(params: MapParams, around: EnclosingProgram) -> bool:
     if not any(e.primitive in (cond_p, while_p) for e in outside_of_maps):
         return False
     mapped = tuple(axis is not None for axis in params.in_axes)
-    return bool(around.mesh.manual_axes) or branches_differ(
+    return bool(around.mesh.manual_axes) or predicates_differ(
         jaxpr, params.axis_name, mapped
     )
 
@@ -127,7 +127,7 @@ def decide(params: MapParams, around: EnclosingProgram) -> Decision:
     if REPLICAS in mesh.axis_names and REPLICAS not in manual:
         manual_axes = (*manual_axes, REPLICAS)
     if {*manual_axes} != {*mesh.axis_names} and (
-        calls_host(params.call_jaxpr) or may_branch(params, around)
+        calls_host(params.call_jaxpr) or branches_differ(params, around)
     ):
         # JAX calls the host where a program is written per device along all axes. And
         # XLA puts collectives along other axes into branches that not all devices take.

@@ -19,7 +19,7 @@ from shardmap.map import set_mesh
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import map_shardings
 from shardmap.map.lowering.lower_map import block_function
-from shardmap.map.lowering.steps import Context
+from shardmap.map.lowering.steps import Scope
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
 
@@ -60,7 +60,7 @@ def _evaluate_by_operations(args: Sequence[Value], params: MapParams) -> list[An
         _inlined(params.call_jaxpr),
         params.in_axes,
         params.out_axes,
-        Context.outermost(axis),
+        Scope.of_map(axis),
     )
     mesh = params.mesh
     if not isinstance(mesh, Mesh):

@@ -36,10 +36,9 @@ from shardmap.map.lowering.decision import (
     Decision,
     EnclosingProgram,
     decide,
-    platform_of,
 )
 from shardmap.map.lowering.loops import loop
-from shardmap.map.lowering.steps import Context, prepare
+from shardmap.map.lowering.steps import Scope, prepare
 from shardmap.map.mesh_compatibility import check_meshes
 from shardmap.map.primitives.axis import AxisLayout, pad, unpad
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
@@ -105,8 +104,8 @@ def on_mesh(
     """
     axes = params.in_axes, params.out_axes
     if decided.branch == "inline":
-        context = Context.outermost(decided.axis, around, around)
-        return around, block_function(params.call_jaxpr, *axes, context)
+        scope = Scope.of_map(decided.axis, around, around)
+        return around, block_function(params.call_jaxpr, *axes, scope)
     mesh = with_manual_axes(cast(Mesh, params.mesh), around.manual_axes)
     params = dataclasses.replace(params, mesh=mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -133,16 +132,15 @@ def _per_device(decided: Decision, params: MapParams) -> Callable[..., list[Any]
     axis, mesh = decided.axis, cast(Mesh, params.mesh)
     in_axes, out_axes = params.in_axes, params.out_axes
     is_element = decided.branch == "element"
-    context = Context.outermost(
+    scope = Scope.of_map(
         axis,
         mesh,
         with_manual_axes(mesh, decided.manual_axes).abstract_mesh,
-        is_element,
         params.inner_axes,
-        widens=platform_of(mesh) == "cpu" and len(mesh.axis_names) > 1,
+        is_element,
     )
     function = _one_element if is_element else block_function
-    block = function(params.call_jaxpr, in_axes, out_axes, context)
+    block = function(params.call_jaxpr, in_axes, out_axes, scope)
     if decided.branch == "unsharded":
         return block
     if decided.slices_and_gathers:
@@ -185,7 +183,7 @@ def _one_block_of_whole(
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
 ) -> Callable[..., list[Any]]:
-    """A map inside a program per device along its axes: takes a block, gathers all."""
+    """In a shard_map over its axes: slice this block, all_gather the results."""
 
     def run(*operands: Value) -> list[Any]:
         start = jax.lax.axis_index(axis.device_axes) * axis.block
@@ -211,10 +209,10 @@ def _one_element(
     jaxpr: Jaxpr,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    context: Context,
+    scope: Scope,
 ) -> Callable[..., list[Any]]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
-    jaxpr = prepare(jaxpr, context)
+    jaxpr = prepare(jaxpr, scope)
 
     def element(*blocks: Value) -> list[Any]:
         operands = [
@@ -238,8 +236,8 @@ def _partitioned(axis: AxisLayout, params: MapParams) -> Callable[..., list[Any]
     mesh = cast(Mesh, params.mesh)
     shardings = map_shardings(dataclasses.replace(params, axis_size=axis.padded_size))
     whole = AxisLayout(axis.name, axis.size, block=axis.padded_size)
-    context = Context.outermost(whole, mesh, mesh.abstract_mesh)
-    block = block_function(params.call_jaxpr, params.in_axes, params.out_axes, context)
+    scope = Scope.of_map(whole, mesh, mesh.abstract_mesh)
+    block = block_function(params.call_jaxpr, params.in_axes, params.out_axes, scope)
 
     def run(*operands: Value) -> list[Any]:
         results = block(*map(_constrained, operands, shardings.operands))
@@ -267,7 +265,7 @@ def block_function(
     jaxpr: Jaxpr,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    context: Context,
+    scope: Scope,
 ) -> Callable[..., list[Any]]:
     """The function of one device's block of elements.
 
@@ -275,11 +273,11 @@ def block_function(
       jaxpr: what one element computes, as it was traced.
       in_axes: where operands have the block of elements; None: one for all.
       out_axes: where results have it; None: the first element's result.
-      context: the axis, and the mesh of the devices if there is one.
+      scope: the axis, and the mesh of the devices if there is one.
     """
-    axis = context.axis
-    jaxpr = prepare(jaxpr, context)
-    if context.runs_as == "loop":
+    axis = scope.axis
+    jaxpr = prepare(jaxpr, scope)
+    if scope.runs_as == "loop":
         return loop(jaxpr, axis, in_axes, out_axes)
     mapped = VmapAxis(axis.vectorized_name, axis.block).vectorize(
         lambda *args: jax.core.eval_jaxpr(jaxpr, (), *args),

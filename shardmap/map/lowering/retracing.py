@@ -14,13 +14,12 @@ from shardmap._jax.types import AnyJaxpr, AnyMesh, Atom, Aval, Equation, Jaxpr, 
 from shardmap._jax.walk import rewrite_in_context, with_same_constants
 
 
-def retrace_under(equation: Equation, mesh: AnyMesh, contexts: dict[Any, Any]) -> Any:
+def retraced_equation(equation: Equation, mesh: AnyMesh) -> Any:
     """An equation as if traced under an abstract mesh.
 
     Args:
       equation: whose jaxprs are so already.
       mesh: to have instead of one with the same axis names.
-      contexts: the contexts so far in this rewrite; to make one takes long.
     """
     params = equation.params
     if equation.primitive is not SHARD_MAP:
@@ -29,19 +28,15 @@ def retrace_under(equation: Equation, mesh: AnyMesh, contexts: dict[Any, Any]) -
         params = params | {"mesh": mesh}
     else:
         return equation  # It has a mesh of its own.
-    key = id(equation.ctx), mesh
-    if key not in contexts:
-        contexts[key] = equation_context(equation, mesh)
-    return equation.replace(params=params, ctx=contexts[key])
+    return equation.replace(params=params, ctx=equation_context(equation.ctx, mesh))
 
 
 def retraced(jaxpr: AnyJaxpr, mesh: AnyMesh) -> Any:
     """``jaxpr``, which holds no maps, as if traced under an abstract mesh."""
-    contexts: dict[Any, Any] = {}
     return rewrite_in_context(
         jaxpr,
         mesh,
-        lambda equation, mesh: retrace_under(equation, mesh, contexts),
+        retraced_equation,
         lambda equation, mesh: mesh,
         with_mesh_in_types,
     )

@@ -15,7 +15,7 @@ A backward function of `jax.custom_vjp` need not be linear. It is never copied: 
 once on the whole cotangent of a shared value.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import closed_call_p, custom_lin_p, jit_p, psum_p
 from jax.interpreters import ad
 
-from shardmap._jax.effects import NO_AXIS, has_external_effect
+from shardmap._jax.effects import NO_AXIS
 from shardmap._jax.references import discharged
 from shardmap._jax.types import Atom, Equation, Jaxpr, Primitive, Value, Var, aval_of
 from shardmap._jax.walk import (
@@ -33,7 +33,7 @@ from shardmap._jax.walk import (
     map_jaxprs,
     with_same_constants,
 )
-from shardmap.map.collectives.rewrites import in_two_sums, without_sums_of_shared
+from shardmap.map.collectives.rewrites import over_other_axes, without_sums_of_shared
 from shardmap.map.collectives.split import collectives_of, combines_all
 from shardmap.map.differing import Differs, differing, is_in, of_equation
 from shardmap.map.primitives.axis import axis_text
@@ -73,6 +73,8 @@ def with_two_copies(
 ) -> Any:
     """A linear function of one element, to be transposed as it is.
 
+    A copy that nothing needs has no cotangent, and is not transposed.
+
     Args:
       jaxpr: the function.
       axis_name, axis_size, in_axes, out_axes: of the map.
@@ -85,11 +87,57 @@ def with_two_copies(
         return is_call and bool(held or _has_custom(equation))
 
     jaxpr = inline_calls(discharged(jaxpr), is_inlined)
-    differs = tuple(axis is not None for axis in in_axes)
-    differ = differing(jaxpr, axis_name, differs)
+    differ = differing(jaxpr, axis_name, tuple(axis is not None for axis in in_axes))
     jaxpr = without_sums_of_shared(jaxpr, axis_name, axis_size, differ)
     depend = differing(jaxpr, NO_AXIS, tuple(linear))
-    return _Copies(axis_name, differ, depend).made(jaxpr, out_axes)
+    alike = depend - differ
+    # The copies of variables, where they are not the variable itself.
+    shared: dict[Any, Any] = {}
+    each: dict[Any, Any] = {}
+    new: list[Any] = []
+
+    def marked(marker: Primitive, var: Any) -> Var:
+        result = jex_core.Var(aval_of(var))
+        new.append(_marking(marker, axis_name, var, result))
+        return result
+
+    each.update((v, marked(share_p, v)) for v in jaxpr.invars if v in alike)
+    for equation in jaxpr.eqns:
+        outvars = [v for v in equation.outvars if v in alike]
+        of_all, of_each = (
+            [_renamed(atom, copies) for atom in equation.invars]
+            for copies in (shared, each)
+        )
+        if not any(is_in(atom, depend) for atom in equation.invars):
+            new.append(equation)
+        elif not _is_shared(equation, axis_name, differ):
+            whole = _with_whole_cotangents(equation, axis_name, differ, depend)
+            new.append(whole.replace(invars=of_each))
+            if equation.primitive is psum_p and combines_all(equation, axis_name):
+                shared[outvars[0]] = result = jex_core.Var(aval_of(outvars[0]))
+                total, rest = over_other_axes(
+                    equation.replace(outvars=[result]), axis_name
+                )
+                new += [_marking(total_p, axis_name, of_each[0], total), *rest]
+            else:
+                shared.update((v, marked(known_equal_p, v)) for v in outvars)
+        else:
+            new.append(equation.replace(invars=of_all))
+            if _has_custom(equation):
+                each.update((v, marked(share_p, v)) for v in outvars)
+            else:
+                copies = [jex_core.Var(aval_of(var)) for var in equation.outvars]
+                each.update(zip(equation.outvars, copies, strict=True))
+                new.append(equation.replace(invars=of_each, outvars=copies))
+    results = [
+        _renamed(atom, each)
+        if axis is not None
+        else marked(known_equal_p, atom)
+        if is_in(atom, differ & depend)
+        else _renamed(atom, shared)
+        for atom, axis in zip(jaxpr.outvars, out_axes, strict=True)
+    ]
+    return jaxpr.replace(eqns=new, outvars=results)
 
 
 def _has_custom(equation: Equation) -> bool:
@@ -97,136 +145,16 @@ def _has_custom(equation: Equation) -> bool:
     return any(each.primitive is custom_lin_p for each in equations_of(equation))
 
 
-class _Copies:
-    """The copies of linear values.
-
-    Attributes:
-      axis_name: the axis.
-      differ: the variables that differ along it.
-      linear: those that depend on linear operands.
-      shared, each: the copy for all elements, and that of each one, of variables where
-        it is not the variable itself.
-    """
-
-    def __init__(
-        self, axis_name: Hashable, differ: frozenset[Var], linear: frozenset[Var]
-    ) -> None:
-        self.axis_name, self.differ, self.linear = axis_name, differ, linear
-        self.shared: dict[Var, Var] = {}
-        self.each: dict[Var, Var] = {}
-        self.equations: list[Any] = []
-
-    def made(self, jaxpr: Jaxpr, out_axes: Sequence[int | None]) -> Any:
-        """The jaxpr with the copies."""
-        results = list(zip(jaxpr.outvars, out_axes, strict=True))
-        needs_shared, needs_each = self._needed(jaxpr, results)
-        for var in jaxpr.invars:
-            if var in self.differ and var in needs_shared:
-                self.shared[var] = self._marked(known_equal_p, var)
-            elif var not in self.differ and var in needs_each:
-                self.each[var] = self._marked(share_p, var)
-        for equation in jaxpr.eqns:
-            of_all = [v for v in equation.outvars if v in needs_shared]
-            of_each = [v for v in equation.outvars if v in needs_each]
-            if not self._linear_in(equation.invars):
-                self.equations.append(equation)
-            elif not (of_all or of_each or self._has_known(equation)):
-                continue
-            elif self._is_shared(equation):
-                self._add_shared(equation, of_all, of_each)
-            else:
-                self._add_each(equation, of_all, of_each)
-        return jaxpr.replace(
-            eqns=self.equations,
-            outvars=[
-                _renamed(atom, self.shared if axis is None else self.each)
-                for atom, axis in results
-            ],
-        )
-
-    def _linear_in(self, atoms: Iterable[Atom]) -> set[Any]:
-        return {atom for atom in atoms if is_in(atom, self.linear)}
-
-    def _has_known(self, equation: Equation) -> bool:
-        """Whether a result does not depend on linear operands."""
-        return len(self._linear_in(equation.outvars)) < len(equation.outvars)
-
-    def _is_shared(self, equation: Equation) -> bool:
-        atoms = (*equation.invars, *equation.outvars)
-        return not (
-            any(is_in(atom, self.differ) for atom in atoms)
-            or collectives_of(equation, self.axis_name)
-        )
-
-    def _is_copied(self, equation: Equation) -> bool:
-        has_effect = any(map(has_external_effect, equation.effects))
-        return not (has_effect or _has_custom(equation))
-
-    def _needed(
-        self, jaxpr: Jaxpr, results: Sequence[tuple[Atom, int | None]]
-    ) -> tuple[set[Any], set[Any]]:
-        """The variables that need the shared copy, and one of each element."""
-        shared = self._linear_in(atom for atom, axis in results if axis is None)
-        each = self._linear_in(atom for atom, axis in results if axis is not None)
-        for equation in reversed(jaxpr.eqns):
-            operands = self._linear_in(equation.invars)
-            is_known = self._has_known(equation)
-            for_all = is_known or not shared.isdisjoint(equation.outvars)
-            for_each = not each.isdisjoint(equation.outvars)
-            if not self._is_shared(equation):
-                each |= operands if for_all or for_each else set()
-            elif self._is_copied(equation):
-                shared |= operands if for_all else set()
-                each |= operands if for_each else set()
-            elif for_all or for_each:
-                shared |= operands
-        return shared, each
-
-    def _add_shared(
-        self, equation: Equation, of_all: Sequence[Var], of_each: Sequence[Var]
-    ) -> None:
-        """Adds what all elements compute alike, of which each may need its own."""
-        is_copied = self._is_copied(equation)
-        if of_all or not is_copied or self._has_known(equation):
-            invars = [_renamed(atom, self.shared) for atom in equation.invars]
-            self.equations.append(equation.replace(invars=invars))
-        if is_copied and of_each:
-            invars = [_renamed(atom, self.each) for atom in equation.invars]
-            outvars = [jex_core.Var(aval_of(var)) for var in equation.outvars]
-            self.each.update(zip(equation.outvars, outvars, strict=True))
-            self.equations.append(equation.replace(invars=invars, outvars=outvars))
-        elif of_each:
-            self.each.update((v, self._marked(share_p, v)) for v in of_each)
-
-    def _add_each(
-        self, equation: Equation, of_all: Sequence[Var], of_each: Sequence[Var]
-    ) -> None:
-        """Adds what each element computes, and perhaps all have the result of."""
-        invars = [_renamed(atom, self.each) for atom in equation.invars]
-        is_sum = equation.primitive is psum_p and combines_all(equation, self.axis_name)
-        if of_each or not is_sum:
-            new = _with_whole_cotangents(
-                equation, self.axis_name, self.differ, self.linear
-            )
-            self.equations.append(new.replace(invars=invars))
-        for var in of_all:
-            if is_sum:
-                result = self.shared[var] = jex_core.Var(aval_of(var))
-                self.equations += in_two_sums(
-                    equation.replace(outvars=[result]),
-                    self.axis_name,
-                    lambda total: [_marking(total_p, self.axis_name, invars[0], total)],
-                )
-            else:
-                self.shared[var] = self._marked(known_equal_p, var)
-
-    def _marked(self, marker: Primitive, var: Var) -> Var:
-        result = jex_core.Var(aval_of(var))
-        self.equations.append(_marking(marker, self.axis_name, var, result))
-        return result
+def _is_shared(
+    equation: Equation, axis_name: Hashable, differ: Collection[Var]
+) -> bool:
+    """Whether all elements compute it alike, each for itself."""
+    atoms = (*equation.invars, *equation.outvars)
+    has_differing = any(is_in(atom, differ) for atom in atoms)
+    return not (has_differing or collectives_of(equation, axis_name))
 
 
-def _renamed(atom: Atom, copies: dict[Var, Var]) -> Any:
+def _renamed(atom: Atom, copies: Mapping[Any, Any]) -> Any:
     return copies.get(atom, atom) if isinstance(atom, jex_core.Var) else atom
 
 
@@ -239,8 +167,8 @@ def _marking(marker: Primitive, axis_name: Hashable, var: Any, result: Any) -> A
 def _with_whole_cotangents(
     equation: Equation,
     axis_name: Hashable,
-    differ: frozenset[Var],
-    linear: frozenset[Var],
+    differ: Collection[Var],
+    linear: Collection[Var],
 ) -> Any:
     """An equation of each element, in which users' backward functions run on sums.
 
@@ -248,43 +176,41 @@ def _with_whole_cotangents(
     """
     if equation.primitive is custom_lin_p or not _has_custom(equation):
         return equation
-    differs = of_equation(equation, axis_name, differ).held
-    depends = of_equation(equation, NO_AXIS, linear).held
 
     def changed(jaxpr: Jaxpr, differs: Differs, depends: Differs) -> Any:
         differ = differing(jaxpr, axis_name, differs)
         linear = differing(jaxpr, NO_AXIS, depends)
         new: list[Any] = []
         for each in jaxpr.eqns:
-            atoms = (*each.invars, *each.outvars)
-            if each.primitive is not custom_lin_p or any(
-                is_in(atom, differ) for atom in atoms
-            ):
+            is_custom = each.primitive is custom_lin_p
+            if not (is_custom and _is_shared(each, axis_name, differ)):
                 new.append(_with_whole_cotangents(each, axis_name, differ, linear))
                 continue
             if binds(equation, axis_name):
                 raise NotImplementedError(
-                    f"the gradient of a map over {axis_text(axis_name)} in another of "
-                    "that name: jax.custom_vjp of values that the elements of the "
-                    "outer one share. Give the inner map another axis_name."
+                    f"a gradient by jax.custom_vjp of values that the elements of "
+                    f"{axis_text(axis_name)} share, in a map over another axis of that "
+                    "name. Give the inner map another axis_name."
                 )
-            invars = [
-                jex_core.Var(aval_of(atom)) if is_in(atom, linear) else atom
-                for atom in each.invars
-            ]
-            outvars = [jex_core.Var(aval_of(var)) for var in each.outvars]
+            operands = {
+                v: jex_core.Var(v.aval) for v in each.invars if is_in(v, linear)
+            }
+            results = {v: jex_core.Var(v.aval) for v in each.outvars}
             new += [
-                _marking(known_equal_p, axis_name, old, var)
-                for old, var in zip(each.invars, invars, strict=True)
-                if var is not old
-            ]
-            new.append(each.replace(invars=invars, outvars=outvars))
-            new += [
-                _marking(share_p, axis_name, var, old)
-                for var, old in zip(outvars, each.outvars, strict=True)
+                *(
+                    _marking(known_equal_p, axis_name, *pair)
+                    for pair in operands.items()
+                ),
+                each.replace(
+                    invars=[_renamed(atom, operands) for atom in each.invars],
+                    outvars=[*results.values()],
+                ),
+                *(_marking(share_p, axis_name, new, v) for v, new in results.items()),
             ]
         return with_same_constants(jaxpr, eqns=new)
 
+    differs = of_equation(equation, axis_name, differ).held
+    depends = of_equation(equation, NO_AXIS, linear).held
     held = {
         id(jaxpr): changed(jaxpr, given, of_linear)
         for (jaxpr, given), (_, of_linear) in zip(differs, depends, strict=True)
