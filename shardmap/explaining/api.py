@@ -25,6 +25,7 @@ from shardmap.explaining.read.hlo.cost import cost_of, library_bytes, loops_of
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.sources import Sources
+from shardmap.explaining.read.products import products_of
 from shardmap.explaining.read.remarks import LARGE
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import marked
@@ -230,6 +231,7 @@ def explanation_for(
         needed, capacity = refused
         cost = too_large.cost_of(needed)
         largest = too_large.largest(traced.jaxpr.jaxpr, inputs, num_devices)
+    products = {} if compiled is None else products_of(module.entry)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages, pictured = (), (), ()
     if hasattr(fun, "stage_costs"):  # A function in pieces.
@@ -267,7 +269,7 @@ def explanation_for(
         available=available,
         machine=machine,
         capacity=capacity,
-        least_times=_least_times(device, cost, collectives),
+        least_times=_least_times(device, products, cost, collectives),
         call=(
             fun,
             any(info.donated for info in jax.tree.leaves(traced.args_info)),
@@ -276,17 +278,20 @@ def explanation_for(
 
 
 def _least_times(
-    device: jax.Device, cost: Cost, collectives: Sequence[Collective]
+    device: jax.Device,
+    products: Mapping[str, float],
+    cost: Cost,
+    collectives: Sequence[Collective],
 ) -> tuple[tuple[str, float], ...]:
     """The least time of a call by each of what a device does; see `Explanation`."""
     chip = CHIPS.get(device.device_kind)
-    if chip is None or not chip.flops or not chip.memory_bandwidth:
+    if chip is None or not chip.memory_bandwidth or cost.argument_bytes is None:
         return ()
     # Values on the chip count as accessed, and parts of arrays may not be.
     arrays = (cost.argument_bytes or 0) + (cost.output_bytes or 0)
     accessed = arrays if cost.bytes_accessed is None else cost.bytes_accessed
     times = {
-        "arithmetic": chip.seconds([("bf16", cost.flops or 0)]),
+        "arithmetic": chip.seconds(products),
         "memory": min(accessed, arrays) / chip.memory_bandwidth,
         "interconnect": sum(each.seconds or 0 for each in collectives),
     }

@@ -34,10 +34,10 @@ class Chip(NamedTuple):
     memory_bandwidth: float | None = None
     noun: str = "device"
 
-    def seconds(self, products: Sequence[tuple[str, float]]) -> float:
+    def seconds(self, products: Mapping[str, float]) -> float:
         """The least seconds of products, by the type of their operands."""
         most = max(self.flops.values())
-        return sum(flops / self.flops.get(type_, most) for type_, flops in products)
+        return sum(n / self.flops.get(type_, most) for type_, n in products.items())
 
 
 _GIB = 1 << 30
@@ -145,7 +145,8 @@ def wiring_of(
     places: Any = ()
     if chip.dimensions:
         places = tuple(tuple(device.coords) for device in devices)
-    return Wiring(links, network, parts, places, chip.dimensions)
+    whole = len(devices) // len({*parts})
+    return Wiring(links, network, parts, places, chip.dimensions, whole)
 
 
 def _known(given: Interconnect) -> Interconnect | None:

@@ -1,6 +1,5 @@
 """The links between devices, and the least time of collectives on them."""
 
-import collections
 import dataclasses
 import numbers
 import types
@@ -172,6 +171,7 @@ class Wiring(NamedTuple):
       parts: the slice or host of each device, in the order of the program.
       places: where each device is in the torus of its slice; () for no torus.
       dimensions: how many dimensions the torus has.
+      whole: how many devices it has.
     """
 
     inside: Interconnect
@@ -179,66 +179,75 @@ class Wiring(NamedTuple):
     parts: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()
     dimensions: int = 1
+    whole: int = 0
 
     def time(self, kind: str, bytes_in: int, groups: Groups) -> float:
         """The least seconds of one collective, of its slowest group.
 
         In a torus a message passes at most half of the devices of each dimension that
-        a group has, and a collective uses the links of these dimensions, two of a
-        device in each. An all-to-all sends a half of its bytes from one half of the
-        longest dimension to the other. GPUs of a host are one link from each other.
-        Between slices or hosts, each device sends its part: as much as if each slice or
-        host were one device with all of their networks.
+        a group has, and a collective uses the links of these dimensions: two of a
+        device in each, or one between two neighbours alone. An all-to-all sends a half
+        of its bytes from one half of a dimension to the other. GPUs of a host are one
+        link from each other. Between slices or hosts, each device sends its part.
         """
         spans = {self._span(group) for group in groups}
-        if kind == "collective-permute" and spans:
+        if kind == "collective-permute":
             # Together the pairs have the links of all dimensions in which any moves.
-            lengths = tuple(
-                map(max, zip(*(each.lengths for each in spans), strict=True))
-            )
-            spans = {each._replace(lengths=lengths) for each in spans}
+            pairs = zip(*(span.lengths for span in spans), strict=True)
+            moved = sum(max(lengths) > 1 for lengths in pairs)
+            share = moved / max(1, self.dimensions)
+            spans = {span._replace(share=share) for span in spans}
         return max((self._time(kind, bytes_in, span) for span in spans), default=0.0)
 
     def _span(self, group: Sequence[int]) -> "_Span":
-        parts = collections.Counter(self.parts[k] for k in group if self.parts)
-        places = [self.places[k] for k in group if self.places]
-        lengths = tuple(len(set(along)) for along in zip(*places, strict=True))
-        return _Span(len(group), max(1, len(parts)), lengths)
+        parts = {self.parts[k] for k in group} if self.parts else {0}
+        places = [self.places[k] for k in group] if self.places else []
+        lengths = tuple(len({*along}) for along in zip(*places, strict=True))
+        is_all = len(group) == self.whole
+        links = sum(2 - (k == 2 and not is_all) for k in lengths if k > 1)
+        share = links / (2 * max(1, self.dimensions))
+        return _Span(len(group), len(parts), lengths, share)
 
     def _time(self, kind: str, n: int, span: "_Span") -> float:
-        g, parts, lengths = span
-        moved = [length for length in lengths if length > 1]
-        is_move = kind == "collective-permute"
-        hops = 1 if is_move else max(1, sum(length // 2 for length in moved))
-        links = self.inside
-        if moved:
-            share = len(moved) / self.dimensions
-            links = dataclasses.replace(links, bandwidth=links.bandwidth * share)
-        if parts == 1 or self.between is None:
-            least = links.time(kind, n, g, hops)
-            if moved and "all-to-all" in kind:
-                link = self.inside.bandwidth / (2 * self.dimensions)
-                least = max(least, n * max(moved) / (8 * link))
-            return least
+        g, parts, lengths, share = span
         each = g // parts
-        if is_move:
-            return self.between.time(kind, n, g)
-        if "all-to-all" in kind:
-            return max(
-                self.between.time(kind, n, parts), links.time(kind, n * each // g, each)
-            )
+        is_exchange = kind in ("all-to-all", "ragged-all-to-all")
+        hops = sum(length // 2 for length in lengths) or 1
+        inside = self.inside
+        if share:
+            bandwidth = inside.bandwidth * share
+            inside = dataclasses.replace(inside, bandwidth=bandwidth)
+        if kind == "collective-permute":
+            joined = self.between if parts > 1 and self.between else inside
+            return joined.time(kind, n, g)
         # In each host or slice, a device has its part of what is sent between them.
-        whole = n * each if kind == "all-gather" else n
-        share = whole // each
-        inner = n * parts if kind == "all-gather" else n
-        return max(
-            links.time(kind, inner, each, hops), self.between.time(kind, share, parts)
-        )
+        of_part, of_device = n, n // each
+        if kind == "all-gather":
+            of_part, of_device = n * parts, n
+        elif is_exchange:
+            of_part, of_device = n // parts, n
+        times = [inside.time(kind, of_part, each, hops)]
+        if parts > 1 and self.between is not None:
+            times.append(self.between.time(kind, of_device, parts))
+        if is_exchange and share:
+            link = self.inside.bandwidth / (2 * self.dimensions)
+            longest = max(lengths)
+            ways = 1 if longest == 2 and share < 1 else 2
+            times.append(of_part * longest / (4 * ways * link))
+        return max(times)
 
 
 class _Span(NamedTuple):
-    """How far a group of devices reaches: its devices, parts and lengths in a torus."""
+    """How far a group of devices reaches.
+
+    Attributes:
+      size: the devices.
+      parts: the slices or hosts that they are of.
+      lengths: how many places they have along each dimension of the torus.
+      share: the part of a device's links that it uses; 0 for all, outside of a torus.
+    """
 
     size: int
     parts: int
     lengths: tuple[int, ...]
+    share: float

@@ -408,7 +408,7 @@ class Report:
     def bound_by(self) -> str | None:
         """What takes the least time: "arithmetic", "memory" or "interconnect"."""
         longest = max(self.least_times, key=lambda each: each[1], default=(None, 0))
-        return longest[0]
+        return longest[0] if longest[1] else None
 
     @property
     def in_turn(self) -> float | None:

@@ -126,6 +126,7 @@ def torus(kind, *sizes, slices=1):
 
 
 N = 2**26
+PAIRS = [(k, k + 1) for k in range(0, 256, 2)]
 ALL, ROWS = [range(256)], [range(k, k + 16) for k in range(0, 256, 16)]
 
 
@@ -135,6 +136,9 @@ ALL, ROWS = [range(256)], [range(k, k + 16) for k in range(0, 256, 16)]
         # Four links of 50 GB/s; two for one of the two dimensions.
         ("all-reduce", ALL, 2 * N * 255 / 256 / 200e9),
         ("all-gather", ROWS, 15 * N / 100e9),
+        # Two neighbours have one link.
+        ("all-gather", PAIRS, N / 50e9),
+        ("all-to-all", PAIRS, N / 2 / 50e9),
         ("collective-permute", [(0, 1), (1, 2)], N / 100e9),
         ("collective-permute", [(0, 1), (15, 16)], N / 200e9),
         # 128 chips send half of their bytes over 2 x 16 links.
