@@ -340,6 +340,17 @@ class Computation:
     def parameters(self) -> list[Instruction]:
         return [each for each in self.instructions if each.opcode == "parameter"]
 
+    @functools.cached_property
+    def by_op_name(self) -> dict[str, list[Instruction]]:
+        """The instructions, and those inside of fusions, by JAX's name."""
+        named: dict[str, list[Instruction]] = {}
+        for each in self.instructions:
+            named.setdefault(each.op_name, []).append(each)
+            for part in each.called if each.opcode == "fusion" else ():
+                for name, inside in part.by_op_name.items():
+                    named.setdefault(name, []).extend(inside)
+        return named
+
 
 class Module:
     """A compiled program; an empty one without data.

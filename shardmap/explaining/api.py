@@ -208,7 +208,10 @@ def explanation_for(
     cuts = sharded.sharded_dimensions(layouts_of_arrays, layouts)
     asked = sharded.constrained(facts.constraints)
     axes = sharded.with_devices(facts, layouts_of_arrays, cuts, asked, mesh_axes)
-    collectives = compiled_collectives(module, sources, mesh_axes, facts.constraints)
+    arguments = sharded.sharded_arguments(layouts_of_arrays, cuts)
+    collectives = compiled_collectives(
+        module, sources, mesh_axes, facts.constraints, arguments
+    )
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
     devices = arrays.devices_of(layouts, meshes, there)

@@ -61,6 +61,34 @@ def sharded_dimensions(
     ]
 
 
+class ShardedArgument(NamedTuple):
+    """An argument that is sharded.
+
+    Attributes:
+      axes: the mesh axes that shard it.
+      comes_back: whether a result is like it, as of weights that are trained.
+    """
+
+    axes: frozenset[str]
+    comes_back: bool
+
+
+def sharded_arguments(
+    arrays: Sequence[ArrayLayout], cuts: Sequence[ShardedDimension]
+) -> dict[str, ShardedArgument]:
+    """The arguments that are sharded, by key path."""
+    results = {(a.shape, a.dtype, a.layout) for a in arrays if a.role == "output"}
+    return {
+        array.path: ShardedArgument(
+            frozenset(name for cut in those for name in cut.sizes),
+            (array.shape, array.dtype, array.layout) in results,
+        )
+        for array in arrays
+        if array.role == "input"
+        if (those := [cut for cut in cuts if cut.path == array.path])
+    }
+
+
 def constrained(constraints: Sequence[LayoutConstraint]) -> list[ShardedDimension]:
     """The dimensions that the constraints of a program shard."""
     dimensions: list[ShardedDimension] = []

@@ -1,11 +1,13 @@
 """Why the compiler added a collective, and how to avoid it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from shardmap._jax.hlo import Instruction
 from shardmap.explaining.read.constraints import LayoutConstraint
+from shardmap.explaining.read.hlo.flops import POINTWISE, product_flops
 from shardmap.explaining.read.hlo.instructions import (
     around,
     inside,
@@ -16,25 +18,30 @@ from shardmap.explaining.read.hlo.instructions import (
     parts_of,
     reached,
 )
+from shardmap.explaining.read.hlo.loops import given, origin
 from shardmap.explaining.read.hlo.sources import Sources
+from shardmap.explaining.read.sharded import ShardedArgument
 
 REMATERIALISED = (
     "the array is made whole on every device, then cut in another way (an involuntary "
     "full rematerialization)"
 )
-_PASSED = frozenset(
-    "bitcast copy transpose reshape convert fusion parameter async-start".split()
-)
-"""Instructions that pass a value on to the ones that compute with it."""
-_POINTWISE = frozenset(
-    "abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential "
-    "exponential-minus-one floor log log-plus-one logistic maximum minimum multiply "
-    "negate not or power remainder round-nearest-afz round-nearest-even rsqrt select "
-    "shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan "
-    "tanh xor".split()
-)
+AGAIN = "again in the gradient, as jax.checkpoint computes it again"
+CUT = "of which each device then keeps a part"
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
+_PASSED = frozenset("bitcast copy transpose reshape convert fusion parameter".split())
+"""Instructions that pass a value on to the ones that compute with it."""
+_MOVED = frozenset(
+    (
+        "bitcast copy copy-start copy-done async-done convert transpose reshape "
+        "broadcast slice dynamic-slice concatenate optimization-barrier custom-call"
+    ).split()
+    + [f"{kind}{part}" for kind in _MOVES for part in ("", "-start", "-done")]
+)
+"""Instructions whose result is their first operand, or a part of it, elsewhere."""
 _PARTS = frozenset("slice squeeze dynamic_slice gather".split())
+_SEVERAL = ("all-gather", "all-reduce", "reduce-scatter", "async")
+"""Instructions whose results may be several values that are sent as one."""
 _TAKES_PART = ("slice", "dynamic-slice", "gather")
 _LAYOUTS = frozenset("sharding_constraint reshard all-gather".split())
 _SAME_LAYOUT = (
@@ -42,7 +49,6 @@ _SAME_LAYOUT = (
     "after."
 )
 _PRODUCTS = ("dot", "conv_general_dilated")
-_SUMS = ("reduce_", "scatter", "argmax", "argmin", *_PRODUCTS)
 
 
 class Cause(NamedTuple):
@@ -63,47 +69,66 @@ class _Seen(NamedTuple):
     """A collective that the compiler added, and its surroundings.
 
     Attributes:
-      sent, kind: the collective and its kind.
+      sent, operand, kind: the collective, what it sends and its kind.
       maker: the instruction that needs it.
       name, operation: JAX's names of its origin, such as ``jit(f)/dot_general``.
       takers: the instructions that use its result.
+      sources: the lines of instructions.
       asked: the layout constraint that needs it, if any.
+      axes: the mesh axes that it is along.
+      arguments: those that are sharded, by name.
     """
 
     sent: Instruction
+    operand: Instruction
     kind: str
     maker: Instruction
     name: str
     operation: str
     takers: list[Instruction]
+    sources: Sources
     asked: LayoutConstraint | None
+    axes: tuple[str, ...]
+    arguments: Mapping[str, ShardedArgument]
 
     @property
     def is_for_layout(self) -> bool:
         return self.asked is not None or self.operation in _LAYOUTS
 
+    def is_cut(self, name: str | None) -> bool:
+        """Whether an argument is sharded along axes of the collective."""
+        there = self.arguments.get(name or "")
+        return there is not None and not there.axes.isdisjoint(self.axes)
+
 
 def cause_of(
     sources: Sources,
     sent: Instruction,
+    operand: Instruction,
     kind: str,
     one: tuple[int, str] | None = None,
     asked: Sequence[LayoutConstraint] = (),
+    axes: tuple[str, ...] = (),
+    arguments: Mapping[str, ShardedArgument] = MappingProxyType({}),
 ) -> Cause:
     """The cause of a collective that the compiler added.
 
     Args:
       sources: the lines of its instructions.
-      sent: the collective.
+      sent, operand: the collective, and what it sends.
       kind: XLA's name of its kind.
       one: the place and the operation of one of several values that XLA sends as one.
       asked: the layouts that the program asks for.
+      axes: the mesh axes that it is along.
+      arguments: those that are sharded, by name.
     """
     maker = sources.made_for(sent)
     place, operation = one or (None, operation_of(maker))
     name = maker.op_name if place is None else merged_names(sent.op_name)[place]
     layout = _layout_of(sent, place, sources.of(sent), asked)
-    seen = _Seen(sent, kind, maker, name, operation, _takers(sent), layout)
+    takers = _takers(sent, sent.operands.index(operand))
+    about = maker, name, operation, takers, sources
+    seen = _Seen(sent, operand, kind, *about, layout, axes, arguments)
     cause = next(filter(None, (rule(seen) for rule in _RULES)))
     return cause if layout is None else cause._replace(source=layout.source)
 
@@ -138,8 +163,56 @@ def _layout_of(
 # Rules: the first that applies gives the cause.
 
 
+def _of_weights(seen: _Seen) -> Cause | None:
+    """Arrays that are sharded along one axis, of which one is gathered for a product.
+
+    Weights that are sharded along the axis of a batch, or the batch before weights that
+    are sharded along another axis.
+    """
+    if seen.kind not in ("all-gather", "collective-permute"):
+        return None
+    argument, products = _argument_of(seen.operand), _products(seen)
+    lines = (seen.sources.line(each) for each in (*products, seen.sent))
+    line = next(filter(None, lines), None)
+    weights = seen.arguments.get(argument or "")
+    # Not other weights: all of a step's come back.
+    batches = weights and [
+        name
+        for name, each in seen.arguments.items()
+        if name != argument and seen.is_cut(name)
+        if not (each.comes_back and weights.comes_back)
+    ]
+    if weights and seen.asked is None and seen.is_cut(argument) and batches:
+        if products or weights.comes_back:
+            text = f"expected: weights, gathered where used ({argument})"
+            return Cause(text, None, line)
+    for product in products:
+        for factor in map(_argument_of, product.operands[:2]):
+            if factor != argument and seen.is_cut(factor):
+                return Cause(
+                    f"expected: gathered for the product with {factor}, which is "
+                    "sharded along the same mesh axis",
+                    None,
+                    line,
+                )
+    return None
+
+
+def _overlapped(seen: _Seen) -> Cause | None:
+    """What goes around while a product is computed from the parts that are there."""
+    if seen.kind != "collective-permute" or not is_generated(seen.sent):
+        return None
+    before, name = _before(seen.operand), seen.sent.op_name
+    is_sum = before.opcode in ("add", "select", "while") or product_flops(before)
+    if not is_sum or not _products(seen):
+        return None
+    seen = seen._replace(name=name, operation=operation_of(seen.sent))
+    return _summed(seen)._replace(source=seen.sources.line(seen.sent))
+
+
 def _call(seen: _Seen) -> Cause | None:
-    is_call = any(each.opcode == "custom-call" for each in seen.takers)
+    calls = [each for each in seen.takers if each.opcode == "custom-call"]
+    is_call = any(not product_flops(each) for each in calls)
     is_host = seen.operation.endswith("callback")
     if seen.kind != "all-gather" or not (is_call or is_host):
         return None
@@ -189,12 +262,21 @@ def _part(seen: _Seen) -> Cause | None:
 
 
 def _sum(seen: _Seen) -> Cause | None:
-    is_sum = seen.operation.startswith(_SUMS)
-    if not is_sum or seen.kind not in ("all-reduce", "reduce-scatter"):
+    if seen.kind not in ("all-reduce", "reduce-scatter"):
         return None
+    cause = _summed(seen)
+    is_cut = seen.kind == "all-reduce" and _only_cut_again(seen)
+    return cause._replace(text=f"{cause.text}, {CUT}") if is_cut else cause
+
+
+def _summed(seen: _Seen) -> Cause:
+    """What a sum of all devices is of."""
+    before = _before(seen.operand)
+    if "rematted_computation" in seen.name:
+        return Cause(f"expected, as {seen.operation} is summed {AGAIN}", None)
     if "transpose(" in seen.name:
-        what = "the gradients of all shards are summed"
-    elif seen.operation.startswith(_PRODUCTS):
+        return Cause("expected, as the gradients of all shards are summed", None)
+    if product_flops(before) or seen.operation.startswith(_PRODUCTS):
         what = f"the partial products of {seen.operation} are summed"
     else:
         what = f"the results of {seen.operation} on all shards are combined"
@@ -215,7 +297,7 @@ def _until_all_are_done(seen: _Seen) -> Cause | None:
 def _gathered(seen: _Seen) -> Cause | None:
     if seen.kind != "all-gather":
         return None
-    pointwise = all(each.opcode in _POINTWISE for each in seen.takers)
+    pointwise = all(each.opcode in POINTWISE for each in seen.takers)
     if seen.is_for_layout or pointwise:
         or_computed = "" if seen.is_for_layout else ", or for a value computed from it,"
         return Cause(
@@ -251,11 +333,6 @@ def _sent_on(seen: _Seen) -> Cause | None:
 
 
 def _combined(seen: _Seen) -> Cause:
-    if not seen.name:
-        return Cause(
-            "XLA does not say for which operation",
-            "Explain parts of the function alone, to find the one that has it.",
-        )
     return Cause(
         f"{seen.operation} needs values of other devices",
         "Shard another dimension than the one along which it combines elements.",
@@ -263,12 +340,14 @@ def _combined(seen: _Seen) -> Cause:
 
 
 _RULES = (
+    _overlapped,
     _call,
     _scatter,
     _rematerialised,
+    _of_weights,
     _part,
-    _sum,
     _until_all_are_done,
+    _sum,
     _gathered,
     _exchanged,
     _sent_on,
@@ -323,11 +402,65 @@ def _only_cut_again(seen: _Seen) -> bool:
     )
 
 
-def _takers(result: Instruction) -> list[Instruction]:
-    """The instructions that compute with a result, behind views and copies."""
+def _products(seen: _Seen) -> list[Instruction]:
+    """The products that take a result, or that run in a loop while it goes around."""
+    products = [each for each in seen.takers if product_flops(each)]
+    if seen.kind != "collective-permute" or products:
+        return products
+    name = seen.sent.op_name
+    alike = seen.sent.computation.by_op_name.get(name, [])
+    bodies = [each.called[0] for each in alike if each.opcode == "while"]
+    for body in bodies:
+        alike = alike + body.by_op_name.get(name, [])
+    return [each for each in alike if product_flops(each)]
+
+
+def _argument_of(each: Instruction) -> str | None:
+    """The name of the argument that a result is, or a part of, moved or converted."""
+    path: tuple[int, ...] = ()
+    while True:
+        each, path, _ = origin(each, path, (), _MOVED)
+        if each.opcode == "parameter" and not each.computation.callers:
+            return each.op_name
+        if each.opcode not in ("parameter", "while"):
+            return None
+        call, operand = given(each) if each.opcode == "parameter" else (each, None)
+        if call.opcode == "while":
+            # In its steps, parts of the value may go around.
+            body, operand = call.called[0], call.operands[0]
+            each, path, _ = origin(body.root, path, (), _MOVED)
+            if each not in body.parameters:
+                return None
+        if operand is None:
+            return None
+        each = operand
+
+
+def _before(each: Instruction) -> Instruction:
+    """The instruction that computes a result, which may be moved or converted."""
+    each, path, _ = origin(each, (), (), _MOVED)
+    while each.opcode == "parameter" and (outside := around(each)) is not None:
+        each, path, _ = origin(outside.operands[each.parameter], path, (), _MOVED)
+    return each
+
+
+def _takers(sent: Instruction, place: int) -> list[Instruction]:
+    """The instructions that compute with a result, behind views and copies.
+
+    Args:
+      sent: the collective.
+      place: the number of the value, of several that are sent as one.
+    """
+    result = _arrived(sent)
 
     def is_passed(each: Instruction) -> bool:
-        return each.opcode in _PASSED or each.opcode.endswith(("-start", "-done"))
+        if each.opcode == "get-tuple-element":
+            before = each.operands[0].opcode.removesuffix("-done")
+            return before in _SEVERAL and each.index == place
+        # XLA for TPU calls some instructions of its own.
+        is_own = each.opcode == "custom-call" and not each.op_name
+        ends = each.opcode.endswith(("-start", "-done"))
+        return is_own or ends or each.opcode in _PASSED
 
     def onward(each: Instruction) -> list[Instruction]:
         if each is not result and not is_passed(each):
@@ -340,3 +473,19 @@ def _takers(result: Instruction) -> list[Instruction]:
 
     takers = reached(result, onward)
     return [each for each in takers if each is not result and not is_passed(each)]
+
+
+def _arrived(sent: Instruction) -> Instruction:
+    """The instruction that has the result: of what runs on the side, its end.
+
+    XLA for TPU starts it in one fusion, and waits for it in another.
+    """
+    start = around(sent)
+    if start is None or "async_collective_fusion_config" not in sent.config:
+        return sent
+    for each in start.computation.instructions:
+        parts = parts_of(each)
+        if any(part.target == "AsyncCollectiveDone" for part in parts):
+            if any(part.channel == sent.channel for part in parts):
+                return each
+    return sent

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from shardmap.explaining.read.hlo.instructions import (
 )
 from shardmap.explaining.read.hlo.loops import runs
 from shardmap.explaining.read.hlo.sources import Sources
+from shardmap.explaining.read.sharded import ShardedArgument
 from shardmap.explaining.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
 
@@ -46,6 +48,7 @@ def compiled_collectives(
     sources: Sources,
     mesh: Mesh = (),
     asked: Sequence[LayoutConstraint] = (),
+    arguments: Mapping[str, ShardedArgument] = MappingProxyType({}),
 ) -> list[Collective]:
     """The collectives of a program between different devices, in XLA's order.
 
@@ -54,6 +57,7 @@ def compiled_collectives(
       sources: the lines of its instructions.
       mesh: the names and sizes of the mesh axes, if known.
       asked: the layouts of the program's constraints.
+      arguments: those that are sharded, by name.
     """
     collectives: list[Collective] = []
     for instruction, count in runs(module):
@@ -82,7 +86,10 @@ def compiled_collectives(
             cause = None
             if operation is None:
                 one = (place, parts[0]) if names else None
-                cause = cause_of(sources, named, kind, one, asked)
+                operand = named.operands[place if kind != "all-to-all" else 0]
+                cause = cause_of(
+                    sources, named, operand, kind, one, asked, axes, arguments
+                )
             source = None if cause is None else cause.source
             # Sums of several lines may have one name.
             if source is None and (names or (kind == "all-reduce" and len(given) > 1)):

@@ -96,22 +96,28 @@ def _known(each: Instruction, path: _Path) -> int | None:
     value = _value(each, path, ())
     if not isinstance(value, _Element):
         return value
-    computation, place = value.parameter.computation, value.parameter.parameter
-    if len(computation.callers) != 1:
+    caller, operand = given(value.parameter)
+    if operand is None or (caller.opcode == "while" and not _keeps(caller, value.path)):
         return None
-    (caller,) = computation.callers
-    if caller.opcode == "while" and not _keeps(caller, value.path):
-        return None
-    if caller.opcode == "conditional":
-        place = 1 + caller.called.index(computation)
-    before = _known(caller.operands[place], value.path)
+    before = _known(operand, value.path)
     return None if before is None else before + value.plus
+
+
+def given(parameter: Instruction) -> tuple[Instruction, Instruction | None]:
+    """The only call of a computation, and what it gives for a parameter; or None."""
+    callers = parameter.computation.callers
+    if len(callers) != 1:
+        return parameter, None
+    caller, place = callers[0], parameter.parameter
+    if caller.opcode == "conditional":
+        place = 1 + caller.called.index(parameter.computation)
+    return caller, caller.operands[place]
 
 
 def _keeps(loop: Instruction, path: _Path) -> bool:
     """Whether the steps of a loop leave a part of its state as it is."""
     (state,) = loop.called[0].parameters
-    return _value(loop.called[0].root, path, ()) == _Element(state, path, 0)
+    return origin(loop.called[0].root, path, ()) == (state, path, ())
 
 
 def _value(each: Instruction, path: _Path, calls: _Calls) -> int | _Element | None:
@@ -141,17 +147,28 @@ def _constant(each: Instruction, calls: _Calls) -> int | None:
 
 
 def origin(
-    each: Instruction, path: _Path, calls: _Calls
+    each: Instruction, path: _Path, calls: _Calls, passed: frozenset[str] = _PASSED
 ) -> tuple[Instruction, _Path, _Calls]:
-    """The instruction that computes a part of a result, behind what passes it on."""
+    """The instruction that computes a part of a result, behind what passes it on.
+
+    Args:
+      each, path: the instruction, and the places of the part in its result.
+      calls: the calls that were entered.
+      passed: the opcodes of what passes its operand on; of custom calls, those that
+        XLA for TPU adds.
+    """
     while True:
-        if each.opcode in _PASSED:
-            each = each.operands[0]
+        is_of_program = each.opcode == "custom-call" and bool(each.op_name)
+        if each.opcode in passed and each.operands and not is_of_program:
+            if path and len(each.operands) > 1:
+                each, path = each.operands[path[0]], path[1:]
+            else:
+                each = each.operands[0]
         elif each.opcode == "get-tuple-element":
             each, path = each.operands[0], (each.index, *path)
         elif each.opcode == "tuple" and path:
             each, path = each.operands[path[0]], path[1:]
-        elif each.opcode in ("fusion", "call"):
+        elif each.opcode in ("fusion", "call", "async-start"):
             each, calls = each.called[0].root, (*calls, each)
         elif each.opcode == "parameter" and calls:
             each, calls = calls[-1].operands[each.parameter], calls[:-1]

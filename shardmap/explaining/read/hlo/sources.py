@@ -72,7 +72,7 @@ class Sources:
     def _by_op_name(self) -> dict[str, set[str]]:
         sources: dict[str, set[str]] = {}
         for each in self._module.instructions:
-            if each.op_name and (source := self._own(each)) is not None:
+            if each.op_name and (source := self.line(each)) is not None:
                 sources.setdefault(each.op_name, set()).add(source)
         return sources
 
@@ -81,9 +81,9 @@ class Sources:
         instruction: Instruction,
         onward: Callable[[Instruction], list[Instruction]],
     ) -> str | None:
-        return next(filter(None, map(self._own, reached(instruction, onward))), None)
+        return next(filter(None, map(self.line, reached(instruction, onward))), None)
 
-    def _own(self, each: Instruction) -> str | None:
+    def line(self, each: Instruction) -> str | None:
         """The line in the metadata of the instruction."""
         frame = each.frame
         if frame and _SLICES_OF_SCAN.search(each.op_name):
