@@ -10,12 +10,18 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from jax.sharding import Sharding
+from jax.sharding import AxisType, Sharding
 
-from shardmap._jax.context import config_value, configuration, without_mesh
+from shardmap._jax.context import (
+    NO_MESH,
+    config_value,
+    configuration,
+    without_mesh,
+)
 from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
 from shardmap._lazy import logging
@@ -26,6 +32,7 @@ from shardmap.arrays import placement, processes, running, trees
 from shardmap.arrays.process_local import ProcessShardings, to_global, to_local
 from shardmap.map import agreement, set_mesh
 from shardmap.map.layout import MapShardings
+from shardmap.map.primitives import explicit_sharding
 from shardmap.sharding.mesh import mesh_devices
 
 
@@ -161,6 +168,24 @@ def bind_in_jit(transformed: Transformed) -> Callable[[Args, Kwargs], PyTree]:
     run.__name__ = run.__qualname__ = transformed.function.name
     jitted = jax.jit(run)
     return lambda args, kwargs: jitted(tuple(args), kwargs)
+
+
+def types_of_mesh_around() -> AbstractContextManager[Any]:
+    """A context in which types have no mesh but that of a `jax.shard_map` around."""
+    there = jax.sharding.get_abstract_mesh()
+    return jax.sharding.use_abstract_mesh(there if there.manual_axes else NO_MESH)
+
+
+def bind_without_types(
+    bind: Callable[[Sequence[Value]], Sequence[Value]], leaves: Sequence[Value]
+) -> list[Any]:
+    """Binds a map to leaves without shardings in their types, nor those of a mesh."""
+    operands = list(map(explicit_sharding.drop_sharding, leaves))
+    with types_of_mesh_around():
+        results = bind(operands)
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        return list(map(explicit_sharding.drop_sharding_p.bind, results))
+    return list(results)
 
 
 def run_without_mesh(

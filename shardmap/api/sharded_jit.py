@@ -6,21 +6,27 @@ there are partitions. As a part of another program, and inside `spmap`, it is a
 sharding constraint around the arguments and the results.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
 import jax
+from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardmap._jax.context import without_mesh
 from shardmap._jax.errors import explained_axis_names
-from shardmap._jax.types import Aval, PyTree, Value, without_sharding
+from shardmap._jax.types import Aval, Jaxpr, PyTree, Value, without_sharding
 from shardmap._jax.walk import equations_with
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
-from shardmap.api.programs import Call, bind_in_jit, run_without_mesh
+from shardmap.api.programs import (
+    Call,
+    bind_in_jit,
+    bind_without_types,
+    types_of_mesh_around,
+)
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import set_mesh, tracing
@@ -28,19 +34,14 @@ from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
     constrain_p,
-    on_devices,
+    in_order,
     partition_devices,
     partition_mesh,
-    partition_sharding,
     total_partitions,
 )
 from shardmap.map.layout import MapShardings
 from shardmap.sharding.default_devices import set_default_devices
-from shardmap.sharding.mesh import check_devices
 from shardmap.units import decorator_with_options, is_integer, shown
-
-T = TypeVar("T")
-Q = ParamSpec("Q")
 
 Counts = tuple[int, ...] | None
 """Partitions along each dimension; None: every device has the whole value."""
@@ -82,45 +83,44 @@ def _check_shapes(
     all_parts: Sequence[Counts],
 ) -> None:
     """Checks that there is a count for each dimension, which divides its size."""
-    problems = []
     for k, (aval, parts) in enumerate(zip(avals, all_parts, strict=True)):
         if parts is None:
             continue
+        bad = [
+            d for d, n in enumerate(zip(aval.shape, parts, strict=False)) if n[0] % n[1]
+        ]
         if len(parts) != aval.ndim:
-            text = f" (rank {aval.ndim}), but parts {parts} are for rank {len(parts)}"
-            problems.append((k, text))
+            problem = f"it has rank {aval.ndim}"
+        elif bad:
+            d = bad[0]
+            problem = (
+                f"{parts[d]} does not divide dimension {d} of size {aval.shape[d]}"
+            )
+        else:
             continue
-        for dimension, (size, count) in enumerate(zip(aval.shape, parts, strict=True)):
-            if size % count:
-                text = (
-                    f": dimension {dimension} of size {size} is not divisible by "
-                    f"{count} parts"
-                )
-                problems.append((k, text))
-    if problems:
-        paths = names()
-        lines = [f"{paths[k]} is {avals[k].str_short()}{text}" for k, text in problems]
         raise ValueError(
-            f"{what} cannot cut these values into parts:{trees.bullets(lines)}\n"
-            "Give one count for each dimension, 1 where it is not cut, or None for the "
-            "whole value."
+            f"{what} cannot cut {names()[k]}, {aval.str_short()}, into parts {parts}: "
+            f"{problem}. Give one count for each dimension, 1 where it is not cut, or "
+            "None for the whole value."
         )
 
 
-def _agreed_total(
-    what: str, totals: Sequence[int | None], sources: Callable[[], Sequence[str]]
-) -> int | None:
-    """The common total, given by ``sources``; None if none of them has one."""
-    known = [k for k, total in enumerate(totals) if total is not None]
-    for k in known:
-        if totals[k] != totals[known[0]]:
-            named = sources()
-            raise ValueError(
-                f"{what}: {named[k]} has {totals[k]} total partitions but "
-                f"{totals[known[0]]} are expected, as {named[known[0]]} has. All parts "
-                "must have the same product, or be None."
-            )
-    return totals[known[0]] if known else None
+def _agreed_total(all_parts: Mapping[str, PyTree]) -> int | None:
+    """The total of all parts, which have these names; None if none of them has one."""
+    totals: dict[int, str] = {}
+    for name, parts in all_parts.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(parts, is_leaf=_is_leaf):
+            if leaf is not None:
+                where = name + jax.tree_util.keystr(path)
+                totals.setdefault(total_partitions(leaf), where)
+    if len(totals) > 1:
+        (one, first), (other, second), *_ = totals.items()
+        raise ValueError(
+            f"sharded_jit: {second} has {other} total partitions but {one} are "
+            f"expected, as {first} has. All parts must have the same product, or be "
+            "None."
+        )
+    return next(iter(totals), None)
 
 
 def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
@@ -168,37 +168,6 @@ class ShardedJitOptions(NamedTuple):
     num_partitions: int | None
     static_argnums: tuple[int, ...]
     donate_argnums: tuple[int, ...]
-    devices: tuple[jax.Device, ...] | None
-
-
-def _devices_of(leaves: Sequence[Value]) -> list[jax.Device]:
-    """The devices of the first aval with a sharding over several; none without one."""
-    for leaf in leaves:
-        sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
-        if isinstance(sharding, NamedSharding) and sharding.num_devices > 1:
-            return list(sharding.mesh.devices.flat)
-    return []
-
-
-def _over(devices: Sequence[jax.Device], function: Callable[Q, T]) -> Callable[Q, T]:
-    """``function``, for which these devices are the default ones."""
-
-    @functools.wraps(function)
-    def run(*args: Q.args, **kwargs: Q.kwargs) -> T:
-        with set_default_devices(devices):
-            return function(*args, **kwargs)
-
-    return run
-
-
-def _sharding(
-    aval: Aval, parts: Counts, devices: Sequence[jax.Device]
-) -> NamedSharding:
-    """The sharding of a value over devices, one for each partition."""
-    if parts is None or placement.has_no_bytes(aval):
-        parts = (1,) * aval.ndim
-    sharding = partition_sharding(parts, partition_mesh(parts, devices))
-    return sharding.update(memory_kind=placement.memory_kind(aval))
 
 
 class PartitionedFunction:
@@ -212,56 +181,26 @@ class PartitionedFunction:
             fun, "sharded_jit", options.donate_argnums, _is_leaf
         )
 
-    def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        devices = self.options.devices or _devices_of(arguments.leaves)
-        if not devices:
-            return self._trace(arguments, is_top_level)
-        call = _over(devices, self._trace)(arguments, is_top_level)
-        return dataclasses.replace(call, bind=_over(devices, call.bind))
-
-    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        # Explicit types of the operands end at a `jax.jit`.
-        if set_mesh.has_mesh():
-            return self._bind_in_jit(args, kwargs)
-        arguments = self.function.read(args, kwargs)
-        return self.trace_call(arguments, False).result(arguments.leaves)
-
     @functools.cached_property
-    def _bind_in_jit(self) -> Callable[[Args, Kwargs], PyTree]:
+    def bind(self) -> Callable[[Args, Kwargs], PyTree]:
         return bind_in_jit(self)
 
     def run_under_mesh(
         self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
     ) -> PyTree:
         there = set_mesh.current_mesh_devices()
-        if self._num_partitions <= len(there):
-            run = _over(self.options.devices or there, run)
-        leaves, tree = jax.tree.flatten(run_without_mesh(run, args, kwargs))
-        devices = set(there)
-        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-        if all(array.sharding.device_set == devices for array in arrays):
-            leaves = set_mesh.device_put(leaves)
-        return jax.tree.unflatten(tree, leaves)
+        with without_mesh(), set_default_devices(there):
+            results = run(args, kwargs)
+        return set_mesh.device_put(results)
 
-    @functools.cached_property
-    def _num_partitions(self) -> int:
-        """The number of partitions that the options ask for."""
-        options = self.options
-        leaves = jax.tree.leaves(
-            (options.in_parts, options.out_parts), is_leaf=_is_leaf
-        )
-        totals = [total_partitions(parts) for parts in leaves if parts]
-        return max([options.num_partitions or 1, *totals])
-
-    def _trace(self, arguments: Arguments, is_top_level: bool) -> Call:
-        """Traces a call: `jax.jit` with shardings, or constraints inside another."""
+    def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         function, options = self.function, self.options
         avals = function.leaf_avals(arguments)
         in_parts = function.broadcast_in("in_parts", options.in_parts, arguments, None)
-        names = functools.partial(function.leaf_names, arguments)
-        _check_shapes(function.full_name, names, avals, in_parts)
+        in_names = functools.partial(function.leaf_names, arguments)
+        _check_shapes(function.full_name, in_names, avals, in_parts)
         flat = function.flat_function(arguments)
-        with explained_axis_names():
+        with types_of_mesh_around(), explained_axis_names():
             traced: Any = jax.make_jaxpr(flat, return_shape=True)(
                 *map(without_sharding, avals)
             )
@@ -270,30 +209,14 @@ class PartitionedFunction:
         out_parts = function.broadcast_out("out_parts", options.out_parts, out_tree)
         out_names = functools.partial(trees.result_names, out_tree)
         _check_shapes(function.full_name, out_names, closed.out_avals, out_parts)
-        jaxpr, constraints = closed.jaxpr, equations_with(closed.jaxpr, constrain_p)
-
-        def sources() -> list[str]:
-            return [
-                "num_partitions",
-                *(f"in_parts of {name}" for name in names()),
-                *(f"out_parts of {name}" for name in out_names()),
-                *[CONSTRAINT] * len(constraints),
-            ]
-
-        totals = [
-            options.num_partitions,
-            *(parts and total_partitions(parts) for parts in (*in_parts, *out_parts)),
-            *(equation.params["total"] for equation in constraints),
-        ]
-        total = _agreed_total(function.full_name, totals, sources)
+        total = self._total(closed.jaxpr)
         devices: Sequence[jax.Device] = ()
         if is_top_level:
-            devices = partition_devices(total or 1, "sharded_jit")[: total or 1]
-            jaxpr = on_devices(jaxpr, devices) if constraints else jaxpr
+            devices = partition_devices(total or 1, "sharded_jit")
 
         def run(leaves: Sequence[Value]) -> list[Value]:
             # Its `jax.jit` has the shardings of arguments and results.
-            return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves))
+            return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves))
 
         def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
             return [
@@ -302,7 +225,7 @@ class PartitionedFunction:
             ]
 
         def run_as_part(leaves: Sequence[Value]) -> list[Value]:
-            return cut(jax.jit(flat)(*cut(leaves, in_parts)).leaves, out_parts)
+            return cut(run(cut(leaves, in_parts)), out_parts)
 
         def shardings() -> MapShardings:
             sharding = functools.partial(_sharding, devices=devices)
@@ -317,10 +240,40 @@ class PartitionedFunction:
             out_tree,
             closed.out_avals,
             partition_mesh((), devices) if is_top_level else None,
-            jaxpr,
-            run if is_top_level else run_as_part,
+            closed.jaxpr,
+            run if is_top_level else functools.partial(bind_without_types, run_as_part),
             shardings,
         )
+
+    def _total(self, jaxpr: Jaxpr) -> int | None:
+        """How many partitions there are, also by the constraints in a function."""
+        total = self.options.num_partitions
+        constraints = [
+            *(each.params["total"] for each in equations_with(jaxpr, constrain_p)),
+            *(
+                each.params["sharding"].num_devices
+                for each in equations_with(jaxpr, sharding_constraint_p)
+            ),
+        ]
+        for other in filter(None, constraints):
+            total = total or other
+            if other != total:
+                raise ValueError(
+                    f"{self.function.full_name}: a map or {CONSTRAINT} inside has "
+                    f"{other} total partitions but {total} are expected. All parts "
+                    "must have the same product, or be None."
+                )
+        return total
+
+
+def _sharding(
+    aval: Aval, parts: Counts, devices: Sequence[jax.Device]
+) -> NamedSharding:
+    """The sharding of a value over devices, one for each partition."""
+    if parts is None or placement.has_no_bytes(aval):
+        parts = ()
+    memory_kind = placement.memory_kind(aval)
+    return in_order(parts, devices).update(memory_kind=memory_kind)
 
 
 class ShardedFunction(Mapped[P, R]):
@@ -338,7 +291,6 @@ def sharded_jit(
     static_argnums: int | Iterable[int] = (),
     *,
     donate_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
 ) -> ShardedFunction[P, R]: ...
 
 
@@ -351,7 +303,6 @@ def sharded_jit(
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[Callable[P, R]], ShardedFunction[P, R]]: ...
 
 
@@ -364,7 +315,6 @@ def sharded_jit(
     static_argnums: int | Iterable[int] = (),
     *,
     donate_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
 ) -> Any:
     """Compiles a function of arrays that are partitioned over several devices.
 
@@ -372,10 +322,11 @@ def sharded_jit(
     counts for each dimension. Partition k, in row-major order, is on the k-th device;
     inside `spmap`, on the k-th device of each element.
 
-    It runs on ``devices``; or else on those of `jax.set_mesh`; or, where it is lowered,
-    on those of an aval's `jax.sharding.NamedSharding`; or on the first ones of this
-    process. With more partitions than this process has devices, those are the first of
-    `jax.devices()`, and arguments and results are global arrays, as for `jax.jit`.
+    It runs on as many devices as there are partitions: the first ones of
+    `jax.set_mesh`, or else of this process. With more partitions than this process has
+    devices, those are the first of `jax.devices()`, and arguments and results are
+    global arrays, as for `jax.jit`. As a part of another program it needs as many
+    partitions as that has devices.
 
     Args:
       fun: a function of whole arrays. If omitted, ``sharded_jit(...)`` is a decorator.
@@ -390,8 +341,6 @@ def sharded_jit(
       static_argnums: positions of arguments that are compile-time constants; negative
         ones count from the last argument.
       donate_argnums: as for `spmap`.
-      devices: the devices to use, in this order; the first ones of them with fewer
-        partitions.
 
     Returns:
       The compiled function. It has ``lower`` and ``trace``, like a `jax.jit` function,
@@ -414,19 +363,21 @@ def sharded_jit(
     options.check_callable("sharded_jit", fun)
     in_parts = _checked("sharded_jit in_parts", in_parts)
     out_parts = _checked("sharded_jit out_parts", out_parts)
-    if num_partitions is not None:
-        [num_partitions] = _checked("sharded_jit num_partitions", (num_partitions,))
+    given = None if num_partitions is None else (num_partitions,)
+    count = _checked("sharded_jit num_partitions", given)
     given_static = "static_argnums", static_argnums
     static, donated = options.positions(
         "sharded_jit", fun, given_static, donate_argnums, from_end=True
     )
     if isinstance(in_parts, list):
         in_parts = tuple(in_parts)
-    if devices is not None:
-        devices = check_devices("sharded_jit", devices)
+    total = _agreed_total(
+        {
+            "num_partitions": count,
+            "in_parts": in_parts,
+            "out_parts": out_parts,
+        }
+    )
     return ShardedFunction(
-        fun,
-        ShardedJitOptions(
-            in_parts, out_parts, num_partitions, static, donated, devices
-        ),
+        fun, ShardedJitOptions(in_parts, out_parts, total, static, donated)
     )

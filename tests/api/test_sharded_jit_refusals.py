@@ -30,40 +30,40 @@ def constrained(parts):
 
 
 @pytest.mark.parametrize(
-    ("sharded", "message"),
+    ("in_parts", "out_parts", "count", "message"),
     [
+        ((2, 1), (2, 2), None, "out_parts has 4 total .* 2 are expected, as in_parts "),
         (
-            sharded_jit(lambda x: x, (2, 1), (2, 2)),
-            r"out_parts of result has 4 total partitions but 2 are expected, as "
-            r"in_parts of x has",
+            None,
+            [(2, 2), {"a": (2, 1)}],
+            None,
+            r"out_parts\[1\]\['a'\] has 2 total partitions but 4 are expected, as "
+            r"out_parts\[0\] has",
         ),
+        ((2, 1), None, 4, r"in_parts has 2 total .* 4 are expected, as num_partitions"),
+    ],
+)
+def test_totals_that_differ(in_parts, out_parts, count, message):
+    with pytest.raises(ValueError, match="sharded_jit: " + message):
+        sharded_jit(lambda x: x, in_parts, out_parts, count)
+
+
+@pytest.mark.parametrize(
+    ("fun", "parts", "message"),
+    [
+        (constrained((1, 2)), (2, 2), "inside has 2 total partitions but 4 are expec"),
         (
-            sharded_jit(lambda x: [x, x], None, [(2, 2), (2, 1)]),
-            r"out_parts of result\[1\] has 2 total partitions but 4 are expected, as "
-            r"out_parts of result\[0\] has",
-        ),
-        (
-            sharded_jit(constrained((1, 2)), (2, 2), (2, 2)),
-            r"with_sharding_constraint has 2 total partitions but 4 are expected, as "
-            r"in_parts of x has",
-        ),
-        (
-            sharded_jit(lambda x: x, (2, 1), None, num_partitions=4),
-            r"in_parts of x has 2 total partitions but 4 are expected, as "
-            r"num_partitions",
-        ),
-        (
-            sharded_jit(
-                lambda x: constrained((8, 1))(constrained((2, 1))(x)), None, None
-            ),
-            r"with_sharding_constraint has 8 total partitions but 2 are expected",
+            lambda x: constrained((8, 1))(constrained((2, 1))(x)),
+            None,
+            "inside has 8 total partitions but 2 are expected",
         ),
     ],
 )
-def test_totals_that_differ(sharded, message):
-    for fun in (sharded, jax.jit(sharded)):
+def test_a_total_inside_that_differs(fun, parts, message):
+    sharded = sharded_jit(fun, parts, parts)
+    for call in (sharded, jax.jit(sharded)):
         with pytest.raises(ValueError, match=message):
-            fun(X)
+            call(X)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,18 @@ def test_totals_that_differ(sharded, message):
         (
             ({"a": (2, 1), "b": None},),
             None,
-            r"tree\['a'\] is float32\[5,8\]: dimension 0 of size 5 is not divisible by "
-            r"2 parts",
+            r"cut tree\['a'\], float32\[5,8\], into parts \(2, 1\): 2 does not divide "
+            r"dimension 0 of size 5. Give one count for each",
         ),
         (
-            (2, 4),
+            {"a": None, "b": (2, 4)},
             None,
-            r"tree\['a'\] .* dimension 0 of size 5 [^.]*tree\['b'\] is float32\[4\] "
-            r"\(rank 1\), but parts \(2, 4\) are for rank 2",
+            r"tree\['b'\], float32\[4\], into parts \(2, 4\): it has rank 1",
         ),
         (
             None,
             [(1, 3), None],
-            r"result\[0\] is float32\[5,8\]: dimension 1 of size 8 is not divisible by "
-            r"3 parts",
+            r"result\[0\], float32\[5,8\], into .* 3 does not divide dimension 1 of ",
         ),
         (({"a": None},), None, r"in_parts must be a pytree prefix of the positional"),
         (None, [None], r"out_parts must be a pytree prefix of the"),
@@ -96,14 +94,15 @@ def test_parts_that_do_not_fit(in_parts, out_parts, message):
         return [tree["a"], tree["b"]]
 
     tree = {"a": spread(5, 8), "b": spread(4)}
-    with pytest.raises(ValueError, match="(?s)sharded_jit of fun .*" + message):
+    in_parts = (in_parts,) if isinstance(in_parts, dict) else in_parts
+    with pytest.raises(ValueError, match="sharded_jit of fun .*" + message):
         sharded_jit(fun, in_parts, out_parts)(tree)
 
 
 def test_a_constraint_that_does_not_fit():
-    with pytest.raises(ValueError, match=r"x\['a'\] is float32\[5\]: dimension 0 of"):
+    with pytest.raises(ValueError, match=r"cannot cut x\['a'\], float32\[5\], into"):
         with_sharding_constraint({"a": spread(5)}, (2,))
-    with pytest.raises(ValueError, match=r"x is float32\[5\] \(rank 1\), but parts"):
+    with pytest.raises(ValueError, match=r"cut x, float32\[5\], .*: it has rank 1"):
         with_sharding_constraint(spread(5), (1, 2))
 
 

@@ -229,8 +229,6 @@ def test_random_programs(
         # The devices are those of the `jax.shard_map`.
         layout, size, beside = ("free",), (size - 1) % 8 + 1, False
         around = place = None
-    if around == "partitions" and what != "values" and layout[0] == "devices":
-        layout = ("free",)  # In a program, partitions are on all devices.
     by_blocks = layout[0] == "blocks"
     size, outside = (8, None) if by_blocks else (size, outside)
     # Nested maps of other sizes may cut all devices otherwise, which does not go

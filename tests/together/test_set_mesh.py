@@ -264,7 +264,6 @@ def test_other_devices_than_those_that_are_set():
         "spmap": sm.spmap(lambda v: 2 * v, devices=jax.devices()[4:]),
         "mesh": sm.spmap(lambda v: 2 * v, mesh=AUTO, mesh_axes="y"),
         "mesh_map": sm.mesh_map(lambda v: 2 * v, AUTO, {"x": 0}, {"x": 0}),
-        "sharded_jit": sm.sharded_jit(lambda v: 2 * v, (4,), (4,)),
     }
     expected = {name: fun(X).sharding for name, fun in named.items()}
     with jax.set_mesh(two_devices()):
