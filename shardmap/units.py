@@ -209,6 +209,19 @@ class WithOptions(functools.partial[Any]):
         return f"<decorator {self.func.__name__}({', '.join(given)})>"
 
 
+PIECES = "give the lengths of the pieces as in_slices, such as {0: Pieces(256)}"
+
+INSTEAD = {
+    "chunked": {"batch_size": PIECES, "chunk_size": PIECES},
+    "spmap": {
+        "static_argnums": "it is static_broadcasted_argnums, as of jax.pmap",
+        "num_devices": "give devices=jax.devices()[:n]",
+        "axis": "give in_axes=",
+    },
+}
+"""By transformation, the options that others have -> what to write instead."""
+
+
 def decorator_with_options(transformation: Callable[..., Any]) -> Callable[..., Any]:
     """Lets a function transformation be used as a decorator with options.
 
@@ -219,8 +232,13 @@ def decorator_with_options(transformation: Callable[..., Any]) -> Callable[..., 
     (6, 6)
     """
 
+    instead = INSTEAD.get(transformation.__name__, {})
+
     @functools.wraps(transformation)
     def transform(fun: Any = None, *args: Any, **options: Any) -> Any:
+        for option, text in instead.items():
+            if option in options:
+                raise TypeError(f"{transformation.__name__} has no {option}=: {text}")
         if fun is not None:
             return transformation(fun, *args, **options)
         try:

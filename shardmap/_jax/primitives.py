@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from shardmap._jax import other_jax
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr, Params, Primitive, Value
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in
 
 
 def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
@@ -85,6 +85,12 @@ def is_pmap(equation: Equation) -> bool:
     """Whether a shard_map is that of `jax.pmap`, by the source of its function."""
     mapped = equation.params["jaxpr"].debug_info.func_src_info or ""
     return os.path.join("jax", "_src", "pmap.") in mapped
+
+
+def function_name(jaxpr: AnyJaxpr) -> str:
+    """The name of the function that was traced."""
+    source: str = as_open_jaxpr(jaxpr).debug_info.func_src_info or ""
+    return source.partition(" at ")[0]
 
 
 def argument_names(jaxpr: Jaxpr) -> list[str]:

@@ -247,19 +247,22 @@ def _count(count: int, one: str, many: str | None = None) -> str:
 
 
 def explanation_of(
-    title: str, text: str, stages: tuple[Any, ...], cuts: Iterable[tuple[Any, ...]]
+    title: str,
+    lines: Iterable[str],
+    stages: tuple[Any, ...],
+    cuts: Iterable[tuple[Any, ...]],
 ) -> Explanation:
     """The explanation of a plan, or of the pieces of a function.
 
     Args:
       title: one line on the whole.
-      text: lines on each axis of each argument, then on each stage.
+      lines: on each axis of each argument, then on each stage.
       stages: what each stage makes, reads and keeps.
       cuts: the fields of a `CutArray` for each array that is cut.
     """
     return Explanation(
         name=title.partition(": ")[0],
-        pieces=tuple(text.splitlines()),
+        pieces=tuple(lines),
         stages=stages,
         title=title,
         cuts=tuple(CutArray(*each) for each in cuts),

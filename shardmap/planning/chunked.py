@@ -101,11 +101,10 @@ class ChunkedFunction(Generic[P, R]):
           An `Explanation` of the pieces alone. `shardmap.explain` gives one of all.
         """
         cut_program = self._cut_program(args, kwargs)
-        text = report.explain(cut_program)
         from shardmap.explaining.explanation import explanation_of
 
         costs, cuts = report.stage_costs(cut_program), report.cut_arrays(cut_program)
-        return explanation_of(repr(self), text, costs, cuts)
+        return explanation_of(repr(self), report.explain(cut_program), costs, cuts)
 
     @api_boundary
     def stage_costs(

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -167,9 +168,14 @@ def _refuse_far_starts(cut_program: CutProgram) -> None:
 
 
 def _like(dtype: np.dtype) -> str:
+    """What to give in place of an array of a dtype that JAX does not have."""
     if dtype.names:
-        return f"array[{dtype.names[0]!r}]"
-    return f"array.astype('{'float64' if dtype.kind in 'fc' else 'int64'}')"
+        return f"give its fields as arrays, such as array[{dtype.names[0]!r}]"
+    if dtype.kind in "SUT":
+        return "give codes of the texts, as numpy.unique(array, return_inverse=True)[1]"
+    if dtype.kind == "O":
+        return "give arrays of one number type, as array.astype(float)"
+    return f"give array.astype('{'float64' if dtype.kind in 'fc' else 'int64'}')"
 
 
 def _aval_of(leaf: Any, name: str) -> Any:
@@ -184,10 +190,17 @@ def _aval_of(leaf: Any, name: str) -> Any:
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         if (why := refusal(leaf)) is not None:
             raise TypeError(f"plan cannot take {name}, which {why}")
+        what = f"got {shown(leaf)} of type {type(leaf).__name__} in {name}"
+        if isinstance(leaf, os.PathLike) or (
+            isinstance(leaf, str) and {".", "/"} & {*leaf}
+        ):
+            raise TypeError(
+                f"plan takes arrays, {what}: open a store or a file first, as with "
+                "zarr.open, h5py.File, numpy.load(mmap_mode='r') or xarray.open_zarr"
+            )
         raise TypeError(
-            f"plan takes arrays or what has a shape and a dtype, got {shown(leaf)} of "
-            f"type {type(leaf).__name__} in {name}: non-array arguments must be "
-            "static, so name it in static_argnums or static_argnames"
+            f"plan takes arrays or what has a shape and a dtype, {what}: non-array "
+            "arguments must be static, so name it in static_argnums or static_argnames"
         )
     dtype = leaf.dtype
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
@@ -196,8 +209,8 @@ def _aval_of(leaf: Any, name: str) -> Any:
             jax.typeof(np.empty(0, native))
         except TypeError:
             raise TypeError(
-                f"plan takes numbers and booleans, got {dtype} in {name}: give what "
-                f"it stands for as numbers of JAX, such as {_like(native)}"
+                f"plan takes numbers and booleans, got {dtype} in {name}: "
+                f"{_like(native)}"
             ) from None
         refuse_masked(leaf, name)
         if is_array_like(leaf):

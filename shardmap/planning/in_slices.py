@@ -187,7 +187,11 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
             raise TypeError(
                 f"{where} is {shown(spec)}, but stands for one array: give None, EACH "
                 "or a dict {axis: cut}"
-                + (f", such as {{0: {spec}}}" if _is_cut(spec) else "")
+                + (
+                    f", such as {{0: {spec}}}"
+                    if np.ndim(tree) and _is_cut(spec)
+                    else ""
+                )
             )
         return [spec] * count
     if isinstance(spec, dict):
@@ -216,8 +220,9 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
 
 
 def _is_cut(spec: object) -> bool:
-    """Whether this is the cut of one axis, without the axis."""
-    return is_integer(spec) or isinstance(spec, Pieces | _AsChunked | Auto)
+    """Whether this is the cut of one axis of any array, without the axis."""
+    is_count = is_integer(spec) and int(spec) > 0  # type: ignore[call-overload]
+    return is_count or isinstance(spec, Pieces | Auto)
 
 
 def _children(tree: PyTree) -> list[PyTree] | None:

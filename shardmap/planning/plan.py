@@ -16,7 +16,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -185,9 +185,11 @@ def _by_position(
             "as a plan has an option of that name: bind it before, with "
             f"functools.partial(fun, {taken[0]}=...)"
         )
-    unknown = [name for name in kwargs if not _takes(fun, name)]
+    name = getattr(fun, "__name__", type(fun).__name__)
+    if not inputs and not _takes_nothing(fun):
+        raise TypeError(f"plan takes the arguments of {name} too: plan({name}, *args)")
+    unknown = [option for option in kwargs if not _takes(fun, option)]
     if unknown:
-        name = getattr(fun, "__name__", type(fun).__name__)
         raise TypeError(
             f"plan got {unknown[0]}=, which is no option of plan nor an argument of "
             f"{name}: did you mean in_slices= or memory=?"
@@ -201,6 +203,17 @@ def _by_position(
 
     trace_as(call, "plan", fun, inputs[:count], inputs[count] if has_names else {})
     return call
+
+
+def _takes_nothing(fun: Callable[..., PyTree]) -> bool:
+    """Whether a function can be called without arguments, as far as it says."""
+    try:
+        inspect.signature(fun).bind()
+    except TypeError:
+        return False
+    except ValueError:  # Some builtins have no signature.
+        pass
+    return True
 
 
 def _takes(fun: Callable[..., PyTree], name: str) -> bool:
@@ -317,17 +330,28 @@ class ShardPlan:
           An `Explanation`, as `shardmap.explain` returns. Print it; ``pieces`` has its
           lines, and ``stages`` the numbers.
         """
-        title = str(self).splitlines()[0]
-        text = report.explain(self._cut_program)
         from shardmap.explaining.explanation import explanation_of
 
-        cuts = report.cut_arrays(self._cut_program)
-        return explanation_of(title, text, self.stage_costs, cuts)
+        cut_program = self._cut_program
+        lines = [report.holds(cut_program), *report.explain(cut_program)]
+        cuts = report.cut_arrays(cut_program)
+        title = report.title(cut_program)
+        return explanation_of(title, lines, self.stage_costs, cuts)
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:
         """What each stage computes, reads and keeps."""
         return report.stage_costs(self._cut_program)
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> NoReturn:
+        raise TypeError("a plan is no function: plan(...).run(*args) runs it")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        instead = {
+            "save": ": sm.explain(plan).save(path) writes a page on it",
+            "compute": ": plan.run() runs it",
+        }
+        raise AttributeError(f"a plan has no {name!r}{instead.get(name, '')}")
 
     def __repr__(self) -> str:
         stages = len(self.stages)
@@ -340,7 +364,8 @@ class ShardPlan:
         return html_of(self)
 
     def __str__(self) -> str:
-        return report.summary(self._cut_program)
+        explanation = self.explain()
+        return "\n  ".join([explanation.title, *explanation.pieces])
 
     def _arrays(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
@@ -443,11 +468,16 @@ class ShardPlan:
             if executor is None and max_in_flight is None:
                 max_in_flight = 1 if 2 * self.peak_bytes > self._memory else None
         if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
+            is_workers = unknown[0].endswith(("workers", "jobs", "processes"))
             raise TypeError(
                 f"run got {unknown[0]}=, which is no option of run nor a keyword "
-                "argument that the plan was made with. The options are "
-                "out, executor, max_in_flight, progress, retries, checkpoint, scratch "
-                "and task."
+                "argument that the plan was made with. "
+                + (
+                    "executor=4 runs shards in four processes."
+                    if is_workers
+                    else "The options are out, executor, max_in_flight, progress, "
+                    "retries, checkpoint, scratch and task."
+                )
             )
         results = run(
             self._cut_program,

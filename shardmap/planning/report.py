@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from shardmap._jax.primitives import function_name
 from shardmap._jax.types import PyTree
 from shardmap.planning.engine.factors import BESIDE
 from shardmap.planning.engine.keys import nbytes
@@ -75,47 +76,37 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
     )
 
 
-def summary(cut_program: CutProgram) -> str:
-    """A few lines: shards, bytes, and what became of each cut."""
+def title(cut_program: CutProgram) -> str:
+    """The function, and the numbers of shards and stages."""
+    name = function_name(cut_program.closed)
     stages = len(cut_program.stages)
     several = f" in {stages} stages" if stages > 1 else ""
-    lines = [
-        f"ShardPlan: {cut_program.num_shards:,} shards{several}",
-        f"  a shard holds at most {size(peak_bytes(cut_program))}; together the "
-        f"shards read {_reads(cut_program, cut_program.stages) or 'nothing'}",
-    ]
-    for leaf, row in enumerate(cut_program.cuts):
-        for axis, asked in enumerate(row):
-            if asked.at:
-                fate = [_cut(cut_program, leaf, axis), *_fate(cut_program, leaf, axis)]
-                lines.append(f"  {cut_program.names[leaf]} {'; '.join(fate)}")
-    lines += [f"  {line}" for line in _details(cut_program, makes=False)]
-    return "\n".join(lines)
+    return f"{name}: {cut_program.num_shards:,} shards{several}"
 
 
-def explain(cut_program: CutProgram) -> str:
-    """For each axis of each argument: what its cut reaches, or why it is whole."""
-    lines = []
-    for leaf, value in enumerate(cut_program.graph.inputs):
-        lines.append(
-            f"{cut_program.names[leaf]}: {value.aval.dtype}{list(value.shape)}"
-        )
-        for axis in range(len(value.shape)):
-            if not cut_program.cuts[leaf][axis].at:
-                lines.append(f"  axis {axis}: whole, as asked")
-                continue
-            lines.append(f"  {_cut(cut_program, leaf, axis)}")
-            lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
-    return "\n".join([*lines, *_details(cut_program, makes=True)])
+def holds(cut_program: CutProgram) -> str:
+    """What a shard of a plan holds, and what all of them read."""
+    read = _reads(cut_program, cut_program.stages) or "nothing"
+    most = size(peak_bytes(cut_program))
+    return f"a shard holds at most {most}; together the shards read {read}"
 
 
-def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
-    """What is narrowed, where values are kept, and what each stage does.
+def explain(cut_program: CutProgram) -> Iterator[str]:
+    """For each axis of each argument: what its cut reaches, or why it is whole.
 
-    Args:
-      cut_program: the plan.
-      makes: whether to tell what each stage makes.
+    Then what is narrowed, where values are kept, and what each stage does.
     """
+    inputs = zip(
+        cut_program.names, cut_program.graph.inputs, cut_program.cuts, strict=True
+    )
+    for leaf, (name, value, row) in enumerate(inputs):
+        yield f"{name}: {value.aval.dtype}{list(value.shape)}"
+        for axis, cut in enumerate(row):
+            if not cut.at:
+                yield f"  axis {axis}: whole"
+                continue
+            yield f"  {_cut(cut_program, leaf, axis)}"
+            yield from (f"    {line}" for line in _fate(cut_program, leaf, axis))
     yield from narrowed(cut_program)
     yield from _chunks_read(cut_program)
     costs = stage_costs(cut_program)
@@ -124,8 +115,7 @@ def _details(cut_program: CutProgram, makes: bool) -> Iterator[str]:
         yield f"scratch {cut_program.scratch}: {size(most)} at most"
     blocks = []
     for stage, cost in zip(cut_program.stages, costs, strict=True):
-        results = ", ".join(_grouped(cost.makes))
-        first = f"{cost.shards:,} shards" + f" make {results}" * makes
+        first = f"{cost.shards:,} shards make {', '.join(_grouped(cost.makes))}"
         told = Counter(
             f"  keeps {_name(cut_program, result.value)}, {size(nbytes(result.value))}"
             for result in stage.results
