@@ -163,3 +163,40 @@ def test_weights_without_room_are_shared_by_as_few_as_can_be():
     assert (last.name, last.fits) == ("data 8, model 1", False)
     assert last.report.mesh == (("data", 8), ("model", 1))
     assert "Without room: 1 of 4 meshes; data 8, model 1 needs" in comparison.reason
+
+
+SLICE = 2**20 * 4
+"""The bytes of a device."""
+
+
+@pytest.mark.parametrize(
+    ("axes", "sent"),
+    [
+        # Inside of a slice a sum is scattered first, and a device sends an eighth.
+        (("slice", "data"), [(8, SLICE), (2, SLICE // 8), (8, SLICE // 8)]),
+        ("slice", [(2, SLICE)]),
+        ("data", [(8, SLICE)]),
+    ],
+)
+def test_slices_have_a_network_between_them(axes, sent):
+    machine = "2xv5e:2x4"
+    mesh = sm.make_mesh({"slice": 2, "data": 8}, devices=sm.devices(machine))
+    x = shape(16, 1024, 1024, sharding=NamedSharding(mesh, P(("slice", "data"))))
+    total = jax.shard_map(
+        lambda x: lax.psum(x, axes),
+        mesh=mesh,
+        in_specs=P(("slice", "data")),
+        out_specs=P(*[name for name in ("slice", "data") if name not in axes][:1]),
+    )
+    report = sm.explain(jax.jit(total), devices=machine)(x)
+    assert report.machine == "TPU v5 lite, 2 slices of 2 x 4"
+    assert report.num_devices == 16
+    found = [(each.group_size, each.bytes_in) for each in report.collectives]
+    assert found == sent
+    names = {8: ("data",), 2: ("slice",)}
+    assert all(each.axes == names[each.group_size] for each in report.collectives)
+    assert not [note for note in report.notes if "callbacks" in note]
+    assert "25 Gb/s a chip between slices (dcn-v5e)" in report.summary
+    between = [each for each in report.collectives if each.group_size == 2]
+    for each in between:
+        assert each.seconds == pytest.approx(each.bytes_in / (25e9 / 8))

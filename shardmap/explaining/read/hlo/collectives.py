@@ -1,5 +1,6 @@
 """The collectives of a compiled program."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -61,6 +62,9 @@ def compiled_collectives(
     """
     collectives: list[Collective] = []
     for instruction, count in runs(module):
+        if _is_between_slices(instruction) and instruction.opcode == "send":
+            each = _between_slices(instruction, module.num_devices, mesh)
+            collectives.append(dataclasses.replace(each, count=count))
         match = _KINDS.fullmatch(instruction.opcode)
         if match is None or _goes_on(instruction):
             continue
@@ -115,6 +119,45 @@ def compiled_collectives(
                 )
             )
     return collectives
+
+
+def _is_between_slices(instruction: Instruction) -> bool:
+    handler = instruction.attributes.get("_xla_host_transfer_handler_name")
+    return handler == "xla_megascale_runtime"
+
+
+def _between_slices(sent: Instruction, num_devices: int, mesh: Mesh) -> Collective:
+    """A collective between slices of TPUs, which XLA writes as a transfer of a host.
+
+    Args:
+      sent: what a device gives to the network.
+      num_devices: the devices of one slice. Those of the next slice follow.
+      mesh: the names and sizes of the mesh axes, if known.
+    """
+    noted, (shape, *_) = sent.attributes, sent.operands[0].shape.arrays()
+    kind = noted.get("_xla_megascale_transfer_type", "").lower().replace("_", "-")
+    slices = (
+        noted.get("_xla_megascale_target", "{1,2}").partition("}")[0].count(",") + 1
+    )
+    starts = range(0, slices * num_devices, num_devices)
+    groups = [tuple(start + k for start in starts) for k in range(num_devices)]
+    name = noted.get("_xla_host_transfer_rendezvous", "").partition(".")[0]
+    operation = _function([name.removesuffix("_invariant")], {kind})
+    expected = "expected, as the part of a collective that is between slices"
+    return Collective(
+        kind=kind if _KINDS.fullmatch(kind) else "collective-permute",
+        operation=operation,
+        axes=_axes_of_pairs([(groups[0][0], each) for each in groups[0]], mesh),
+        group_size=slices,
+        count=None,
+        bytes_in=shape.bytes,
+        bytes_out=shape.bytes * (slices if kind == "all-gather" else 1),
+        source=None,
+        added_by_partitioner=operation is None,
+        cause=None if operation else expected,
+        before=str(shape),
+        groups=tuple(groups),
+    )
 
 
 def _goes_on(instruction: Instruction) -> bool:
@@ -250,7 +293,8 @@ def unseen(module: Module) -> list[str]:
             "Kernels, such as those of Pallas, are not looked into: they may send to "
             "other devices, and their operations are not counted."
         )
-    if any(each.is_host_transfer for each in instructions):
+    transfers = [each for each in instructions if each.is_host_transfer]
+    if not all(map(_is_between_slices, transfers)):
         notes.append("What callbacks send to and from the host is not counted.")
     return notes
 
