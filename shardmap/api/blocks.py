@@ -1,8 +1,8 @@
 """How `mesh_map` traces a call: `jax.shard_map` of a function of blocks.
 
-The function of a block is traced once for the structure of its result and the mesh axes
-that it uses, and then bound to `jax.shard_map`. With ``lowering="spmd"`` it is bound to
-one `spmap` for each mesh axis, over arrays that have the mesh axes as dimensions.
+With ``lowering="spmd"`` it is one `spmap` for each mesh axis instead, over arrays that
+have the mesh axes as dimensions. Either way, results are checked where the function is
+traced: `jax.shard_map` does so only with ``check_vma=True``.
 """
 
 import collections
@@ -14,196 +14,81 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from shardmap._jax.context import NO_MESH, bound_axes, varying_axes
+from shardmap._jax.context import check_live, varying_axes
 from shardmap._jax.effects import axes_used
 from shardmap._jax.errors import explained_axis_names
-from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import (
     AnyMesh,
     Aval,
     ClosedJaxpr,
-    Jaxpr,
     PyTree,
-    TreeDef,
     Value,
-    aval_of,
-    with_shape,
     without_sharding,
 )
-from shardmap._jax.walk import primitives_in, without_constants
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
 from shardmap.api.options import Lowering
 from shardmap.api.programs import (
     Call,
     bind_in_jit,
+    bind_without_types,
     run_on_set_mesh,
     run_without_mesh,
+    types_of_mesh_around,
 )
 from shardmap.api.user_function import Args, FlatFunction, Kwargs, UserFunction
 from shardmap.arrays import placement, trees
+from shardmap.arrays.trees import Flattened
 from shardmap.map import set_mesh, tracing
 from shardmap.map.collectives.rewrites import for_shard_map
 from shardmap.map.differing import differing_results
 from shardmap.map.layout import MapShardings
-from shardmap.map.mesh_compatibility import axes_used_inside
-from shardmap.map.primitives import explicit_sharding
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.sharding.conversions import cut_spec
-from shardmap.sharding.mesh import mesh_devices, with_manual_axes
-from shardmap.units import is_integer
-
-MeshAxes = dict[str, int]
-"""Mesh axis names, each with the array dimension that it cuts."""
-
-
-# MeshAxes
-
-
-def is_axes(value: object) -> bool:
-    """Whether a value is a leaf of ``in_axes`` or ``out_axes``."""
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and is_integer(dimension)
-        for name, dimension in value.items()
-    )
-
-
-def _dim_to_mesh_axes(axes: MeshAxes) -> dict[int, tuple[str, ...]]:
-    """The mesh axes that cut each dimension, major to minor."""
-    mesh_axes: dict[int, tuple[str, ...]] = {}
-    for name, dimension in axes.items():
-        mesh_axes[dimension] = (*mesh_axes.get(dimension, ()), name)
-    return mesh_axes
-
-
-def _partition_spec(axes: MeshAxes) -> PartitionSpec:
-    return cut_spec(_dim_to_mesh_axes(axes))
-
-
-def _scaled(
-    mesh: AnyMesh,
-    scale: Callable[[int, int], int],
-    shape: Sequence[int],
-    axes: MeshAxes,
-) -> list[int]:
-    """The shape of a block, if ``scale`` divides; of all blocks, if it multiplies."""
-    scaled = list(shape)
-    for name, dimension in axes.items():
-        scaled[dimension] = scale(scaled[dimension], mesh.shape[name])
-    return scaled
+from shardmap.sharding.conversions import axes_in
+from shardmap.sharding.mesh import mesh_devices
 
 
 class MeshMapOptions(NamedTuple):
-    """The arguments of `mesh_map` but the function."""
+    """The arguments of `mesh_map` but the function, axes as PartitionSpecs."""
 
     mesh: AnyMesh
-    in_axes: PyTree
-    out_axes: PyTree
+    in_specs: PyTree
+    out_specs: PyTree
+    axis_names: tuple[str, ...]
     static_argnums: tuple[int, ...]
     donate_argnums: tuple[int, ...]
     lowering: Lowering
     check_vma: bool = False
 
 
-# The two lowerings
+def is_spec(value: object) -> bool:
+    """Whether a value is a leaf of ``in_specs`` or ``out_specs``."""
+    return isinstance(value, PartitionSpec)
 
 
-class _Blocks(NamedTuple):
-    """How arrays are cut into blocks.
-
-    Attributes:
-      mesh: the devices.
-      names: the mesh axes that the map is over.
-      in_axes, out_axes: of each leaf and of each result.
-    """
-
-    mesh: AnyMesh
-    names: Sequence[str]
-    in_axes: Sequence[MeshAxes]
-    out_axes: Sequence[MeshAxes]
-
-    def shard_map(self, run: Callable[..., Any], leaves: Sequence[Value]) -> Any:
-        """Runs a function of blocks under `jax.shard_map`."""
-        if not self.names:
-            return run(*leaves)
-        # A `jax.shard_map` around has set its mesh, which this one takes.
-        is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
-        return jax.shard_map(
-            run,
-            mesh=None if is_inside else self.mesh,
-            in_specs=tuple(map(_partition_spec, self.in_axes)),
-            out_specs=list(map(_partition_spec, self.out_axes)),
-            axis_names=set(self.names),
-            check_vma=False,
-        )(*leaves)
-
-    def nested_spmaps(self, run: Callable[..., Any], leaves: Sequence[Value]) -> Any:
-        """Runs a function of blocks under a `spmap` along each mesh axis."""
-        from shardmap.api.spmap import spmap  # Slow to import, and rarely needed.
-
-        mesh: Any = self.mesh
-        for k in reversed(range(len(self.names))):
-            name, around = self.names[k], self.names[:k]
-            run = spmap(
-                run,
-                name,
-                in_axes=tuple(
-                    _axis_of_tiles(axes, name, around) for axes in self.in_axes
-                ),
-                out_axes=[_axis_of_tiles(axes, name, around) for axes in self.out_axes],
-                axis_size=mesh.shape[name],
-                mesh=mesh,
-                mesh_axes=name,
-                lowering="spmd",
-            )
-        results = run(*map(self._tiled, leaves, self.in_axes))
-        return list(map(self._joined, results, self.out_axes))
-
-    def _tiled(self, array: Value, axes: MeshAxes) -> Value:
-        """Splits each dimension that is cut: its mesh axes, and then the block's."""
-        block = _scaled(self.mesh, operator.floordiv, jnp.shape(array), axes)
-        sizes: dict[Any, int] = dict(self.mesh.shape) | dict(enumerate(block))
-        dims = _dims_of_tiles(axes, len(block))
-        return jnp.reshape(array, [sizes[each] for each in dims])
-
-    def _joined(self, tiles: Value, axes: MeshAxes) -> Value:
-        """The reverse of `_tiled`."""
-        dims = _dims_of_tiles(axes, tiles.ndim - len(axes))
-        block = [
-            n for n, each in zip(tiles.shape, dims, strict=True) if each not in axes
-        ]
-        return jnp.reshape(tiles, _scaled(self.mesh, operator.mul, block, axes))
+def mesh_axes(spec: PartitionSpec) -> dict[int, tuple[str, ...]]:
+    """The mesh axes that cut each dimension, major to minor."""
+    entries = map(axes_in, spec.partitions)
+    return {dimension: names for dimension, names in enumerate(entries) if names}
 
 
-def _dims_of_tiles(axes: MeshAxes, ndim: int) -> list[Any]:
-    """The dimensions of an array that is split, with the mesh axes before them."""
-    mesh_axes = _dim_to_mesh_axes(axes)
-    return [each for dim in range(ndim) for each in (*mesh_axes.get(dim, ()), dim)]
-
-
-def _axis_of_tiles(axes: MeshAxes, name: str, around: Sequence[str]) -> int | None:
-    """Where an array that is split has a mesh axis, inside of the maps around."""
-    if name not in axes:
-        return None
-    dims = _dims_of_tiles(axes, axes[name] + 1)
-    return [each for each in dims if each not in around].index(name)
-
-
-# Calls
+def named_axes(specs: PyTree) -> set[str]:
+    """The mesh axes that any of these specs names."""
+    every = map(mesh_axes, jax.tree.leaves(specs, is_leaf=is_spec))
+    return {name for cut in every for names in cut.values() for name in names}
 
 
 class BlockMap:
     """A function under `mesh_map`, as `programs.Transformed` has it."""
 
-    is_leaf = staticmethod(is_axes)
+    is_leaf = staticmethod(is_spec)
 
     def __init__(self, fun: Callable[..., Any], options: MeshMapOptions) -> None:
         self.options = options
-        self.function = UserFunction(fun, "mesh_map", options.donate_argnums, is_axes)
-        # The functions for `jax.shard_map` with ``check_vma=True``.
-        self._checked: collections.OrderedDict[Hashable, Callable[..., PyTree]] = (
+        self.function = UserFunction(fun, "mesh_map", options.donate_argnums, is_spec)
+        # JAX finds a trace again by the object that it traces.
+        self._mapped: collections.OrderedDict[Hashable, Callable[..., Flattened]] = (
             collections.OrderedDict()
         )
 
@@ -219,122 +104,134 @@ class BlockMap:
         return run_without_mesh(run, args, kwargs)
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        function, options, mesh = self.function, self.options, self.options.mesh
+        function, options = self.function, self.options
         avals = function.leaf_avals(arguments)
-        in_axes = function.broadcast_in("in_axes", options.in_axes, arguments, {})
-        self._check_arguments(arguments, avals, in_axes)
+        in_specs = function.broadcast_in(
+            "in_axes", options.in_specs, arguments, PartitionSpec()
+        )
+        self._check_arguments(arguments, avals, in_specs)
         around = self._axes_around()
-        rest = [name for name in mesh.axis_names if name not in around]
-        flat = function.flat_function(arguments)
-        if options.check_vma:
-            return self._checked_by_jax(arguments, flat, avals, in_axes, rest)
-        blocks = [
-            with_shape(aval, _scaled(mesh, operator.floordiv, aval.shape, axes))
-            for aval, axes in zip(avals, in_axes, strict=True)
-        ]
-        closed, out_tree, names = self._traced(flat, blocks, rest)
-        jaxpr = closed.jaxpr
-        if closed.consts:
-            jaxpr = without_constants(closed)
-        jaxpr = for_shard_map(jaxpr, mesh)
-        if not around:
-            self._check_vmaps(jaxpr)
-        out_axes = function.broadcast_out("out_axes", options.out_axes, out_tree)
-        out_blocks = [without_sharding(aval_of(var)) for var in jaxpr.outvars]
-        _check_ranks(out_axes, out_blocks, out_tree)
-        self._check_results(jaxpr, out_tree, in_axes, out_axes, names)
-        out_avals = [
-            with_shape(aval, _scaled(mesh, operator.mul, aval.shape, axes))
-            for aval, axes in zip(out_blocks, out_axes, strict=True)
-        ]
-
-        def run(*leaves: Value) -> list[Any]:
-            # `spmap` binds other types than `jax.shard_map`, and so does one around
-            # that checks what varies.
-            if list(map(jax.typeof, leaves)) == list(closed.in_avals):
-                return list(jax.core.eval_jaxpr(jaxpr, (), *closed.consts, *leaves))
-            again = jax.make_jaxpr(flat)(*leaves)
-            rewritten = for_shard_map(again.jaxpr, mesh)
-            return list(jax.core.eval_jaxpr(rewritten, again.consts, *leaves))
-
-        blocks_of = _Blocks(mesh, names, in_axes, out_axes)
-        if options.lowering == "manual":
-            bind = functools.partial(blocks_of.shard_map, run)
-        else:
-            bind = functools.partial(blocks_of.nested_spmaps, run)
-        return Call(
-            arguments,
-            avals,
-            out_tree,
-            out_avals,
-            mesh,
-            jaxpr,
-            functools.partial(_bind_without_types, bind),
-            functools.partial(_shardings, mesh, in_axes, avals, out_axes, out_avals),
-        )
-
-    def _checked_by_jax(
-        self,
-        arguments: Arguments,
-        function: FlatFunction,
-        avals: Sequence[Aval],
-        in_axes: Sequence[MeshAxes],
-        names: Sequence[str],
-    ) -> Call:
-        """The call as `jax.shard_map` with ``check_vma=True`` has it."""
-        mapped = self._shard_mapped(function, in_axes, names)
-        with explained_axis_names(*names):
-            traced: Any = jax.make_jaxpr(mapped, return_shape=True)(
-                *map(without_sharding, avals)
-            )
+        names = [name for name in options.mesh.axis_names if name in options.axis_names]
+        names = [name for name in names if name not in around]
+        block = function.flat_function(arguments)
+        vmapped = {name for name in names if tracing.is_bound(name)}
+        # A `spmap` tells its own name.
+        told = names if options.lowering == "manual" else ()
+        with types_of_mesh_around(), explained_axis_names(*told):
+            traced: Any = jax.make_jaxpr(
+                self._over(names, block, in_specs), return_shape=True
+            )(*(a if varying_axes(a) else without_sharding(a) for a in avals))
         closed, out = traced
-        out_tree = jax.tree.structure(out)
-        out_axes = self.function.broadcast_out(
-            "out_axes", self.options.out_axes, out_tree
-        )
+        check_live(closed.consts)
+        self._check_vmaps(closed, vmapped)
+        out_specs = self._out_specs(out.tree)
+        out_avals = list(map(without_sharding, closed.out_avals))
 
         def bind(leaves: Sequence[Value]) -> list[Any]:
-            operands = map(explicit_sharding.drop_sharding, leaves)
-            return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands))
+            return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves))
 
-        out_avals = list(map(without_sharding, closed.out_avals))
         return Call(
             arguments,
             avals,
-            out_tree,
+            out.tree,
             out_avals,
-            self.options.mesh,
+            options.mesh,
             closed.jaxpr,
-            bind,
+            functools.partial(bind_without_types, bind),
             functools.partial(
-                _shardings, self.options.mesh, in_axes, avals, out_axes, out_avals
+                _shardings, options.mesh, in_specs, avals, out_specs, out_avals
             ),
         )
 
-    def _shard_mapped(
-        self, function: FlatFunction, in_axes: Sequence[MeshAxes], names: Sequence[str]
-    ) -> Callable[..., PyTree]:
-        """`jax.shard_map` that checks; JAX finds its trace again by this object."""
+    def _over(
+        self,
+        names: Sequence[str],
+        block: FlatFunction,
+        in_specs: Sequence[PartitionSpec],
+    ) -> Callable[..., Flattened]:
+        """The function of whole leaves that is mapped over these mesh axes."""
+        # A `jax.shard_map` around has set its mesh, which this one takes.
         is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
-        key = function, tuple(names), is_inside
-        if (mapped := self._checked.get(key)) is not None:
-            return mapped
+        key = block, tuple(names), is_inside
+        if (known := self._mapped.get(key)) is not None:
+            return known
+        options = self.options
 
-        def run(*leaves: Value) -> PyTree:
-            result = function(*leaves)
-            return jax.tree.unflatten(result.tree, result.leaves)
+        def run(*blocks: Value) -> PyTree:
+            closed, out = jax.make_jaxpr(block, return_shape=True)(*blocks)
+            tracing.check_constants(closed.consts)
+            self._check_results(closed, out.tree, in_specs, names)
+            jaxpr = for_shard_map(closed.jaxpr, options.mesh)
+            results = jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks)
+            return jax.tree.unflatten(out.tree, results)
 
         run.__name__ = self.function.name  # For JAX's errors.
-        out_axes = self.options.out_axes
-        mapped = jax.shard_map(
-            run,
-            mesh=None if is_inside else self.options.mesh,
-            in_specs=tuple(map(_partition_spec, in_axes)),
-            out_specs=jax.tree.map(_partition_spec, out_axes, is_leaf=is_axes),
-            axis_names=set(names),
-            check_vma=True,
+        mapped: Callable[..., PyTree] = run
+        if options.lowering == "spmd":
+            mapped = functools.partial(self._as_spmaps, run, names, in_specs)
+        elif names:
+            mapped = jax.shard_map(
+                run,
+                mesh=None if is_inside else options.mesh,
+                in_specs=tuple(in_specs),
+                out_specs=options.out_specs,
+                axis_names=set(names),
+                check_vma=options.check_vma,
+            )
+
+        def flat(*leaves: Value) -> Flattened:
+            return Flattened(*jax.tree.flatten(mapped(*leaves)))
+
+        return caches.keep(self._mapped, key, flat)
+
+    def _as_spmaps(
+        self,
+        run: Callable[..., Any],
+        names: Sequence[str],
+        in_specs: Sequence[PartitionSpec],
+        *leaves: Value,
+    ) -> PyTree:
+        """Runs a function of blocks under a `spmap` along each mesh axis."""
+        from shardmap.api.spmap import spmap  # Slow to import, and rarely needed.
+
+        mesh: Any = self.options.mesh
+        for k in reversed(range(len(names))):
+            name, axis = names[k], functools.partial(_tile_axis, names[k], names[:k])
+            run = spmap(
+                run,
+                name,
+                in_axes=tuple(map(axis, in_specs)),
+                out_axes=jax.tree.map(axis, self.options.out_specs, is_leaf=is_spec),
+                axis_size=mesh.shape[name],
+                mesh=mesh,
+                mesh_axes=name,
+                lowering="spmd",
+            )
+        results, tree = jax.tree.flatten(run(*map(self._tiled, leaves, in_specs)))
+        return jax.tree.unflatten(
+            tree, map(self._joined, results, self._out_specs(tree))
         )
-        return caches.keep(self._checked, key, mapped)
+
+    def _tiled(self, array: Value, spec: PartitionSpec) -> Value:
+        """Splits each dimension that is cut: its mesh axes, and then the block's."""
+        block = _scaled(self.options.mesh, operator.floordiv, jnp.shape(array), spec)
+        sizes: dict[Any, int] = {**self.options.mesh.shape, **dict(enumerate(block))}
+        return jnp.reshape(
+            array, [sizes[each] for each in _tile_dims(spec, len(block))]
+        )
+
+    def _joined(self, tiles: Value, spec: PartitionSpec) -> Value:
+        """The reverse of `_tiled`."""
+        dims = _tile_dims(spec, tiles.ndim - len(named_axes(spec)))
+        sizes = zip(tiles.shape, dims, strict=True)
+        block = [size for size, each in sizes if isinstance(each, int)]
+        return jnp.reshape(tiles, _scaled(self.options.mesh, operator.mul, block, spec))
+
+    def _out_specs(self, out_tree: Any) -> Sequence[PartitionSpec]:
+        return self.function.broadcast_out("out_axes", self.options.out_specs, out_tree)
+
+    def _devices(self) -> list[jax.Device]:
+        return mesh_devices(self.options.mesh) or set_mesh.current_mesh_devices()
 
     def _axes_around(self) -> set[str]:
         """The mesh axes that a map or `jax.shard_map` around is over.
@@ -343,13 +240,13 @@ class BlockMap:
           ValueError: it is on another mesh or other devices, or is over axes that are
             named here.
         """
-        mesh, there = self.options.mesh, jax.sharding.get_abstract_mesh()
-        set_mesh.check_devices(self.function.full_name, self._devices())
+        who, mesh = self.function.full_name, self.options.mesh
+        there = jax.sharding.get_abstract_mesh()
+        set_mesh.check_devices(who, self._devices())
         if there.manual_axes and there.shape_tuple != mesh.abstract_mesh.shape_tuple:
             raise ValueError(
-                f"{self.function.full_name} names the mesh {dict(mesh.shape)}, but is "
-                f"inside a mesh_map or jax.shard_map of a mesh {dict(there.shape)}. "
-                "Name that mesh."
+                f"{who} names the mesh {dict(mesh.shape)}, but is inside a mesh_map or "
+                f"jax.shard_map of a mesh {dict(there.shape)}. Name that mesh."
             )
         around = {
             name
@@ -357,130 +254,55 @@ class BlockMap:
             if name in there.manual_axes
             or tracing.is_bound(tracing.MeshAxisMarker(name))
         }
-        if both := self._named_axes & around:
+        if both := around & named_axes((self.options.in_specs, self.options.out_specs)):
             raise ValueError(
-                f"{self.function.full_name} names the mesh axes {sorted(both)}, along "
-                "which a map or jax.shard_map around it runs already. Name other axes."
+                f"{who} names the mesh axes {sorted(both)}, which a map or "
+                "jax.shard_map around it is over already. Name other axes, or leave "
+                "these out of axis_names= of the one around."
             )
         return around
-
-    @functools.cached_property
-    def _named_axes(self) -> set[str]:
-        given = self.options.in_axes, self.options.out_axes
-        return {
-            name for axes in jax.tree.leaves(given, is_leaf=is_axes) for name in axes
-        }
-
-    def _traced(
-        self, function: FlatFunction, blocks: Sequence[Aval], names: Sequence[str]
-    ) -> tuple[ClosedJaxpr, TreeDef, Sequence[str]]:
-        """Traces the function of a block, with these mesh axes bound.
-
-        Returns:
-          The jaxpr; the structure of the result; and the mesh axes that the map is
-          over: all but those that maps inside use, along which no array is cut here.
-        """
-        # Maps inside may be over axes that no array is cut along here.
-        named = [name for name in names if name in self._named_axes] or names
-        closed, out_tree = self._traced_over(function, blocks, names, named)
-        inside = axes_used_inside(closed.jaxpr) - self._named_axes
-        rest = [name for name in names if name not in inside]
-        if self.options.lowering == "spmd" or set(rest) == set(named):
-            return closed, out_tree, rest
-        if primitives_in(closed.jaxpr) & {spmap_p, SHARD_MAP}:
-            closed, out_tree = self._traced_over(function, blocks, names, rest)
-        else:
-            from shardmap.map.lowering import retracing  # Slow, and rarely needed.
-
-            closed = retracing.retraced(closed, self._under(rest))
-        return closed, out_tree, rest
-
-    def _under(self, manual: Sequence[str]) -> Any:
-        """The mesh with these Manual axes, and those of a `jax.shard_map` around."""
-        there = jax.sharding.get_abstract_mesh()
-        mesh: Any = there if there.manual_axes else self.options.mesh.abstract_mesh
-        return with_manual_axes(mesh, {*manual, *there.manual_axes})
-
-    def _traced_over(
-        self,
-        function: FlatFunction,
-        blocks: Sequence[Aval],
-        names: Sequence[str],
-        manual: Sequence[str],
-    ) -> tuple[ClosedJaxpr, TreeDef]:
-        """Traces the function with mesh axes bound, some of which are Manual."""
-        bound: dict[Any, int] = {name: self.options.mesh.shape[name] for name in names}
-        if self.options.lowering == "spmd":
-            bound |= {tracing.MeshAxisMarker(name): 1 for name in self._named_axes}
-            manual = ()
-        mesh = self._under(manual)
-        # With the types of `jax.shard_map`.
-        block_avals = [
-            without_sharding(aval).update(
-                sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
-            )
-            for aval in blocks
-        ]
-        with (
-            jax.sharding.use_abstract_mesh(mesh),
-            bound_axes(bound),
-            explained_axis_names(*names),
-        ):
-            traced: Any = jax.make_jaxpr(function, return_shape=True)(*block_avals)
-        closed, out = traced
-        tracing.check_constants(closed.consts)
-        return closed, out.tree
-
-    def _devices(self) -> list[jax.Device]:
-        return mesh_devices(self.options.mesh) or set_mesh.current_mesh_devices()
 
     # Checks
 
     def _check_arguments(
-        self, arguments: Arguments, avals: Sequence[Aval], in_axes: Sequence[MeshAxes]
+        self,
+        arguments: Arguments,
+        avals: Sequence[Aval],
+        in_specs: Sequence[PartitionSpec],
     ) -> None:
         """Checks that arguments have the dimensions that are cut, which divide."""
+        who, mesh = self.function.full_name, self.options.mesh
         if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
             raise ValueError(
-                f"{self.function.full_name} has lowering='spmd' inside a "
-                "jax.shard_map with check_vma=True. Give that check_vma=False, or this "
-                "lowering='manual'."
+                f"{who} has lowering='spmd' inside a jax.shard_map with "
+                "check_vma=True. Give that check_vma=False, or this lowering='manual'."
             )
-        mesh = self.options.mesh
-        problems, divides = [], True
-        for k, (aval, axes) in enumerate(zip(avals, in_axes, strict=True)):
-            for dimension, names in _dim_to_mesh_axes(axes).items():
+        for k, (aval, spec) in enumerate(zip(avals, in_specs, strict=True)):
+            for dimension, names in mesh_axes(spec).items():
                 count = math.prod(mesh.shape[name] for name in names)
                 if dimension >= aval.ndim:
-                    what = (
-                        f"{axes} names dimension {dimension}, but its rank is "
-                        f"{aval.ndim}"
-                    )
+                    problem = f"it has rank {aval.ndim}. Cut other dimensions."
                 elif aval.shape[dimension] % count:
-                    divides = False
-                    what = (
-                        f"dimension {dimension} of size {aval.shape[dimension]} does "
-                        f"not divide among the {count} devices along {names}"
+                    problem = (
+                        f"{aval.shape[dimension]} does not divide among {count} "
+                        "devices. Pad it to a multiple, or cut other dimensions."
                     )
                 else:
                     continue
-                problems.append((k, f"{aval.str_short()}: {what}"))
-        if problems:
-            paths = self.function.leaf_names(arguments)
-            listed = trees.bullets([f"{paths[k]} is {text}" for k, text in problems])
-            raise ValueError(
-                f"mesh_map cannot cut these arguments over the mesh:{listed}\n"
-                + ("Cut" if divides else "Pad them to a multiple, or cut")
-                + " other dimensions."
-                + arguments.advice_on_lists([k for k, _ in problems])
-            )
+                name = self.function.leaf_names(arguments)[k]
+                raise ValueError(
+                    f"{who} cuts dimension {dimension} of {name}, "
+                    f"{aval.str_short()}, along {names}, but {problem}"
+                    + arguments.advice_on_lists([k])
+                )
 
-    def _check_vmaps(self, jaxpr: Jaxpr) -> None:
+    def _check_vmaps(self, closed: ClosedJaxpr, vmapped: set[str]) -> None:
         """Checks that no `jax.vmap` around has the name of an axis that is used."""
-        if self.options.lowering == "spmd" or tracing.inside_map():
+        if self.options.lowering == "spmd" or tracing.inside_map() or not vmapped:
             return
-        for name in axes_used(jaxpr.effects) & set(self.options.mesh.axis_names):
-            if tracing.is_bound(name):
+        inside = [equation.params.get("jaxpr") for equation in closed.jaxpr.eqns]
+        for jaxpr in filter(None, inside):
+            for name in axes_used(jaxpr.effects) & vmapped:
                 raise ValueError(
                     f"{self.function.full_name} has a mesh axis {name!r}, and is "
                     f"inside a jax.vmap with axis_name={name!r}: JAX would compute "
@@ -490,67 +312,81 @@ class BlockMap:
 
     def _check_results(
         self,
-        jaxpr: Jaxpr,
-        out_tree: TreeDef,
-        in_axes: Sequence[MeshAxes],
-        out_axes: Sequence[MeshAxes],
+        closed: ClosedJaxpr,
+        out_tree: Any,
+        in_specs: Sequence[PartitionSpec],
         names: Sequence[str],
     ) -> None:
-        """Checks that results do not differ along mesh axes that they do not name."""
-        constants = (False,) * (len(jaxpr.invars) - len(in_axes))
+        """Checks that results have the dimensions that are cut, and no other cuts."""
+        out_specs = self._out_specs(out_tree)
+        for k, (aval, spec) in enumerate(zip(closed.out_avals, out_specs, strict=True)):
+            if max(mesh_axes(spec), default=-1) >= aval.ndim:
+                raise ValueError(
+                    f"mesh_map out_axes {spec} cuts a dimension that "
+                    f"{trees.result_names(out_tree)[k]} of shape {aval.shape} does not "
+                    "have."
+                )
+        if self.options.check_vma:
+            return
+        cut = [named_axes(spec) for spec in in_specs]
         for name in names:
-            if all(name in axes for axes in out_axes):
-                continue
-            mapped = tuple(name in axes for axes in in_axes)
-            differs = differing_results(jaxpr, name, constants + mapped)
-            if bad := [
-                k for k, axes in enumerate(out_axes) if differs[k] and name not in axes
-            ]:
-                results = trees.result_names(out_tree)
-                listed = trees.bullets([f"{results[k]}: {out_axes[k]}" for k in bad])
+            given = tuple(name in each for each in cut)
+            differs = differing_results(closed.jaxpr, name, given)
+            bad = [
+                result
+                for result, spec, differ in zip(
+                    trees.result_names(out_tree), out_specs, differs, strict=True
+                )
+                if differ and name not in named_axes(spec)
+            ]
+            if bad:
                 raise ValueError(
                     f"mesh_map out_axes do not name mesh axis {name!r}, along which "
-                    f"these results of {self.function.name} can differ:{listed}\n"
-                    "Name it with the dimension that it cuts, or combine the blocks "
-                    f"with a collective over it, such as jax.lax.pmean(x, {name!r})."
+                    f"{' and '.join(bad[:3])} of {self.function.name} can differ. Name "
+                    "it with the dimension that it cuts, or combine the blocks with a "
+                    f"collective over it, such as jax.lax.pmean(x, {name!r})."
                 )
 
 
-def _bind_without_types(
-    bind: Callable[[Sequence[Value]], Any], leaves: Sequence[Value]
-) -> list[Any]:
-    """Binds a map to leaves without shardings in their types, nor those of a mesh."""
-    there = jax.sharding.get_abstract_mesh()
-    operands = list(map(explicit_sharding.drop_sharding, leaves))
-    with jax.sharding.use_abstract_mesh(there if there.manual_axes else NO_MESH):
-        results: list[Any] = bind(operands)
-    if AxisType.Explicit in there.axis_types:
-        return list(map(explicit_sharding.drop_sharding_p.bind, results))
-    return results
+# Blocks
+
+
+def _scaled(
+    mesh: AnyMesh,
+    scale: Callable[[int, int], int],
+    shape: Sequence[int],
+    spec: PartitionSpec,
+) -> list[int]:
+    """The shape of a block, if ``scale`` divides; of all blocks, if it multiplies."""
+    scaled = list(shape)
+    for dimension, names in mesh_axes(spec).items():
+        for name in names:
+            scaled[dimension] = scale(scaled[dimension], mesh.shape[name])
+    return scaled
+
+
+def _tile_dims(spec: PartitionSpec, ndim: int) -> list[Any]:
+    """The dimensions of an array that is split, with the mesh axes before them."""
+    cut = mesh_axes(spec)
+    return [each for dim in range(ndim) for each in (*cut.get(dim, ()), dim)]
+
+
+def _tile_axis(name: str, around: Sequence[str], spec: PartitionSpec) -> int | None:
+    """Where an array that is split has a mesh axis, inside of the maps around."""
+    dims = _tile_dims(spec, len(spec.partitions))
+    left = [each for each in dims if each not in around]
+    return left.index(name) if name in left else None
 
 
 def _shardings(
     mesh: AnyMesh,
-    in_axes: Sequence[MeshAxes],
+    in_specs: Sequence[PartitionSpec],
     in_avals: Sequence[Aval],
-    out_axes: Sequence[MeshAxes],
+    out_specs: Sequence[PartitionSpec],
     out_avals: Sequence[Aval],
 ) -> MapShardings:
     sharding = functools.partial(placement.array_sharding, mesh)
     return MapShardings(
-        tuple(map(sharding, map(_partition_spec, in_axes), in_avals)),
-        tuple(map(sharding, map(_partition_spec, out_axes), out_avals)),
+        tuple(map(sharding, in_specs, in_avals)),
+        tuple(map(sharding, out_specs, out_avals)),
     )
-
-
-def _check_ranks(
-    out_axes: Sequence[MeshAxes], blocks: Sequence[Aval], out_tree: TreeDef
-) -> None:
-    """Checks that each result has the dimensions that are cut."""
-    for k, (axes, aval) in enumerate(zip(out_axes, blocks, strict=True)):
-        if max(axes.values(), default=-1) >= aval.ndim:
-            raise ValueError(
-                f"mesh_map out_axes {axes} names a dimension that "
-                f"{trees.result_names(out_tree)[k]} of shape {aval.shape} does not "
-                "have."
-            )

@@ -1,53 +1,56 @@
-"""`mesh_map`: `jax.shard_map` with dicts of mesh axes in place of PartitionSpecs."""
+"""`mesh_map`: `jax.shard_map` as `spmap` is called, which also takes dicts of axes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, overload
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from shardmap._jax.types import AnyMesh, PyTree
+from shardmap._jax.types import PyTree
 from shardmap.api import options
-from shardmap.api.blocks import BlockMap, MeshMapOptions, is_axes
+from shardmap.api.blocks import BlockMap, MeshMapOptions, is_spec, named_axes
 from shardmap.api.function import Mapped, P, R
 from shardmap.api.options import Lowering
-from shardmap.sharding.mesh import auto_mesh
-from shardmap.units import check_bool, decorator_with_options, shown
+from shardmap.sharding.conversions import cut_spec
+from shardmap.sharding.mesh import auto_mesh, names_of
+from shardmap.units import check_bool, decorator_with_options, is_integer, shown
 
 
-def _checked_axes(parameter: str, axes: PyTree, mesh: AnyMesh) -> PyTree:
-    """Checks that leaves are axes of ``mesh``, and returns them with Python's ints."""
-    for leaf in jax.tree.leaves(axes, is_leaf=is_axes):
-        if not is_axes(leaf):
-            write = ""
-            if isinstance(leaf, PartitionSpec):
-                as_dict = {
-                    name: dimension
-                    for dimension, names in enumerate(leaf)
-                    if isinstance(names, str | tuple)
-                    for name in ([names] if isinstance(names, str) else names)
-                }
-                spec = f"P({', '.join(map(repr, leaf))})"
-                write = f" {spec} is {as_dict} here."
+def _specs(parameter: str, axes: PyTree, over: Sequence[str]) -> PyTree:
+    """Axes as PartitionSpecs of these mesh axes."""
+
+    def spec(leaf: Any) -> PartitionSpec:
+        if not _is_axes(leaf):
             raise TypeError(
-                f"mesh_map {parameter} must be dicts of mesh axis names and "
-                f"dimensions, or (nested) containers of them, but got {shown(leaf)} in "
-                f"{shown(axes)}.{write}"
+                f"mesh_map {parameter} must be PartitionSpecs, dicts of mesh axis "
+                "names and dimensions, or (nested) containers of them, but got "
+                f"{shown(leaf)} in {shown(axes)}."
             )
-        if unknown := set(leaf) - set(mesh.axis_names):
+        if isinstance(leaf, dict):
+            if min(leaf.values(), default=0) < 0:
+                raise ValueError(
+                    f"mesh_map {parameter} has a dimension below 0 in {leaf}; count "
+                    "from the front."
+                )
+            dims: dict[int, tuple[str, ...]] = {}
+            for name, dimension in leaf.items():
+                dims[int(dimension)] = (*dims.get(dimension, ()), name)
+            leaf = cut_spec(dims)
+        if unknown := named_axes(leaf) - set(over):
             raise ValueError(
-                f"mesh_map {parameter} names {sorted(unknown)}, but the mesh has the "
-                f"axes {mesh.axis_names}."
+                f"mesh_map {parameter} names {sorted(unknown, key=str)}, but the map "
+                f"is over the mesh axes {tuple(over)}."
             )
-        if min(leaf.values(), default=0) < 0:
-            raise ValueError(
-                f"mesh_map {parameter} has a dimension below 0 in {leaf}; count from "
-                "the front."
-            )
-    return jax.tree.map(
-        lambda leaf: {name: int(dimension) for name, dimension in leaf.items()},
-        axes,
-        is_leaf=is_axes,
+        return leaf
+
+    return jax.tree.map(spec, axes, is_leaf=_is_axes)
+
+
+def _is_axes(value: object) -> bool:
+    """Whether a value is a leaf of ``in_axes`` or ``out_axes``."""
+    return is_spec(value) or (
+        isinstance(value, dict)
+        and all(isinstance(k, str) and is_integer(v) for k, v in value.items())
     )
 
 
@@ -64,6 +67,7 @@ def mesh_map(
     in_axes: PyTree,
     out_axes: PyTree,
     *,
+    axis_names: str | Collection[str] | None = None,
     lowering: Lowering = "manual",
     check_vma: bool = False,
     donate_argnums: int | Iterable[int] = (),
@@ -78,6 +82,7 @@ def mesh_map(
     mesh: Mesh,
     in_axes: PyTree,
     out_axes: PyTree,
+    axis_names: str | Collection[str] | None = None,
     lowering: Lowering = "manual",
     check_vma: bool = False,
     donate_argnums: int | Iterable[int] = (),
@@ -92,6 +97,7 @@ def mesh_map(
     in_axes: PyTree = None,
     out_axes: PyTree = None,
     *,
+    axis_names: str | Collection[str] | None = None,
     lowering: Lowering = "manual",
     check_vma: bool = False,
     donate_argnums: int | Iterable[int] = (),
@@ -99,25 +105,29 @@ def mesh_map(
 ) -> Any:
     """Maps a function over blocks of arrays, one block for each device of a mesh.
 
-    Each leaf of ``in_axes`` and ``out_axes`` is a dict from mesh axis names to array
-    dimensions. Each mesh axis cuts its dimension into one block for each device. A
-    block has all dimensions of the array. Several mesh axes can cut one dimension,
-    major to minor in the order of the dict. Along other mesh axes, all devices have the
-    same block. Collectives use the mesh axis names.
+    Each leaf of ``in_axes`` and ``out_axes`` is a `jax.sharding.PartitionSpec`, or a
+    dict from mesh axis names to array dimensions. Each mesh axis cuts its dimension
+    into one block for each device. A block has all dimensions of the array. Several
+    mesh axes can cut one dimension, major to minor in the order of the tuple or the
+    dict. Along other mesh axes, all devices have the same block. Collectives use the
+    mesh axis names.
 
-    This is `jax.shard_map` with the dicts of xmap in place of PartitionSpecs, and with
-    ``check_vma=False``, which is what `spmap` and `jax.pmap` compute: `jax.grad` inside
-    ``fun`` counts a `jax.lax.psum` once for each device. With ``check_vma=True`` it
-    counts it once.
+    This is `jax.jit` of `jax.shard_map`, which also takes the dicts of xmap, keyword
+    and static arguments, and by default has ``check_vma=False``. That is what `spmap`
+    and `jax.pmap` compute: `jax.grad` inside ``fun`` counts a `jax.lax.psum` once for
+    each device. With ``check_vma=True`` it counts it once.
 
     Args:
       fun: the function of one block. Arguments and results are pytrees of blocks. If
         omitted, ``mesh_map(...)`` is a decorator.
       mesh: the devices.
-      in_axes: a pytree prefix of the tuple of arguments with dicts as leaves, such as
-        ``({"data": 0}, {})``. With ``{}``, every device gets the whole argument.
-        Keyword arguments are whole too. An entry for a static argument is optional.
+      in_axes: a pytree prefix of the tuple of arguments, such as ``({"data": 0}, {})``
+        or ``(P("data"), P())``. With ``{}`` or ``P()``, every device gets the whole
+        argument. Keyword arguments are whole too. An entry for a static argument is
+        optional.
       out_axes: the same for the result.
+      axis_names: the mesh axes that the map is over. Maps inside can use the others.
+        Default: all that no map around is over.
       lowering: as for `spmap`. Default ``"manual"``.
       check_vma: as for `jax.shard_map`, which tracks along which mesh axes values vary,
         and checks results by that. Maps inside, and ``lowering="spmd"``, need False.
@@ -131,11 +141,11 @@ def mesh_map(
       and ``explain``.
 
     Raises:
-      TypeError: ``fun`` is not callable, a mesh or axes are missing, or axes are not
-        dicts of names and dimensions. When called: JAX does not accept an argument.
-      ValueError: ``mesh`` does not have one of the axes. When called: an array does
-        not have one of the dimensions, a dimension does not divide, or a result differs
-        along a mesh axis that its out axes do not name.
+      TypeError: ``fun`` is not callable, a mesh or axes are missing, or axes are
+        neither PartitionSpecs nor dicts. When called: JAX does not accept an argument.
+      ValueError: ``mesh`` or ``axis_names`` lack one of the axes. When called: an array
+        does not have one of the dimensions, a dimension does not divide, or a result
+        differs along a mesh axis that its out axes do not name.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -152,8 +162,16 @@ def mesh_map(
     options.check_callable("mesh_map", fun)
     options.check_mesh(mesh, "mesh_map")
     if mesh is not None:
-        in_axes = _checked_axes("in_axes", in_axes, mesh)
-        out_axes = _checked_axes("out_axes", out_axes, mesh)
+        over = mesh.axis_names
+        if axis_names is not None:
+            over = names_of("mesh_map axis_names", axis_names)
+            if unknown := set(over) - set(mesh.axis_names):
+                raise ValueError(
+                    f"mesh_map axis_names has {sorted(unknown, key=str)}, but the mesh "
+                    f"has the axes {mesh.axis_names}."
+                )
+        in_axes = _specs("in_axes", in_axes, over)
+        out_axes = _specs("out_axes", out_axes, over)
     if mesh is None or in_axes is None or out_axes is None:
         raise TypeError(
             "mesh_map needs mesh, in_axes and out_axes, but got "
@@ -174,8 +192,9 @@ def mesh_map(
         fun,
         MeshMapOptions(
             mesh=auto_mesh(mesh),
-            in_axes=in_axes,
-            out_axes=out_axes,
+            in_specs=in_axes,
+            out_specs=out_axes,
+            axis_names=tuple(over),
             static_argnums=static,
             donate_argnums=donated,
             lowering=options.lowering(lowering, None, "mesh_map"),

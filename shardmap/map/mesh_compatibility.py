@@ -10,16 +10,15 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from shardmap._jax.primitives import SHARD_MAP, is_pmap, manual_axes_of
-from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap._jax.types import Equation
 from shardmap._jax.walk import equations, primitives_in
 from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.map.primitives.params import MapParams
-from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.mesh import group_counts, sizes_of_groups
 
 # What a map holds
@@ -104,28 +103,6 @@ def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> N
 
 def _devices(mesh: Mesh) -> list[jax.Device]:
     return list(mesh.devices.flat)
-
-
-def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
-    """The mesh axes that maps, shard_maps and constraints in ``jaxpr`` use.
-
-    A map without mapped arrays only binds a name.
-    """
-    used: set[str] = set()
-    for equation in equations(jaxpr):
-        params = equation.params
-        if equation.primitive is SHARD_MAP:
-            used |= manual_axes_of(equation)
-        elif isinstance(sharding := params.get("sharding"), NamedSharding):
-            used |= {
-                name
-                for entry in sharding.spec
-                for name in axes_in(entry)
-                if isinstance(name, str)
-            }
-        elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
-            used |= set(params.get("mesh_axes") or ())
-    return used
 
 
 # Several meshes in one program

@@ -298,7 +298,7 @@ def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
     return Mesh(devices, names, axis_types=tuple(types[name] for name in names))
 
 
-def names_of(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
+def names_of(what: str, names: str | Collection[str]) -> tuple[str, ...]:
     """Names of mesh axes: one, or several.
 
     Raises:

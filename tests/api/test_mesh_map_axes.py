@@ -120,11 +120,12 @@ def test_an_axis_that_a_map_inside_is_over(lowering):
         inner = sm.spmap(lambda v: v / lax.psum(v, "j"), "j", mesh=MESH, mesh_axes="y")
         return inner(b) * lax.psum(1, "x")
 
-    mapped = sm.mesh_map(inside, MESH, {"x": 0}, {"x": 0}, lowering=lowering)
+    mapped = sm.mesh_map(
+        inside, MESH, {"x": 0}, {"x": 0}, axis_names={"x"}, lowering=lowering
+    )
     x = X + 1
     expected = 2 * (x.reshape(2, 4) / x.reshape(2, 4).sum(1, keepdims=True)).reshape(8)
     np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
-    # One in which only a name is bound does not count.
     nested = sm.mesh_map(
         lambda b: (
             sm.mesh_map(
@@ -135,6 +136,7 @@ def test_an_axis_that_a_map_inside_is_over(lowering):
         MESH,
         {"y": 0},
         {"y": 0},
+        axis_names={"y"},
         lowering=lowering,
     )
     rows = np.arange(16, dtype=np.float32).reshape(4, 4)

@@ -319,7 +319,12 @@ def on_rows(fun, kind, lowering):
     if kind == "spmap":
         return spmap(fun, mesh=MESH, mesh_axes="d", lowering=lowering)
     return mesh_map(
-        lambda x: fun(x[0])[None], MESH, {"d": 0}, {"d": 0}, lowering=lowering
+        lambda x: fun(x[0])[None],
+        MESH,
+        {"d": 0},
+        {"d": 0},
+        axis_names="d",
+        lowering=lowering,
     )
 
 

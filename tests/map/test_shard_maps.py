@@ -114,6 +114,7 @@ def test_inside_mesh_map(lowering):
         MESH,
         {"model": 1},
         {"model": 1},
+        axis_names={"model"},
         lowering=lowering,
     )
     expected = [over(MESH, "data", block)(half) for half in np.split(X[0], 2, axis=1)]

@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from shardmap._jax.context import equation_context
 from shardmap._jax.effects import on_variables
 from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import AnyJaxpr, AnyMesh, Atom, Aval, Equation, Jaxpr, Value
-from shardmap._jax.walk import rewrite_in_context, with_same_constants
+from shardmap._jax.types import AnyMesh, Atom, Aval, Equation, Jaxpr, Value
+from shardmap._jax.walk import with_same_constants
 
 
 def retraced_equation(equation: Equation, mesh: AnyMesh) -> Any:
@@ -29,17 +29,6 @@ def retraced_equation(equation: Equation, mesh: AnyMesh) -> Any:
     else:
         return equation  # It has a mesh of its own.
     return equation.replace(params=params, ctx=equation_context(equation.ctx, mesh))
-
-
-def retraced(jaxpr: AnyJaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr``, which holds no maps, as if traced under an abstract mesh."""
-    return rewrite_in_context(
-        jaxpr,
-        mesh,
-        retraced_equation,
-        lambda equation, mesh: mesh,
-        with_mesh_in_types,
-    )
 
 
 def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
