@@ -16,13 +16,14 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
-from shardmap._jax.batching import VmapAxis, batched_results_of
+from shardmap._jax.batching import VmapAxis
 from shardmap._jax.checkify import checkify_what_runs
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import ClosedJaxpr, TreeDef, aval_of
+from shardmap._jax.types import ClosedJaxpr, TreeDef
 from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
 from shardmap.arrays.compiled_memory import temporary_bytes
+from shardmap.map.differing import differing_results
 from shardmap.planning.engine.nodes import Graph, Value
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.in_slices import Asked, Points, cuts_at
@@ -329,8 +330,8 @@ def _batching_rule(
     def fun(*args: Any) -> list[Any]:
         return _evaluate(jaxpr, args)
 
-    avals = [aval_of(var) for var in as_open_jaxpr(jaxpr).invars]
-    batched = batched_results_of(fun, avals, axis, in_dims)
+    given = tuple(dim is not None for dim in dims)
+    batched = differing_results(as_open_jaxpr(jaxpr), vmap.name, given)
     out_dims = [0 if is_batched else None for is_batched in batched]
     cuts = tuple(
         row if dim is None else ((), *row) for row, dim in zip(asked, dims, strict=True)
