@@ -21,6 +21,7 @@ from shardmap.planning.engine.rules import Cut
 from shardmap.planning.engine.slices import Box, shape_of
 from shardmap.planning.engine.stages import Stage, stages_of
 from shardmap.planning.run.buffers import holds, read_box, refuse_masked, start_dtype
+from shardmap.planning.sources.handlers import sliceable
 from shardmap.planning.sources.labelled import plain
 from shardmap.units import shown
 
@@ -209,7 +210,7 @@ class CutProgram:
         if value in kept and value.producer is not None:
             array = kept[value]
         elif value in self.graph.constants:
-            array = self.graph.constants[value]
+            array = sliceable(self.graph.constants[value])
         elif value.producer is None:
             array, name = leaves[value.number], self.names[value.number]
         else:
