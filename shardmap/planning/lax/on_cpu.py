@@ -1,7 +1,7 @@
 """What shards compute in another way than XLA where XLA for CPU is slow.
 
 Each of these is asked where its equation is emitted, and looks at no more than that
-equation and what its operand is made of. On other backends they do nothing.
+equation. On other backends they do nothing.
 """
 
 import functools
@@ -25,17 +25,8 @@ LONG_ROW = 2**15
 FOLDED = 8
 """How many parts of an axis are added at a time."""
 
-MOST_SHIFTS = 256
-"""The most elements of a kernel whose products are added one by one."""
-
 MOST_LOOKED_AT = 64
 """The most equations that `_is_of_slices` looks at."""
-
-SLICES = frozenset({p.dynamic_slice_p, p.slice_p})
-"""The primitives whose results XLA stores if it fuses their users with a reduction."""
-
-MOVES = frozenset({p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p})
-"""The primitives that XLA fuses with a reduction as it does elementwise ones."""
 
 COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
     p.reduce_sum_p: lax.add,
@@ -47,59 +38,49 @@ COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
 def reduction_of(node: Node, x: Any) -> Any:
     """The operand of a reduction, perhaps with its leading axes reduced to size 1.
 
+    Of ``abs(x[1:] - x[:-1]).max(0)`` XLA stores both slices, as it fuses the difference
+    with the reduction. Not fused, it is the only one that is stored.
     Before JAX 0.12 XLA takes 30 to 60 times too long for ``x.sum(0)`` if rows are long:
     it reads memory in steps of a row. Parts of the axis are added as arrays instead.
-    Of ``((x[1:] - x[:-1]) ** 2).sum()`` XLA stores both slices, as it fuses the
-    difference with the sum. Not fused, it takes a half to a ninth of the time.
     """
     if jax.default_backend() != "cpu":
         return x
-    if _is_of_slices(node):
-        x = _not_fused(x)
-    if not SLOW_LEADING_SUMS or node.primitive not in COMBINE:
-        return x
-    axes, combine = node.params["axes"], COMBINE[node.primitive]
+    if jnp.issubdtype(x.dtype, jnp.floating) and _is_of_slices(node):
+        kind = jnp.finfo(x.dtype)
+        x = lax.reduce_precision(x, kind.nexp, kind.nmant)
+    axes, combine = node.params["axes"], COMBINE.get(node.primitive)
     if (
-        tuple(axes) != tuple(range(len(axes)))
+        not SLOW_LEADING_SUMS
+        or combine is None
+        or tuple(axes) != tuple(range(len(axes)))
         or len(axes) == x.ndim
         or math.prod(x.shape[len(axes) :]) < LONG_ROW
         # Short floats would be rounded after each sum. XLA sums them in float32.
         or not (jnp.issubdtype(x.dtype, jnp.integer) or x.dtype.itemsize >= 4)
     ):
         return x
-    for axis in axes:
-        while (size := x.shape[axis]) > 1:
-            parts = min(FOLDED, size)
-            length, rest = divmod(size, parts)
-            cut = functools.partial(lax.slice_in_dim, x, axis=axis)
-            slices = [cut(k * length, (k + 1) * length) for k in range(parts)]
-            total = functools.reduce(combine, slices)
-            if rest:
-                total = lax.concatenate([total, cut(size - rest, size)], axis)
-            x = total
-    return x
+    rows = lax.collapse(x, 0, len(axes))
+    while (size := len(rows)) > 1:
+        length = max(size // FOLDED, 1)
+        parts = [rows[k : k + length] for k in range(0, size - length + 1, length)]
+        total = functools.reduce(combine, parts)
+        rest = rows[len(parts) * length :]
+        rows = lax.concatenate([total, rest], 0) if len(rest) else total
+    return rows.reshape((len(rows),) + (1,) * (len(axes) - 1) + rows.shape[1:])
 
 
 def _is_of_slices(node: Node) -> bool:
-    """Whether a node reduces an elementwise function of several slices."""
+    """Whether a node reduces an elementwise function of several slices of its shape."""
     stack, slices = list(node.ins[:1]), set()
-    for operand in stack:
-        producer = operand.producer
+    for x in stack:
+        producer = x.producer
         if producer is None or len(stack) > MOST_LOOKED_AT:
             continue
-        if producer.primitive in SLICES:
+        if producer.primitive in (p.dynamic_slice_p, p.slice_p):
             slices.add(producer)
-        elif producer.primitive in MOVES or producer.primitive in pointwise.RULES:
-            stack += [x for x in producer.ins if x not in stack]
+        elif producer.primitive in pointwise.RULES:
+            stack += [y for y in producer.ins if y.shape == x.shape and y not in stack]
     return len(slices) > 1
-
-
-def _not_fused(x: Any) -> Any:
-    """The same numbers, which XLA does not compute in a kernel of what uses them."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    kind = jnp.finfo(x.dtype)
-    return lax.reduce_precision(x, kind.nexp, kind.nmant)
 
 
 def sorted_operands(
@@ -139,8 +120,6 @@ def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     """
     if jax.default_backend() != "cpu":
         return p.conv_general_dilated_p.bind(lhs, rhs, **params)
-    if (total := _shifted_sum(params, lhs, rhs)) is not None:
-        return total
     numbers = params["dimension_numbers"]
     count = len(numbers.lhs_spec) - 2
     images = (0, count + 1, *range(1, count + 1))
@@ -151,48 +130,6 @@ def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
         **{**params, "dimension_numbers": last},
     )
     return _moved(out, last.out_spec, numbers.out_spec)
-
-
-def _shifted_sum(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
-    """A convolution of each feature by itself, as a sum of shifted images.
-
-    XLA for CPU is 4 to 20 times as slow at it.
-
-    Returns:
-      The result; None if features are mixed, numbers are short or the kernel is large.
-    """
-    numbers = params["dimension_numbers"]
-    features, inner, *extents = (rhs.shape[axis] for axis in numbers.rhs_spec)
-    _, along, *spatial = numbers.lhs_spec
-    dtypes = {lhs.dtype, rhs.dtype, params["preferred_element_type"] or lhs.dtype}
-    if (
-        not inner == 1 <= features == params["feature_group_count"] == lhs.shape[along]
-        or params["batch_group_count"] > 1
-        or math.prod(extents) > MOST_SHIFTS
-        or len(dtypes) > 1
-        or lhs.dtype.itemsize < 4
-    ):
-        return None
-    around, strides = [(0, 0, 0)] * lhs.ndim, [1] * lhs.ndim
-    for k, axis in enumerate(spatial):
-        around[axis] = (*params["padding"][k], params["lhs_dilation"][k] - 1)
-        strides[axis] = params["window_strides"][k]
-    image = lax.pad(lhs, np.zeros((), lhs.dtype), around)
-    kernels = _moved(rhs, numbers.rhs_spec, range(rhs.ndim))
-    kernels = lax.reshape(kernels, (features, math.prod(extents)))
-    products = []
-    for number, place in enumerate(np.ndindex(*extents)):
-        starts, limits = [0] * lhs.ndim, list(image.shape)
-        for k, axis in enumerate(spatial):
-            behind = extents[k] - 1 - place[k]
-            starts[axis] = place[k] * params["rhs_dilation"][k]
-            limits[axis] -= behind * params["rhs_dilation"][k]
-        shifted = lax.slice(image, starts, limits, strides)
-        kernel = lax.index_in_dim(kernels, number, 1, keepdims=False)
-        kernel = lax.broadcast_in_dim(kernel, shifted.shape, (along,))
-        products.append(shifted * kernel)
-    total = _not_fused(functools.reduce(lax.add, products))
-    return _moved(total, numbers.lhs_spec, numbers.out_spec)
 
 
 def _moved(value: Any, source: Sequence[int], target: Sequence[int]) -> Any:

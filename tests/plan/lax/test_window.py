@@ -136,42 +136,6 @@ def test_a_convolution_of_any_layout_is_the_fast_kernel_in_a_loop(layout):
     assert "while(" in text
 
 
-OPTIONS = [
-    {"padding": "SAME"},
-    {"padding": "VALID", "window_strides": (2, 1)},
-    {"padding": [(2, 0), (-1, 3)], "rhs_dilation": (2, 1)},
-    {"padding": [(1, 2), (2, 2)], "lhs_dilation": (2, 3), "window_strides": (1, 2)},
-]
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("options", OPTIONS, ids=["same", "strides", "wide", "between"])
-@pytest.mark.parametrize("layout", LAYOUTS[3:], ids="-".join)
-@pytest.mark.parametrize("features", [1, 3])
-def test_a_convolution_of_single_features_is_a_sum_of_shifted_images(
-    features, layout, options
-):
-    """XLA for CPU takes 4 to 20 times as long for it."""
-    sizes = {"N": 2, "C": features, "H": 12, "W": 7}, {"O": features, "I": 1, "H": 3}
-    images, kernels = (
-        reals(*(size.get(axis, 2) for axis in names), seed=k)
-        for k, (size, names) in enumerate(zip(sizes, layout, strict=False))
-    )
-
-    def convolve(images, kernels):
-        return lax.conv_general_dilated(
-            *(images, kernels),
-            **{"window_strides": (1, 1), **options},
-            dimension_numbers=layout,
-            feature_group_count=features,
-        )
-
-    cuts = {layout[0].index("H"): 4}, None
-    check_cut(convolve, images, kernels, in_slices=cuts, tolerance=1e-5)
-    text = jax.jit(sm.chunked(convolve, cuts)).lower(images, kernels).as_text()
-    assert "stablehlo.convolution" not in text
-
-
 def test_images_between_two_convolutions_of_a_map_are_not_kept():
     def convolved(image, kernel):
         return lax.conv_general_dilated(image[None], kernel, (1, 1), "SAME")[0]
