@@ -5,7 +5,7 @@ without the axis. It is read off the jaxpr; nothing is traced.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jax.extend.core.primitives import cond_p, scan_p, while_p
 
 from shardmap._jax.effects import NO_AXIS, has_external_effect
 from shardmap._jax.primitives import scan_counts
+from shardmap._jax.references import is_read
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var
 from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in, per_jaxpr
 from shardmap.map.collectives.split import (
@@ -87,7 +88,8 @@ def of_equation(equation: Equation, name: Hashable, known: Any) -> _Inside:
     """
     differs = tuple(is_in(atom, known) for atom in equation.invars)
     every = [True] * len(equation.outvars)
-    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars):
+    is_reference = [isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars]
+    if any(is_reference) or is_read(equation):
         return _Inside(every, [])
     if is_collective(equation, name):
         is_shared = gives_all_the_same(equation)
@@ -140,19 +142,21 @@ def _of_loop(
 
 
 def _of_while(equation: Equation, name: Hashable, differs: Differs) -> _Inside:
-    condition, body = (
-        as_open_jaxpr(equation.params[key]) for key in ("cond_jaxpr", "body_jaxpr")
-    )
-    first, consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    of_condition, of_body = differs[:first], differs[first:]
+    params = equation.params
+    condition, body = map(as_open_jaxpr, (params["cond_jaxpr"], params["body_jaxpr"]))
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+    carry = differs[last:]
     while True:
-        carries = len(of_body) - consts
-        results, held = _of_loop(body, name, of_body, consts, carries)
-        [(_, of_body)] = held
-        given = (*of_condition, *of_body[consts:])
-        [ends_apart] = differing_results(condition, name, given)
-        if not ends_apart or all(of_body[consts:]):
-            results = [ends_apart or differ for differ in of_body[consts:]]
-            return _Inside(results, [(condition, given), (body, of_body)])
+        held = [
+            (condition, differs[:first] + carry),
+            (body, differs[first:last] + carry),
+        ]
+        [ends_apart], results = (
+            differing_results(jaxpr, name, given) for jaxpr, given in held
+        )
         # What each element has depends on how long it has run.
-        of_body = (*of_body[:consts], *(True for _ in range(carries)))
+        after = tuple(map(any, zip(carry, results, repeat(ends_apart), strict=False)))
+        if after == carry:
+            return _Inside(carry, held)
+        carry = after

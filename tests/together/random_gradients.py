@@ -95,6 +95,17 @@ def _custom(kind: str) -> Any:
     return of_vjp
 
 
+def _without(kind: str, program: Any) -> Any:
+    """The steps without those of a kind, which count as others."""
+    return [
+        step._replace(
+            kind="add" if step.kind == kind else step.kind,
+            inside=tuple(_without(kind, step.inside)),
+        )
+        for step in program
+    ]
+
+
 class Machine:
     """Runs programs.
 
@@ -193,9 +204,8 @@ class Machine:
         (x, a), (y, b) = operands
         kind, number = step.kind, step.number
         program = step.inside
-        # Elements that disagree need no others; and vmap takes what references hold
-        # for different, so that it runs backward functions of each element.
-        if (kind == "branch" and a & {*names}) or kind == "written":
+        # Elements that disagree need no others.
+        if kind == "branch" and a & {*names}:
             program = [s for s in program if s.kind in (*ARITHMETIC, "jvp")]
 
         def differs_after(first: Any, second: Any) -> Any:
@@ -241,6 +251,8 @@ class Machine:
             last, each = lax.scan(step_of, x, scales)
             return Value(last + each.sum(0), carry)
         if kind == "written":
+            # JAX runs backward functions of what is written and not read, on zeros.
+            program = _without("one more", program)
             kept = jax.new_ref(x)
             kept[...] = body(frozenset(names), b)(kept[...], y)
             jax.ref.addupdate(kept, ..., y)

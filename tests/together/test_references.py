@@ -65,19 +65,6 @@ def test_references_of_an_element_are_differentiated(spmap, element):
     assert_same(jax.jit(derivatives(spmap, element))(X), expected)
 
 
-@pytest.mark.deep
-def test_references_beside_collectives():
-    def element(x):
-        kept = jax.new_ref(lax.psum(jnp.sin(x), "i"))
-        kept[...] *= x
-        return lax.pmax(lax.stop_gradient(x), "i") * kept[...]
-
-    def gradient(map_):
-        return jax.grad(lambda x: map_(element, axis_name="i")(x).sum())(X)
-
-    assert_same(gradient(sm.spmap), gradient(jax.vmap))
-
-
 def swap(kept, x):
     kept[...] = kept[...] + x
     return x

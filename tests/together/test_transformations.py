@@ -47,21 +47,19 @@ def directions(*args: Any) -> Any:
 def check(
     transformation: Callable[..., Any],
     body: Body,
-    wrap: Callable[..., Any] = lambda fun: fun,
 ) -> None:
     """The transformed map gives the same by both lowerings as `jax.vmap`, under jit.
 
     Args:
       transformation: is called with the mapped function and its arguments.
       body: what is mapped.
-      wrap: transforms the function of one element.
     """
 
     def actual(*args: Any) -> list[Any]:
-        return [transformation(body.mapped(spmap, wrap), *args) for spmap in MAPS]
+        return [transformation(body.mapped(spmap), *args) for spmap in MAPS]
 
     def expected(*args: Any) -> Any:
-        return transformation(body.expected(wrap), *args)
+        return transformation(body.expected(), *args)
 
     # Compiling is most of the work, and how well is not what is tested.
     options = {
@@ -265,79 +263,3 @@ def test_eager(name, spmap):
 @pytest.mark.parametrize(("transformation", "name"), CELLS)
 def test_around_the_map(transformation, name):
     check(transformation, BODIES[name])
-
-
-# Transformations of the function of one element: each takes and gives a function of
-# x and w.
-
-
-def inside_jit(fun):
-    return jax.jit(fun)
-
-
-def inside_checkpoint(fun):
-    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return jax.checkpoint(jax.checkpoint(fun), policy=saved)
-
-
-def inside_custom_jvp(fun):
-    return lambda x, w: custom_jvp(fun, x, w)[0][1]
-
-
-def inside_custom_vjp(fun):
-    return lambda x, w: custom_vjp(fun, x, w)[0][1]
-
-
-def inside_scan(fun):
-    def looped(x, w):
-        def step(carry, scale):
-            results = fun(x * scale + carry, w)
-            return jnp.cos(scalar(results)), results
-
-        return lax.scan(step, 0.0, jnp.array([1.0, -0.5]))
-
-    return looped
-
-
-def inside_cond(fun):
-    def chosen(x, w):
-        return lax.cond(w.sum() < 10, fun, lambda x, w: fun(w[None] * x, x[0]), x, w)
-
-    return chosen
-
-
-def inside_vmap(fun):
-    def batched(x, w):
-        batch = jnp.stack([x, -x], axis=1)
-        return jax.vmap(fun, in_axes=(1, None), out_axes=-1)(batch, w)
-
-    return batched
-
-
-def inside_grad(fun):
-    return lambda x, w: jax.grad(lambda x: scalar(fun(x, w)))(x)
-
-
-def inside_jvp(fun):
-    return lambda x, w: jax.jvp(lambda w: floating(fun)(x, w), (w,), directions(w))
-
-
-INSIDE = [
-    inside_jit,
-    inside_checkpoint,
-    inside_custom_jvp,
-    inside_custom_vjp,
-    inside_scan,
-    inside_cond,
-    inside_vmap,
-    inside_grad,
-    inside_jvp,
-]
-
-
-@pytest.mark.few(1)
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", ["psum", "ppermute", "long", "nested_both"])
-@pytest.mark.parametrize("wrap", INSIDE)
-def test_inside_the_map(wrap, name):
-    check(value_and_grad, BODIES[name]._replace(out_axes=0), wrap)

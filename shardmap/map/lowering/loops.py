@@ -73,27 +73,41 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
     differs = tuple(in_axis is not None for in_axis in in_axes)
     differ = differing(jaxpr, axis.name, differs)
     jaxpr = without_sums_of_shared(jaxpr, axis.name, axis.size, differ)
+    unmapped = [v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is None]
     element: list[Any] = []
     indices: list[Any] = []
     reductions: list[Any] = []
     epilogue: list[Any] = []
-    reduced: set[Any] = set()
+    # What the epilogue may take, and what follows from reductions.
+    known, reduced = {*unmapped}, set[Any]()
     for equation in jaxpr.eqns:
         held = collectives_of(equation, axis.name)
         is_direct = is_collective(equation, axis.name)
-        if any(is_in(atom, reduced) for atom in equation.invars):
-            is_shared = not any(is_in(atom, differ) for atom in equation.invars)
-            if held or has_effect(equation) or not is_shared:
-                refuse_collective(reductions[-1], "in the middle of")
+        is_alike = not (
+            held
+            or has_effect(equation)
+            or any(is_in(atom, differ) for atom in equation.outvars)
+            or any(
+                isinstance(atom, jex_core.Var) and atom not in known
+                for atom in equation.invars
+            )
+        )
+        if is_alike:
             epilogue.append(equation)
+            known.update(equation.outvars)
+        if any(is_in(atom, reduced) for atom in equation.invars):
+            if not is_alike:
+                refuse_collective(reductions[-1], "in the middle of")
             reduced.update(equation.outvars)
         elif not held:
+            # Also what all elements compute alike, and XLA drops where nobody asks.
             element.append(equation)
         elif is_direct and equation.primitive is axis_index_p:
             indices += equation.outvars
         elif combines_all(equation, axis.name):
             reductions.append(equation)
             reduced.update(equation.outvars)
+            known.update(equation.outvars)
         elif is_direct:
             refuse_collective(equation, "in the middle of")
         elif all(e.primitive is axis_index_p for e in held):
@@ -108,11 +122,6 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
     in_epilogue = [is_in(atom, reduced) for atom in jaxpr.outvars]
     of_all = list(compress(jaxpr.outvars, in_epilogue))
     of_each = [v for v in jaxpr.outvars if not is_in(v, reduced)]
-    # What all elements compute alike is computed again where it is needed.
-    shared = _needed(element, epilogue)
-    if any(is_in(atom, differ) for equation in shared for atom in equation.invars):
-        refuse_collective(reductions[-1], "in the middle of")
-    unmapped = [v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is None]
     return _Stages(
         _some_equations(
             jaxpr,
@@ -126,21 +135,10 @@ def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stag
             jaxpr,
             [*(equation.outvars[0] for equation in reductions), *unmapped],
             of_all,
-            [*shared, *epilogue],
+            epilogue,
         ),
         in_epilogue,
     )
-
-
-def _needed(equations: Sequence[Any], by: Sequence[Any]) -> list[Any]:
-    """The equations that others need."""
-    needed: list[Any] = []
-    used = {atom for e in by for atom in e.invars if isinstance(atom, jex_core.Var)}
-    for equation in reversed(equations):
-        if not used.isdisjoint(equation.outvars):
-            needed.append(equation)
-            used.update(v for v in equation.invars if isinstance(v, jex_core.Var))
-    return needed[::-1]
 
 
 def _some_equations(

@@ -1,7 +1,5 @@
 """Blocks of elements in loops: ``batch_size``."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,55 +91,6 @@ def assert_rounded(values, expected):
         values,
         expected,
     )
-
-
-@pytest.mark.deep
-def test_batch_size_under_grad():
-    weights, x = array(3, 2) / 40, array(41, 3) / 40
-
-    def loss(mapped):
-        return lambda w, x: (mapped(w, x) ** 2).sum()
-
-    def body(w, x):
-        return jnp.tanh(x @ w)
-
-    mapped = sm.spmap(body, in_axes=(None, 0), batch_size=3)
-    expected = jax.grad(loss(jax.vmap(body, in_axes=(None, 0))), (0, 1))(weights, x)
-    assert_close(jax.grad(loss(mapped), (0, 1))(weights, x), expected)
-
-
-LOSSES = {
-    "sum": lambda w, x: lax.psum(jnp.tanh(x @ w), "i"),
-    "mean": lambda w, x: lax.pmean(jnp.tanh(x @ w), "i"),
-    "logarithm of a sum": lambda w, x: jnp.log(lax.psum(jnp.exp(x @ w), "i")),
-    "in calls": jax.jit(
-        lambda w, x: lax.pmean(jax.checkpoint(lambda v: jnp.tanh(v) @ w)(x), "i")
-    ),
-    "of sums": lambda w, x: lax.pmean(x @ w, "i") * jnp.sin(lax.psum(x.sum(), "i")),
-}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "derivative", [jax.grad, pytest.param(jax.hessian, marks=pytest.mark.deep)]
-)
-@pytest.mark.parametrize("name", LOSSES)
-def test_derivatives_of_a_final_sum(name, derivative):
-    """The cotangent of a result that all elements have alike comes before them all."""
-    weights, x = array(3, 2) / 40, array(41, 3) / 40
-
-    def derivatives(map_, **options):
-        mapped = map_(
-            LOSSES[name], axis_name="i", in_axes=(None, 0), out_axes=None, **options
-        )
-
-        def loss(w, x, scale):
-            return (mapped(w, x) * scale).sum()
-
-        return derivative(lambda w, scale: loss(w, x, scale), (0, 1))(weights, 2.0)
-
-    mapped = functools.partial(sm.spmap, batch_size=3)
-    assert_close(derivatives(mapped), derivatives(jax.vmap))
 
 
 @pytest.mark.few(1)
