@@ -23,7 +23,7 @@ from jax.sharding import Sharding
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays.array_likes import Box, boxes
 from shardmap.arrays.on_device import Operand, operand, program
-from shardmap.arrays.trees import bullets, leaf_paths
+from shardmap.arrays.trees import leaf_paths
 from shardmap.units import shown
 
 T = TypeVar("T")
@@ -106,17 +106,13 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     axes = axis if isinstance(axis, tuple) else (axis,)
     taken = _take("unstack", x, leaves, axes, None)
     sizes = [tuple(np.shape(leaf)[one] for one in axes) for leaf in leaves]
-    if len(set(sizes)) != 1:
-        listed = bullets(
-            [
-                f"{path} has {' x '.join(map(str, size))}"
-                for path, size in zip(leaf_paths("x", x), sizes, strict=True)
-            ],
-            sizes,
-        )
+    if not leaves:
+        raise ValueError(f"unstack needs arrays to take apart, got {shown(x)}")
+    if other := next((k for k, size in enumerate(sizes) if size != sizes[0]), None):
+        names, counts = leaf_paths("x", x), [" x ".join(map(str, s)) for s in sizes]
         raise ValueError(
-            "unstack needs arrays with equally many elements along axis "
-            f"{axis}:{listed or ' there are no arrays'}"
+            f"unstack needs arrays with equally many elements along axis {axis}: "
+            f"{names[0]} has {counts[0]}, {names[other]} has {counts[other]}"
         )
     elements = (jax.tree.unflatten(tree, parts) for parts in zip(*taken, strict=True))
     return _nested(elements, sizes[0])

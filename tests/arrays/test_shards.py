@@ -154,10 +154,12 @@ def test_no_such_axis():
 
 
 def test_lengths_that_differ():
-    message = r"elements along axis 0:\n  \* x\['a'\] has 8\n  \* x\['b'\] has 16"
+    message = r"elements along axis 0: x\['a'\] has 8, x\['b'\] has 16$"
     with pytest.raises(ValueError, match=message):
         unstack({"a": rows(), "b": rows(SOFT)})
-    with pytest.raises(ValueError, match="there are no arrays"):
+    with pytest.raises(
+        ValueError, match=r"unstack needs arrays to take apart, got {}$"
+    ):
         unstack({})
 
 

@@ -190,6 +190,6 @@ def test_indices_of_another_kind_are_refused():
 
 
 def test_lengths_that_differ_along_one_of_two_axes():
-    message = r"along axis \(0, 1\):\n  \* x\[0\] has 2 x 4\n  \* x\[1\] has 2 x 3"
+    message = r"along axis \(0, 1\): x\[0\] has 2 x 4, x\[1\] has 2 x 3$"
     with pytest.raises(ValueError, match=message):
         unstack([GRID, GRID[:, :3]], axis=(0, 1))
