@@ -34,8 +34,6 @@ from shardmap.api.programs import (
     Call,
     bind_in_jit,
     bind_without_types,
-    run_on_set_mesh,
-    run_without_mesh,
     types_of_mesh_around,
 )
 from shardmap.api.user_function import Args, FlatFunction, Kwargs, UserFunction
@@ -96,12 +94,8 @@ class BlockMap:
     def bind(self) -> Callable[[Args, Kwargs], PyTree]:
         return bind_in_jit(self)
 
-    def run_under_mesh(
-        self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
-    ) -> PyTree:
-        if set_mesh.is_on_mesh(self._devices()):
-            return run_on_set_mesh(self, args, kwargs)
-        return run_without_mesh(run, args, kwargs)
+    def is_on_set_mesh(self) -> bool:
+        return set_mesh.is_on_mesh(self._devices())
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         function, options = self.function, self.options

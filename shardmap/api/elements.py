@@ -25,7 +25,7 @@ from shardmap.api.mapped_axes import (
     refuse_sparse,
 )
 from shardmap.api.options import SpmapOptions
-from shardmap.api.programs import Call, run, run_on_set_mesh, run_without_mesh
+from shardmap.api.programs import Call, run
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.map import set_mesh, tracing
@@ -58,19 +58,17 @@ class ElementMap:
         )
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        avals = self.function.leaf_avals(arguments)
+        avals: Sequence[Aval] = self.function.leaf_avals(arguments)
         in_axes = self._in_axes(arguments, avals)
-        if tracing.inside_map() or not self._is_across_processes():
+        # While JAX traces there is no process-local data.
+        is_called = not any(isinstance(x, jax.core.Tracer) for x in arguments.leaves)
+        if not is_called or tracing.inside_map() or not self._is_across_processes():
             return self._trace(arguments, avals, in_axes, is_top_level)[0]
-        return over_processes.trace_call(
-            functools.partial(self._trace, is_top_level=is_top_level),
-            self.function,
-            self.options,
-            self._devices(),
-            arguments,
-            avals,
-            in_axes,
+        avals, is_local = over_processes.global_avals(
+            self.function, self.options, self._devices(), arguments, avals, in_axes
         )
+        call, params = self._trace(arguments, avals, in_axes, is_top_level)
+        return over_processes.of_process(call, params, in_axes, is_local)
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         arguments = self.function.read(args, kwargs)
@@ -82,12 +80,8 @@ class ElementMap:
                 return run(self, args, kwargs)[0]
         return call.result(arguments.leaves)
 
-    def run_under_mesh(
-        self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
-    ) -> PyTree:
-        if self._is_across_processes() or not set_mesh.is_on_mesh(self._devices()):
-            return run_without_mesh(run, args, kwargs)
-        return run_on_set_mesh(self, args, kwargs)
+    def is_on_set_mesh(self) -> bool:
+        return not self._is_across_processes() and set_mesh.is_on_mesh(self._devices())
 
     def _devices(self) -> list[jax.Device]:
         return ambient_mesh.devices_of(self.options)

@@ -93,7 +93,10 @@ class Mapped(Generic[P, R]):
     @api_boundary
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
         if set_mesh.has_mesh():
-            return self._transformed.run_under_mesh(self._run, args, kwargs)
+            if self._transformed.is_on_set_mesh():
+                return programs.run_on_set_mesh(self._transformed, args, kwargs)
+            with context.without_mesh():
+                return self._run(args, kwargs)
         if context.config_value("jax_disable_jit"):
             return self._transformed.bind(args, kwargs)
         results, program = programs.run(self._transformed, args, kwargs)

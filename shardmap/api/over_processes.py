@@ -26,48 +26,40 @@ from shardmap.arrays.process_local import (
 )
 from shardmap.map.primitives.params import MapParams
 
-Trace = Callable[[Arguments, Sequence[Aval], Axes], tuple[Call, MapParams]]
-"""Traces a call of global arrays, from these avals and mapped axes of its leaves."""
 
-
-def trace_call(
-    trace: Trace,
+def global_avals(
     function: UserFunction,
     options: SpmapOptions,
     devices: Sequence[jax.Device],
     arguments: Arguments,
     avals: Sequence[Aval],
     in_axes: Axes,
-) -> Call:
-    """Traces a call of process-local data, or of global arrays.
+) -> tuple[Sequence[Aval], bool]:
+    """The avals of the global arrays of a call, and whether its data are process-local.
 
     Args:
-      trace: traces a call of global arrays.
       function, options: of the map.
       devices: those of the map, on several processes.
       arguments: those of the call.
       avals, in_axes: of each leaf, as this process passes it.
     """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in arguments.leaves):
-        # While JAX traces there is no process-local data.
-        return trace(arguments, avals, in_axes)[0]
     are_global = list(map(is_global_array, arguments.leaves))
 
     def names() -> list[str]:
         return function.leaf_names(arguments)
 
-    is_local = _are_process_local(are_global, in_axes, names)
-    if is_local:
-        times = _check_elements(function.name, options, devices, in_axes, avals, names)
-        avals = [
-            aval
-            if axis is None
-            else with_shape(
-                aval, [n * times if k == axis else n for k, n in enumerate(aval.shape)]
-            )
-            for aval, axis in zip(avals, in_axes, strict=True)
-        ]
-    call, params = trace(arguments, avals, in_axes)
+    if not _are_process_local(are_global, in_axes, names):
+        return avals, False
+    times = _check_elements(function.name, options, devices, in_axes, avals, names)
+    sizes = [
+        [n * times if k == axis else n for k, n in enumerate(aval.shape)]
+        for aval, axis in zip(avals, in_axes, strict=True)
+    ]
+    return list(map(with_shape, avals, sizes)), True
+
+
+def of_process(call: Call, params: MapParams, in_axes: Axes, is_local: bool) -> Call:
+    """A call of global arrays that this process has, or of process-local data."""
     if not call.devices:
         return call
     assert call.shardings is not None

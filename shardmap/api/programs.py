@@ -20,7 +20,6 @@ from shardmap._jax.context import (
     NO_MESH,
     config_value,
     configuration,
-    without_mesh,
 )
 from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
@@ -149,10 +148,8 @@ class Transformed(Protocol):
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         """Adds a call to what is being traced."""
 
-    def run_under_mesh(
-        self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
-    ) -> PyTree:
-        """Runs a call under `jax.set_mesh`; ``run`` does it where no mesh is set."""
+    def is_on_set_mesh(self) -> bool:
+        """Whether a call under `jax.set_mesh` is a program on that mesh."""
 
 
 # What is bound
@@ -186,14 +183,6 @@ def bind_without_types(
     if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
         return list(map(explicit_sharding.drop_sharding_p.bind, results))
     return list(results)
-
-
-def run_without_mesh(
-    run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
-) -> PyTree:
-    """``run`` as if no mesh were set."""
-    with without_mesh():
-        return run(args, kwargs)
 
 
 def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:

@@ -14,7 +14,6 @@ import jax
 from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.context import without_mesh
 from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.types import Aval, Jaxpr, PyTree, Value, without_sharding
 from shardmap._jax.walk import equations_with
@@ -29,7 +28,7 @@ from shardmap.api.programs import (
 )
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import array_likes, placement, trees
-from shardmap.map import set_mesh, tracing
+from shardmap.map import tracing
 from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
@@ -40,7 +39,6 @@ from shardmap.map.constraint import (
     total_partitions,
 )
 from shardmap.map.layout import MapShardings
-from shardmap.sharding.default_devices import set_default_devices
 from shardmap.units import decorator_with_options, is_integer, shown
 
 Counts = tuple[int, ...] | None
@@ -185,13 +183,8 @@ class PartitionedFunction:
     def bind(self) -> Callable[[Args, Kwargs], PyTree]:
         return bind_in_jit(self)
 
-    def run_under_mesh(
-        self, run: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
-    ) -> PyTree:
-        there = set_mesh.current_mesh_devices()
-        with without_mesh(), set_default_devices(there):
-            results = run(args, kwargs)
-        return set_mesh.device_put(results)
+    def is_on_set_mesh(self) -> bool:
+        return True
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         function, options = self.function, self.options
@@ -322,11 +315,11 @@ def sharded_jit(
     counts for each dimension. Partition k, in row-major order, is on the k-th device;
     inside `spmap`, on the k-th device of each element.
 
-    It runs on as many devices as there are partitions: the first ones of
-    `jax.set_mesh`, or else of this process. With more partitions than this process has
-    devices, those are the first of `jax.devices()`, and arguments and results are
-    global arrays, as for `jax.jit`. As a part of another program it needs as many
-    partitions as that has devices.
+    It runs on as many devices as there are partitions, the first ones of this process.
+    With more partitions than this process has devices, those are the first of
+    `jax.devices()`, and arguments and results are global arrays, as for `jax.jit`.
+    As a part of another program, and under `jax.set_mesh`, it needs as many partitions
+    as that has devices.
 
     Args:
       fun: a function of whole arrays. If omitted, ``sharded_jit(...)`` is a decorator.

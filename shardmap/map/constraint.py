@@ -24,7 +24,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.types import AnyMesh, Equation, Param, Value, without_sharding
 from shardmap.arrays import placement
-from shardmap.map import tracing
+from shardmap.map import set_mesh, tracing
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.default_devices import default_devices, local_devices
@@ -52,13 +52,14 @@ def total_partitions(parts: Parts) -> int:
 
 
 def partition_devices(total: int, what: str = CONSTRAINT) -> list[jax.Device]:
-    """The first devices, of this process if it has enough, or of all.
+    """The first devices of `jax.set_mesh`, or of this process, or of all.
 
     Raises:
       ValueError: names ``what``, the devices that it needs and those that there are.
     """
-    devices = local_devices()
-    if total > len(devices):
+    there = set_mesh.current_mesh_devices()
+    devices = there or local_devices()
+    if total > len(devices) and not there:
         devices = default_devices() or jax.devices()
     if total > len(devices):
         are = "device is" if len(devices) == 1 else "devices are"

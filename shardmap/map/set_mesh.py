@@ -29,7 +29,8 @@ def has_mesh() -> bool:
 
 def current_mesh_devices() -> list[jax.Device]:
     """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
-    return list(concrete_mesh().devices.flat)
+    mesh = concrete_mesh()
+    return [] if mesh.empty else list(mesh.devices.flat)
 
 
 def is_on_mesh(devices: Sequence[jax.Device]) -> bool:
