@@ -83,9 +83,8 @@ def axis_env_markers(
         if not tracing.is_bound(tracing.DevicesMarker(tuple(devices))):
             raise ValueError(
                 f"spmap of {name} names the devices "
-                f"{[device.id for device in devices]}, but is inside another map that "
-                "runs on others, or on these in another order. Nested maps are one "
-                "program: leave devices and backend out of the inner one."
+                f"{[device.id for device in devices]}, but is inside a map on others, "
+                "or in another order. Leave devices and backend out of the inner map."
             )
     return known
 

@@ -298,10 +298,9 @@ class BlockMap:
         for jaxpr in filter(None, inside):
             for name in axes_used(jaxpr.effects) & vmapped:
                 raise ValueError(
-                    f"{self.function.full_name} has a mesh axis {name!r}, and is "
-                    f"inside a jax.vmap with axis_name={name!r}: JAX would compute "
-                    "collectives over the axis of the vmap. Give the vmap another "
-                    "axis_name, or use lowering='spmd'."
+                    f"{self.function.full_name} has a mesh axis {name!r} and is inside "
+                    f"a jax.vmap with axis_name={name!r}, which JAX would take for it. "
+                    "Give the vmap another axis_name, or use lowering='spmd'."
                 )
 
     def _check_results(
@@ -336,9 +335,8 @@ class BlockMap:
             if bad:
                 raise ValueError(
                     f"mesh_map out_axes do not name mesh axis {name!r}, along which "
-                    f"{' and '.join(bad[:3])} of {self.function.name} can differ. Name "
-                    "it with the dimension that it cuts, or combine the blocks with a "
-                    f"collective over it, such as jax.lax.pmean(x, {name!r})."
+                    f"{bad[0]} of {self.function.name} can differ. Name it with the "
+                    f"dimension that it cuts, or return jax.lax.pmean(x, {name!r})."
                 )
 
 

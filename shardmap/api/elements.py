@@ -149,10 +149,9 @@ class ElementMap:
         static, count = self.options.static_argnums, arguments.num_positional
         if static and max(static) >= count:
             raise ValueError(
-                f"spmapped function has static_broadcasted_argnums={static} but was "
-                f"called with only {count} positional argument"
-                f"{'' if count == 1 else 's'}. All static broadcasted arguments must "
-                "be passed positionally."
+                f"{self.function.full_name} has static_broadcasted_argnums={static}, "
+                f"but was called with {count} positional arguments. Pass all static "
+                "ones by position."
             )
         prefix = self.options.in_axes
         if isinstance(prefix, tuple) and len(prefix) != count:
@@ -241,20 +240,14 @@ class ElementMap:
         mapped = tuple(axis is not None for axis in in_axes)
         name = self.options.axis_name
         differs = differing_results(body.jaxpr, name, constants + mapped)
-        bad = [
-            k
-            for k, (axis, differ) in enumerate(zip(out_axes, differs, strict=True))
-            if axis is None and differ
-        ]
-        if bad:
-            names = trees.result_names(body.out_tree)
-            raise UnmappedResultsDiffer(
-                "spmap has mapped output but out_axes is None: these results of "
-                f"{self.function.name} can differ between the elements of the axis:"
-                f"{trees.bullets([names[k] for k in bad])}\nCombine them with a "
-                "collective over the axis, such as jax.lax.pmean, or give out_axes a "
-                "position for the mapped axis."
-            )
+        for k, (axis, differ) in enumerate(zip(out_axes, differs, strict=True)):
+            if axis is None and differ:
+                raise UnmappedResultsDiffer(
+                    "spmap has mapped output but out_axes is None: "
+                    f"{trees.result_names(body.out_tree)[k]} of {self.function.name} "
+                    "can differ between elements. Combine it with a collective such as "
+                    "jax.lax.pmean, or give out_axes an axis."
+                )
 
 
 class UnmappedResultsDiffer(ValueError):
@@ -292,6 +285,5 @@ def _refuse_ordered_debug(who: str, params: MapParams) -> None:
         raise ValueError(
             f"{who} calls jax.debug.print or jax.debug.callback with ordered=True, "
             f"which JAX has on one device only, but the map is for {mesh.size}. Use "
-            "shardmap.tap_print, shardmap.tap or jax.experimental.io_callback with "
-            "ordered=True, which are ordered on each device."
+            "shardmap.tap_print or shardmap.tap, which are ordered on each device."
         )

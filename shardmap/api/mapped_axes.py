@@ -19,10 +19,9 @@ def refuse_sparse(
     for k, kind in trees.sparse_leaves(tree).items():
         if axes[k] is not None:
             raise ValueError(
-                f"spmap {option} maps a sparse array, a {kind}, as the pytree of its "
-                "parts, and each element would have the shape of the whole. Map its "
-                f"parts, such as data and indices, and make a {kind} of them in the "
-                "function, or use jax.vmap."
+                f"spmap {option} maps a sparse array, a {kind}: its parts would be "
+                f"cut, and not its shape. Map data and indices, and make a {kind} of "
+                "them in the function, or use jax.vmap."
             )
 
 
@@ -37,25 +36,15 @@ def in_axes_from_front(
     Raises:
       ValueError: an axis that its argument does not have.
     """
-    bad = [
-        k
-        for k, (axis, aval) in enumerate(zip(axes, avals, strict=True))
-        if axis is not None and not -aval.ndim <= axis < aval.ndim
-    ]
-    if bad:
-        paths = names()
-        listed = trees.bullets(
-            [
-                f"{paths[k]} is {avals[k].str_short()} (rank {avals[k].ndim}), "
-                f"in_axes asks for axis {axes[k]}"
-                for k in bad
-            ]
-        )
-        raise ValueError(
-            "spmap was requested to map its argument along an axis that it does not "
-            f"have:{listed}\nGive None in in_axes for what every element should get "
-            "whole." + arguments.advice_on_keywords() + arguments.advice_on_lists(bad)
-        )
+    for k, (axis, aval) in enumerate(zip(axes, avals, strict=True)):
+        if axis is not None and not -aval.ndim <= axis < aval.ndim:
+            raise ValueError(
+                f"spmap was requested to map {names()[k]}, {aval.str_short()} of rank "
+                f"{aval.ndim}, along axis {axis}, which it does not have. Give None in "
+                "in_axes for what every element should get whole."
+                + arguments.advice_on_keywords()
+                + arguments.advice_on_lists([k])
+            )
     return tuple(
         None if axis is None else axis % aval.ndim
         for axis, aval in zip(axes, avals, strict=True)
@@ -102,26 +91,21 @@ def mapped_size(
     ]
     distinct = {size for _, size in sizes}
     if len(distinct) > 1:
+        by_size = {size: k for k, size in reversed(sizes)}  # The first of each.
+        (first, one), (second, other), *_ = sorted((k, n) for n, k in by_size.items())
         paths = names()
-        listed = trees.bullets(
-            [
-                f"{paths[k]} is {avals[k].str_short()}, axis {axes[k]} has size {size}"
-                for k, size in sizes
-            ],
-            [size for _, size in sizes],
-        )
         raise ValueError(
-            f"spmap got inconsistent sizes for array axes to be mapped:{listed}\n"
-            "Give all of them the same size, or None in in_axes for what every "
-            "element should get whole."
+            "spmap got inconsistent sizes for array axes to be mapped: "
+            f"{paths[first]}, {avals[first].str_short()}, has {one} at axis "
+            f"{axes[first]}, {paths[second]}, {avals[second].str_short()}, has {other} "
+            f"at axis {axes[second]}. Give None in in_axes for what is not mapped."
         )
     if not distinct:
         if axis_size is None:
             raise ValueError(
                 "spmap wrapped function must be passed at least one argument "
-                f"containing an array to map, but got {len(avals)} "
-                f"array{'' if len(avals) == 1 else 's'}, none mapped. "
-                "Give axis_size=n to map over n elements all the same."
+                f"containing an array to map, but {len(avals)} are not mapped. Give "
+                "axis_size=n to map over n elements all the same."
             )
         return axis_size
     (size,) = distinct

@@ -18,7 +18,6 @@ from shardmap.api.mapped_axes import mapped_size
 from shardmap.api.options import SpmapOptions
 from shardmap.api.programs import Call, ProcessLocal
 from shardmap.api.user_function import UserFunction
-from shardmap.arrays import trees
 from shardmap.arrays.process_local import (
     is_global_array,
     processes_along,
@@ -85,14 +84,11 @@ def _are_process_local(
     mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
     kinds = [are_global[k] for k in mapped or range(len(in_axes))]
     if mapped and len(set(kinds)) > 1:
-        described = {True: "a global array", False: "process-local data"}
-        listed = trees.bullets(
-            [f"{names()[k]} is {described[are_global[k]]}" for k in mapped], kinds
-        )
+        paths = [names()[mapped[kinds.index(kind)]] for kind in (True, False)]
         raise ValueError(
-            "spmap takes either global arrays, which are spread over all processes, or "
-            f"process-local data, but these are mapped together:{listed}\n"
-            "jax.make_array_from_process_local_data makes a global array of the latter."
+            f"spmap maps {paths[0]}, a global array over all processes, together with "
+            f"{paths[1]}, which is process-local data. "
+            "jax.make_array_from_process_local_data makes a global array of it."
         )
     return not any(kinds)
 

@@ -64,8 +64,7 @@ def _devices(names: Iterable[tuple[str, int]]) -> list[jax.Device]:
             raise ValueError(
                 f"a mapped function that was pickled names the {platform} device "
                 f"{number}, but this process has {sorted(here)}. Pickle one without "
-                "devices= and mesh=, or start this process with as many devices."
-                f"{too_few_devices(number + 1)}"
+                f"devices= and mesh=.{too_few_devices(number + 1)}"
             )
         devices.append(here[number])
     return devices

@@ -81,9 +81,8 @@ class UserFunction:
                 raise ValueError(
                     "Non-hashable static arguments are not supported in "
                     f"{self.full_name}: argument {argnum} of type "
-                    f"{type(static.value)}. What {self._static_parameter} names needs "
-                    "__hash__ and __eq__: pass a tuple for a list or an array, or bind "
-                    "the value with functools.partial(fun, ...) and map the result."
+                    f"{type(static.value)}. Pass a tuple, or what has __hash__ and "
+                    "__eq__, or map functools.partial(fun, ...) of it."
                 ) from None
         return arguments
 

@@ -274,8 +274,8 @@ def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
             lambda: sm.mesh_map(lambda a: a, MESH, {"y": 0}, {})(array(8)),
             ValueError,
             r"mesh_map out_axes do not name mesh axis 'y', along which result of "
-            r"<lambda> can differ. Name it with the dimension that it cuts, or .* such "
-            r"as jax.lax.pmean\(x, 'y'\)",
+            r"<lambda> can differ. Name it with the dimension that it cuts, or .*"
+            r"jax.lax.pmean\(x, 'y'\)",
         ),
     ],
 )
@@ -397,7 +397,7 @@ def test_a_vmap_with_the_name_of_a_mesh_axis():
 
     x = np.arange(8, dtype=np.float32)
     np.testing.assert_array_equal(mapped("spmd")(x[None]), [x[:4] + x[4:]])
-    with pytest.raises(ValueError, match=r"'x', and is inside a jax\.vmap with"):
+    with pytest.raises(ValueError, match=r"'x' and is inside a jax\.vmap with"):
         mapped("manual")(x[None])
     without = sm.mesh_map(lambda v: v + 1, MESH, {"x": 0}, {"x": 0})
     np.testing.assert_array_equal(jax.vmap(without, axis_name="x")(x[None]), [x + 1])

@@ -104,7 +104,7 @@ def test_what_has_no_hash_is_named_every_time():
     for _ in range(2):
         with pytest.raises(
             ValueError,
-            match=r"static.* argument 1 of type <class 'list'>.* a tuple .*partial",
+            match=r"static.* argument 1 of type <class 'list'>.* a tuple.*partial",
         ):
             mapped(X, [2])
     with pytest.raises(ValueError, match=r"Non-hashable static"):

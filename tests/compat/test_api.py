@@ -58,7 +58,7 @@ def test_a_result_without_an_axis_is_that_of_the_first_element(name, around):
 
 def test_results_with_an_axis_keep_it():
     f = compat.pmap(lambda x: (x, {"a": -x}), out_axes=(0, None))
-    with pytest.warns(UserWarning, match=r"\* result\[1\]\['a'\]\n"):
+    with pytest.warns(UserWarning, match=r"result\[1\]\['a'\] of"):
         rows, first = f(X)
     np.testing.assert_array_equal(rows, X)
     assert first == {"a": -1}
@@ -112,7 +112,7 @@ def test_methods_and_static_arguments():
             """Scales."""
             return self.by * x
 
-    with pytest.warns(UserWarning, match="these results of .*scale can differ"):
+    with pytest.warns(UserWarning, match="result of .*scale can differ"):
         assert Scaled().scale(X) == 3
     assert (Scaled.scale.__name__, Scaled.scale.__doc__) == ("scale", "Scales.")
 

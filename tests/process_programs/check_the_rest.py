@@ -50,8 +50,7 @@ def check_process_local_and_global_arrays_in_one_call_are_refused():
 
     refused(
         ValueError,
-        "these are mapped together:\n  * x is process-local data\n  * y is a global "
-        "array",
+        "spmap maps y, a global array over all processes, together with x, which is",
         sm.spmap(total, "i"),
         mine,
         on_all_devices(whole),

@@ -82,42 +82,41 @@ CASES = {
     "mapped sizes differ": (
         lambda: sm.spmap(add)(FOUR, {"w": np.ones((3, 2))}),
         ValueError,
-        r"spmap got inconsistent sizes for array axes to be mapped:\n"
-        r"  \* x is float32\[4\], axis 0 has size 4\n"
-        r"  \* params\['w'\] is float32\[3,2\], axis 0 has size 3\n"
-        r"Give all of them the same size, or None in in_axes",
+        r"spmap got inconsistent sizes for array axes to be mapped: x, float32\[4\], "
+        r"has 4 at axis 0, params\['w'\], float32\[3,2\], has 3 at axis 0. Give None "
+        r"in in_axes for what is not mapped\.$",
     ),
     "more arguments than names": (
         lambda: sm.spmap(lambda *a: a)(FOUR, (np.ones(2), FOUR)),
         ValueError,
-        r"\* a\[0\] is float32\[4\].*\n  \* a\[1\]\[0\] is float32\[2\]",
+        r"mapped: a\[0\], float32\[4\], .*, a\[1\]\[0\], float32\[2\]",
     ),
     "arguments taken by **kwargs": (
         lambda: sm.spmap(lambda **kwargs: kwargs["w"])(kwargs=FOUR, w={"b": FOUR[:3]}),
         ValueError,
-        r"\* kwargs is float32\[4\].*\n  \* w\['b'\] is float32\[3\]",
+        r"mapped: kwargs, float32\[4\], .*, w\['b'\], float32\[3\]",
     ),
     "rank too low": (
         lambda: sm.spmap(add)(FOUR, {"w": 3.0}),
         ValueError,
-        r"axis that it does not have:\n  \* params\['w'\] is float32\[\] \(rank 0\), "
-        r"in_axes asks for axis 0\nGive None in in_axes .* get whole\.$",
+        r"to map params\['w'\], float32\[\] of rank 0, along axis 0, which it does not "
+        r"have. Give None in in_axes .* get whole\.$",
     ),
     "numbers, not a list of them": (
         lambda: sm.spmap(lambda a, b: a)(1.0, 2.0),
         ValueError,
-        r"\* b is float32\[\] \(rank 0\).*\nGive None in in_axes .* get whole\.$",
+        r"to map a, float32\[\] of rank 0, .* Give None in in_axes .* get whole\.$",
     ),
     "axis out of range": (
         lambda: sm.spmap(lambda x: x, in_axes=-3)(np.ones((4, 3))),
         ValueError,
-        r"\* x is float32\[4,3\] \(rank 2\), in_axes asks for axis -3",
+        r"to map x, float32\[4,3\] of rank 2, along axis -3, which it does not have",
     ),
     "nothing mapped": (
         lambda: sm.spmap(lambda x: x, in_axes=None)(FOUR),
         ValueError,
-        r"passed at least one argument containing an array to map, but got 1 array, "
-        r"none mapped. Give axis_size=n",
+        r"passed at least one argument containing an array to map, but 1 are not "
+        r"mapped. Give axis_size=n",
     ),
     "axis_size differs": (
         lambda: sm.spmap(lambda x: x, axis_size=3)(FOUR),
@@ -159,14 +158,14 @@ CASES = {
             FOUR
         ),
         ValueError,
-        r"mapped output but out_axes is None: .*\n  \* result\['a'\]\n"
-        r"Combine them with a collective over the axis",
+        r"mapped output but out_axes is None: result\['a'\] of <lambda> can differ "
+        r"between elements. Combine it with a collective",
     ),
     "static missing": (
         lambda: sm.spmap(lambda x, n=1: x, static_broadcasted_argnums=1)(FOUR),
         ValueError,
-        r"static_broadcasted_argnums=\(1,\) but was called with only 1 positional "
-        r"argument. All static broadcasted arguments must be passed positionally",
+        r"static_broadcasted_argnums=\(1,\), but was called with 1 positional argum"
+        r"ents. Pass all static ones by position",
     ),
     "negative static": (
         lambda: sm.spmap(add, static_broadcasted_argnums=-1),
@@ -445,18 +444,13 @@ CASES = {
     "a list of numbers": (
         lambda: sm.spmap(double)([1.0, 2.0, 3.0, 4.0]),
         ValueError,
-        r"x\[0\] is float32\[\] \(rank 0\), in_axes asks for axis 0\n(?s:.*)A "
-        r"list of numbers is a pytree: pass numpy.asarray of it\.$",
-    ),
-    "a long list": (
-        lambda: sm.spmap(double)([1.0] * 100),
-        ValueError,
-        r"\* x\[7\] is .*\n  \* and 92 more\nGive None(?s:.*)list of numbers",
+        r"map x\[0\], float32\[\] of rank 0, along axis 0, .* get whole. A list of "
+        r"numbers is a pytree: pass numpy.asarray of it\.$",
     ),
     "a tuple of numbers": (
         lambda: sm.spmap(lambda x: x, in_axes=0)({"w": (1, np.float32(2))}),
         ValueError,
-        r"x\['w'\]\[0\] is int32\[\](?s:.*)list of numbers",
+        r"map x\['w'\]\[0\], int32\[\] .* list of numbers",
     ),
     "a list of numbers for blocks": (
         lambda: sm.mesh_map(double, MESH, {"data": 0}, {"data": 0})([1.0] * 4),
@@ -510,7 +504,7 @@ CASES = {
         lambda: sm.spmap(ordered_print)(FOUR),
         ValueError,
         r"calls jax.debug.print .* on one device only, but the map is for 4. Use "
-        r"shardmap.tap_print, shardmap.tap or jax.experimental.io_callback",
+        r"shardmap.tap_print or shardmap.tap, which are ordered",
     ),
     # What holds no numbers, or knows more than they
     **{
@@ -595,17 +589,17 @@ CASES = {
     "a sparse array": (
         lambda: sm.spmap(lambda m: m.todense())(BCOO),
         ValueError,
-        r"spmap in_axes maps a sparse array, a BCOO, as the pytree of its parts",
+        r"spmap in_axes maps a sparse array, a BCOO: its parts would be cut",
     ),
     "a sparse array in a container": (
         lambda: sm.spmap(lambda x, a: x, in_axes=(0, {"b": 0}))(FOUR, {"b": BCOO}),
         ValueError,
-        r"spmap in_axes maps a sparse array, a BCOO, as the pytree of its parts",
+        r"spmap in_axes maps a sparse array, a BCOO: its parts would be cut",
     ),
     "a sparse result": (
         lambda: sm.spmap(lambda x: sparse.BCOO.fromdense(x, nse=1))(np.eye(4)),
         ValueError,
-        r"spmap out_axes maps a sparse array, a BCOO, as the pytree of its parts",
+        r"spmap out_axes maps a sparse array, a BCOO: its parts would be cut",
     ),
     # What cannot be shown
     **{
@@ -715,7 +709,7 @@ CASES = {
     "an argument by keyword without the axis": (
         lambda: sm.spmap(lambda x, y: x + y)(FOUR, y=1.0),
         ValueError,
-        r"y is float32\[\] (?s:.*) get whole\. Arguments passed by keyword are always "
+        r"map y, float32\[\] .* get whole\. Arguments passed by keyword are always "
         r"mapped along axis 0\.$",
     ),
     "an argument too many for a run": (
