@@ -1,36 +1,171 @@
-"""Shards on a Dask cluster, or as arrays of Dask, which join a graph of Dask's.
+"""A plan as one graph of Dask: on a cluster, or as arrays that join a graph of Dask's.
 
-On a cluster data goes from storage to worker to storage. Functions and boxes that
-several shards need are tasks of their own, so that they travel once and are made again
-where a worker is lost. Partial results are combined on the workers.
+Each stage is a layer of shards and one of folds; many small shards are one task. Data
+goes from storage to worker to storage, and what a stage keeps for later ones stays on
+the workers. All that a task needs is in the graph, so that Dask makes it again where a
+worker is lost.
 """
 
+import bisect
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+import itertools
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.planning.engine.keys import is_key
+from shardmap.planning.engine.keys import box_bytes, is_key
 from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
-from shardmap.planning.engine.slices import Box, Interval, shape_of, slices
+from shardmap.planning.engine.slices import Box, Interval, shape_of
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.failures import contained
-from shardmap.planning.run.processes import ProcessWorkers
+from shardmap.planning.run.buffers import start_dtype
+from shardmap.planning.run.cut_program import CutProgram, spec
+from shardmap.planning.run.disk.checkpoint import Checkpoint, TaskFile
+from shardmap.planning.run.failures import (
+    ShardError,
+    ShardFailure,
+    WorkerError,
+    contained,
+)
+from shardmap.planning.run.processes import (
+    Exported,
+    RemoteAccess,
+    Write,
+    computed,
+    written,
+)
 from shardmap.planning.run.shards import Accumulator, Shard
-from shardmap.planning.run.tasks import Start, Task, all_tasks, folded, run_fold
+from shardmap.planning.run.tasks import (
+    Start,
+    Target,
+    Task,
+    all_tasks,
+    run_fold,
+    shard_tasks,
+)
 from shardmap.planning.sources.handlers import sliceable
+from shardmap.units import error_text
 
 SMALL = 2**10
 """The most bytes of an array that is sent with each task that needs it."""
 
-INSIDE = 2**22
-"""The most bytes of an array that is part of a task, which can run again."""
+FEW = 1_000
+"""A stage has at least so many tasks before several shards are one."""
+
+AT_ONCE = 2**20
+"""The most bytes of the shards, or of the results, that one task takes together."""
+
+TOGETHER = 64
+"""The most tasks whose results come to the client in one."""
+
+Key: TypeAlias = tuple[Any, ...]
+
+
+class Place(NamedTuple):
+    """Where a block of a value is: a shard of a task, and its result; or all of it."""
+
+    key: Key
+    at: tuple[int, int] | None
+
+
+class Piece(NamedTuple):
+    """A part of a block that another task has made, for a part of an argument."""
+
+    need: int
+    at: tuple[int, int] | None
+    there: tuple[slice, ...]
+    here: tuple[slice, ...]
+    whole: tuple[slice, ...]
+
+
+class Gathered(NamedTuple):
+    """An argument that is put together of blocks that other tasks have made.
+
+    Attributes:
+      shape, dtype: of the argument.
+      pieces: of the blocks.
+      written: the array that tasks write blocks to which they do not return.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    pieces: Sequence[Piece]
+    written: Any
+
+    def array(self, needs: Sequence[Any]) -> np.ndarray:
+        array = np.zeros(self.shape, self.dtype)
+        for need, at, there, here, whole in self.pieces:
+            block = needs[need] if at is None else needs[need][at[0]][at[1]]
+            part = self.written.open()[whole] if block is None else block[there]
+            if np.shape(part) == self.shape:
+                return np.asarray(part, self.dtype)
+            array[here] = part
+        return array
+
+
+class Job(NamedTuple):
+    """A shard for a worker.
+
+    Attributes:
+      stage, number: of the shard.
+      function: which of the task's functions it runs.
+      args: a `Read`, a `Gathered`, or an array for each.
+      writes: where results go that it does not return.
+      file: of a checkpoint.
+    """
+
+    stage: int
+    number: int
+    function: int
+    args: Sequence[Any]
+    writes: Sequence[Write | None]
+    file: TaskFile | None
+
+
+def run_shards(
+    functions: Sequence[bytes], jobs: Sequence[Job], needs: Sequence[Any]
+) -> list[list[np.ndarray | None]]:
+    """Runs shards one after the other, and returns the results of each."""
+    results = []
+    for job in jobs:
+        try:
+            results.append(_run_shard(functions[job.function], job, needs))
+        except Exception as error:
+            # The frames of a cause do not travel.
+            error.add_note("".join(traceback.format_exception(error)))
+            raise ShardFailure(job.stage, job.number, error) from None
+    return results
+
+
+@contained
+def _run_shard(
+    function: bytes, job: Job, needs: Sequence[Any]
+) -> list[np.ndarray | None]:
+    results = job.file.load() if job.file else None
+    if results is None:
+        args = [a.array(needs) if isinstance(a, Gathered) else a for a in job.args]
+        results = computed(function, args)
+        if job.file:
+            job.file.save(results)
+    return written(results, job.writes)
+
+
+@contained
+def run_fold_there(
+    combiner: Combiner,
+    starts: Sequence[Start] | None,
+    taken: Sequence[tuple[int, tuple[int, ...]]],
+    needs: Sequence[Any],
+) -> list[list[np.ndarray]]:
+    """Combines a result, or a tuple of results, of each of several tasks."""
+    pairs = zip(taken, needs, strict=True)
+    parts = ([need[shard][k] for k in places] for (shard, places), need in pairs)
+    return [run_fold(combiner, starts, parts)]
 
 
 def unchanged(thing: Any) -> Any:
@@ -38,132 +173,392 @@ def unchanged(thing: Any) -> Any:
     return thing
 
 
-@contained
-def fold_there(
-    combiner: Combiner,
-    starts: Sequence[Start] | None,
-    places: Sequence[tuple[int, ...]],
-    results: Sequence[Sequence[np.ndarray]],
-) -> list[np.ndarray]:
-    """Combines a result of each of several tasks, or a tuple of results."""
-    pairs = zip(places, results, strict=True)
-    return run_fold(combiner, starts, ([result[k] for k in at] for at, result in pairs))
+def collected(taken: Sequence[Sequence[tuple[int, int]]], needs: Sequence[Any]) -> Any:
+    """The results of several tasks that come to the client."""
+    pairs = zip(taken, needs, strict=True)
+    return [need[shard][place] for at, need in pairs for shard, place in at]
 
 
-def keep_only(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
-    """A task's results with None in all other places."""
-    return [part if k in places else None for k, part in enumerate(result)]
+class Blocks:
+    """Where the blocks of a value are.
 
-
-class DaskTasks(ProcessWorkers):
-    """Shards and folds as tasks of Dask.
-
-    Attributes:
-      results: (name of a task, numbers of results) -> what Dask has of them.
-      shared: what Dask has of values that several tasks take.
+    Args:
+      places: box -> its place.
+      ndim: the number of dimensions.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.results: dict[tuple[str, tuple[int, ...]], Any] = {}
-        self.shared: dict[Any, Any] = {}
-
-    def function(self, shard: Shard) -> Any:
-        blob = super().function(shard)
-        if blob not in self.shared:
-            self.shared[blob] = self.call(unchanged, blob)
-        return self.shared[blob]
-
-    def of_dask(self, value: Value, box: Box) -> Any:
-        """A box of an argument that is an array of Dask; None for other values."""
-        is_input = value in self.cut_program.graph.inputs
-        leaf: Any = self.leaves[value.number] if is_input else None
-        return leaf[slices(box)].astype(value.aval.dtype) if is_dask(leaf) else None
-
-    def submit(self, task: Task) -> Any:
-        if task.needs:
-            results = [self.results[need.name, at] for need, at in task.needs]
-            taken = [at for _, at in task.needs]
-            future = self.call(fold_there, task.combiner, task.starts, taken, results)
-        else:
-            future = super().submit(task)
-        for places in folded(task):
-            self.results[task.name, places] = future
-        return future
-
-
-class DaskWorkers(DaskTasks):
-    """Runs shards by a `distributed.Client`, which is the executor."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.client: Any = self.executor
-        # Four shards for each thread of the cluster, as it is now.
-        self.ahead = 4 * max(sum(self.client.nthreads().values()), 1)
-
-    def tasks(self, stage: Stage, numbers: Iterable[int]) -> Iterable[Task]:
-        # The last stage has changed the values that it made.
-        self.shared.clear()
-        self.results.clear()
-        if self.saved:
-            return super().tasks(stage, numbers)
-        return all_tasks(self.cut_program, stage)
-
-    def call(self, function: Any, *args: Any) -> Any:
-        return self.client.submit(function, *args, pure=False)
-
-    def arg(self, value: Value, box: Box) -> Any:
-        part = self.of_dask(value, box)
-        return super().arg(value, box) if part is None else self.client.compute(part)
-
-    def held(self, value: Value, box: Box) -> Any:
-        """A box on the cluster; whole values, which several shards need, once."""
-        key = value, box
-        if key not in self.shared:
-            array = super().held(value, box)
-            held_array: Any = array
-            if array.nbytes > INSIDE:
-                held_array = self.client.scatter(array, hash=False)
-            elif array.nbytes > SMALL:
-                held_array = self.call(unchanged, array)
-            if box != tuple((0, size) for size in value.shape):
-                return held_array
-            self.shared[key] = held_array
-        return self.shared[key]
-
-    def coming(self, task: Task) -> list[int]:
-        """Which results come here: others are written or combined on the cluster."""
-        if self.saved:
-            return [*range(len(task.writes))]
-        return [
-            place
-            for place, write in enumerate(task.writes)
-            if write[1] == "insert" and (task.needs or not self.access.write(*write))
+    def __init__(self, places: Mapping[Box, Place], ndim: int) -> None:
+        self.places = places
+        self._cuts: list[list[Interval]] = [
+            sorted({box[axis] for box in places}) for axis in range(ndim)
+        ]
+        self._longest = [
+            max((stop - start for start, stop in cuts), default=0)
+            for cuts in self._cuts
         ]
 
-    def submit(self, task: Task) -> Any:
-        future, coming = super().submit(task), self.coming(task)
-        if 0 < len(coming) < len(task.writes):
-            return self.call(keep_only, coming, future)
-        return future
+    def overlapping(self, box: Box) -> Iterator[tuple[Box, Place]]:
+        axes = zip(box, self._cuts, self._longest, strict=True)
+        near = [
+            [
+                cut
+                for cut in cuts[
+                    bisect.bisect_left(cuts, (start - longest, 0)) : bisect.bisect_left(
+                        cuts, (stop, 0)
+                    )
+                ]
+                if cut[1] > start
+            ]
+            for (start, stop), cuts, longest in axes
+        ]
+        for other in itertools.product(*near):
+            if other in self.places:
+                yield other, self.places[other]
 
-    def result(self, task: Task, future: Any) -> Any:
-        if isinstance(future, Future):  # It could not be submitted.
-            return future.result()
-        parts = [None for _ in task.writes]
-        if self.coming(task):
-            parts = future.result()
-        elif (error := future.exception()) is not None:
-            raise error
-        for need, places in task.needs:
-            del self.results[need.name, places]
-        return parts
+
+class Graph:
+    """The tasks of a plan.
+
+    Args:
+      cut_program: the plan.
+      leaves: its arguments.
+      acc: the accumulator, with the arrays that results are written to.
+      saved: the checkpoint that workers keep results in.
+
+    Attributes:
+      layers, dependencies: those of a `HighLevelGraph`.
+      blocks: where the blocks of each value are.
+      shards: for each layer of shards, its stage, and how many of them are one task.
+      made: for each task of the plan, its task in the graph, and its place there.
+      nbytes: for each task, the bytes of the results that it returns.
+    """
+
+    def __init__(
+        self,
+        cut_program: CutProgram,
+        leaves: Sequence[Any],
+        acc: Accumulator,
+        saved: Checkpoint | None = None,
+    ) -> None:
+        self.dask: Any = importlib.import_module("dask.task_spec")
+        self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
+        self.saved = saved
+        inputs = cut_program.graph.inputs
+        self.access = RemoteAccess(inputs, leaves, acc.given)
+        self.exported = Exported()
+        self.layers: dict[str, dict[Key, Any]] = {}
+        self.dependencies: dict[str, set[str]] = {}
+        self.blocks: dict[Value, Blocks] = {}
+        self.shards: dict[str, tuple[Stage, int]] = {}
+        self.made: dict[str, tuple[Key, int]] = {}
+        self.nbytes: dict[Key, int] = {}
+        self._shared: dict[Any, Any] = {}
+        self._token = uuid.uuid4().hex
+        for value in inputs:
+            if is_dask(leaf := leaves[value.number]):
+                self._add_leaf(value, leaf)
+        for stage in cut_program.stages:
+            self._add_stage(stage)
+
+    def joined(self) -> Any:
+        """As a graph of layers."""
+        graph: Any = importlib.import_module("dask.highlevelgraph").HighLevelGraph
+        return graph(self.layers, self.dependencies)
+
+    def add(self, layer: str, function: Any, *args: Any) -> Key:
+        """Adds a task to a layer; returns its key."""
+        name = f"{layer}-{self._token}"
+        tasks = self.layers.setdefault(name, {})
+        key = name, len(tasks)
+        tasks[key] = task = self.dask.Task(key, function, *args)
+        others = {needed[0] for needed in task.dependencies if type(needed) is tuple}
+        self.dependencies.setdefault(name, set()).update(others - {name})
+        return key
+
+    def refs(self, keys: Iterable[Any]) -> Any:
+        """An argument of a task: the results of others. One is a key, or a future."""
+        ref: Any = self.dask.TaskRef
+        return self.dask.List(*(ref(k) if isinstance(k, tuple) else k for k in keys))
+
+    def _add_leaf(self, value: Value, leaf: Any) -> None:
+        (leaf,) = importlib.import_module("dask").optimize(leaf)
+        self.layers.update(leaf.dask.layers)
+        self.dependencies.update(leaf.dask.dependencies)
+        ends = [list(itertools.accumulate(each, initial=0)) for each in leaf.chunks]
+        cuts = [list(itertools.pairwise(each)) for each in ends]
+        places = {
+            tuple(cuts[axis][k] for axis, k in enumerate(index)): Place(
+                (leaf.name, *index), None
+            )
+            for index in np.ndindex(*map(len, cuts))
+        }
+        self.blocks[value] = Blocks(places, len(cuts))
+
+    def _add_stage(self, stage: Stage) -> None:
+        shards: list[Task] = []
+        folds: list[Task] = []
+        for task in all_tasks(self.cut_program, stage):
+            (folds if task.needs else shards).append(task)
+        nbytes = Shard(self.cut_program, stage, 0).nbytes
+        at_once = max(1, min(len(shards) // FEW, AT_ONCE // max(nbytes, 1)))
+        self.shards[f"shards-{stage.number}-{self._token}"] = stage, at_once
+        for first in range(0, len(shards), at_once):
+            self._add_shards(shards[first : first + at_once])
+        for task in folds:
+            self._add_fold(task)
+        places: dict[Value, dict[Box, Place]] = {r.value: {} for r in stage.results}
+        for task in itertools.chain(shards, folds):
+            key, shard = self.made[task.name]
+            for k, (box, combiner, value) in enumerate(task.writes):
+                if combiner == "insert":
+                    places[value][box] = Place(key, (shard, k))
+        for value, blocks in places.items():
+            self.blocks[value] = Blocks(blocks, len(value.shape))
+
+    def _add_shards(self, tasks: Sequence[Task]) -> None:
+        """Adds one task for several shards."""
+        functions: dict[Any, int] = {}
+        needs: dict[Any, int] = {}
+        jobs = []
+        for task in tasks:
+            shard = Shard(self.cut_program, task.stage, task.number)
+            starts = shard.recipe.starts
+            args = [self._arg(value, box, needs) for value, box in shard.recipe.reads]
+            args.append(np.asarray(starts, start_dtype(starts)))
+            function = self._function(shard)
+            which = functions.setdefault(function, len(functions))
+            writes = [self.access.write(*write) for write in task.writes]
+            file = self.saved.file(task) if self.saved else None
+            jobs.append(Job(task.stage.number, task.number, which, args, writes, file))
+        refs = self.refs(functions), jobs, self.refs(needs)
+        key = self.add(f"shards-{tasks[0].stage.number}", run_shards, *refs)
+        self.made.update((task.name, (key, k)) for k, task in enumerate(tasks))
+        results = [
+            (box, value)
+            for task, job in zip(tasks, jobs, strict=True)
+            for (box, _, value), write in zip(task.writes, job.writes, strict=True)
+            if write is None
+        ]
+        self.nbytes[key] = sum(box_bytes(value, box) for box, value in results)
+
+    def _add_fold(self, task: Task) -> None:
+        keys = [self.made[need.name] for need, _ in task.needs]
+        taken = [
+            (shard, at) for (_, shard), (_, at) in zip(keys, task.needs, strict=True)
+        ]
+        key = self.add(
+            f"folds-{task.stage.number}",
+            run_fold_there,
+            task.combiner,
+            task.starts,
+            taken,
+            self.refs(key for key, _ in keys),
+        )
+        self.made[task.name] = key, 0
+        self.nbytes[key] = sum(box_bytes(value, box) for box, _, value in task.writes)
+
+    def _arg(self, value: Value, box: Box, needs: dict[Any, int]) -> Any:
+        """An argument of a shard; adds the tasks that have it to ``needs``."""
+        if value in self.blocks:
+            pieces = []
+            for other, place in self.blocks[value].overlapping(box):
+                both = [
+                    (max(a[0], b[0]), min(a[1], b[1]))
+                    for a, b in zip(box, other, strict=True)
+                ]
+                there, here, whole = (
+                    tuple(
+                        slice(start - first, stop - first)
+                        for (start, stop), first in zip(both, firsts, strict=True)
+                    )
+                    for firsts in (
+                        [start for start, _ in other],
+                        [start for start, _ in box],
+                        [0 for _ in box],
+                    )
+                )
+                need = needs.setdefault(place.key, len(needs))
+                pieces.append(Piece(need, place.at, there, here, whole))
+            return Gathered(*spec(value, box), pieces, self.access.source(value))
+        if (read := self.access.read(value, box)) is not None:
+            return read
+        held = self._shared.get((value, box))
+        if held is None:
+            array = np.asarray(self.cut_program.read_one(value, box, self.leaves, {}))
+            if array.nbytes <= SMALL:
+                return array
+            held = self.add("argument", unchanged, array)
+            # Several shards need a whole argument.
+            if box == tuple((0, size) for size in value.shape):
+                self._shared[value, box] = held
+        need = needs.setdefault(held, len(needs))
+        everything = tuple(slice(0, size) for size in shape_of(box))
+        piece = Piece(need, None, everything, everything, everything)
+        return Gathered(*spec(value, box), [piece], None)
+
+    def _function(self, shard: Shard) -> Key:
+        blob = self.exported(shard)
+        if blob not in self._shared:
+            self._shared[blob] = self.add("function", unchanged, blob)
+        key: Key = self._shared[blob]
+        return key
+
+    def add_array(self, value: Value) -> tuple[str, tuple[tuple[int, ...], ...]]:
+        """Adds the chunks of a value as an array of Dask; its name, and its chunks."""
+        name = f"result-{len(self.layers)}-{self._token}"
+        blocks = self.blocks[value].places
+        cuts = []
+        for axis, size in enumerate(value.shape):
+            ends = {end for box in blocks for end in box[axis]}
+            cuts.append([*itertools.pairwise(sorted({0, size, *ends}))] or [(0, 0)])
+        tasks = self.layers.setdefault(name, {})
+        for index in np.ndindex(*map(len, cuts)):
+            box = tuple(cuts[axis][k] for axis, k in enumerate(index))
+            needs: dict[Any, int] = {}
+            array = self._arg(value, box, needs)
+            key = name, *index
+            tasks[key] = self.dask.Task(key, gathered, array, self.refs(needs))
+        others = {key[0] for task in tasks.values() for key in task.dependencies}
+        self.dependencies[name] = others
+        return name, tuple(tuple(stop - start for start, stop in each) for each in cuts)
+
+
+def run_on_cluster(
+    client: Any,
+    cut_program: CutProgram,
+    leaves: Sequence[Any],
+    acc: Accumulator,
+    saved: Checkpoint | None,
+    retries: int,
+    step: Callable[[Task], None] | None,
+) -> None:
+    """Runs a plan on the workers of a `distributed.Client`.
+
+    Args:
+      client: the client.
+      cut_program: the plan.
+      leaves: its arguments.
+      acc: the accumulator, which gets the results that workers do not write.
+      saved: the checkpoint that workers write.
+      retries: how often a task that fails is tried again.
+      step: is called with each shard that is done.
+
+    Raises:
+      ShardError: a task failed for good.
+    """
+    distributed: Any = importlib.import_module("distributed")
+
+    graph = Graph(cut_program, leaves, acc, saved)
+    coming = _coming(graph)
+    futures = client.get(graph.joined(), [*coming], sync=False, retries=retries)
+    progress = _Progress(client, graph, step)
+    try:
+        waiting = {*futures}
+        while waiting:
+            try:
+                ended = distributed.wait(waiting, 1, "FIRST_COMPLETED")
+            except TimeoutError:
+                progress.look()
+                continue
+            waiting = ended.not_done
+            for future in ended.done:
+                parts = future.result()
+                for target, part in zip(coming[future.key], parts, strict=True):
+                    acc.put([target], [part])
+            progress.look()
+        progress.end()
+    except ShardFailure as error:
+        stage, number, cause = error.args
+        shard = Shard(cut_program, cut_program.stages[stage], number)
+        often = f" {retries + 1} times" if retries else ""
+        text = str(cause) if isinstance(cause, WorkerError) else error_text(cause)
+        raise ShardError(
+            f"shard {number} of stage {stage} failed{often}; it reads "
+            f"{shard.in_slices}: {text}"
+        ) from cause
+    except distributed.KilledWorker as error:
+        raise ShardError(
+            f"workers end while they run a shard: {error}; run again with more "
+            "memory for each, or more pieces; checkpoint= keeps what is done"
+        ) from error
+    finally:
+        client.cancel([*futures])
+
+
+def _coming(graph: Graph) -> dict[Key, list[Target]]:
+    """Adds tasks that collect what comes to the client; returns what each collects.
+
+    What a worker has written comes as None, which says that it is done.
+    """
+    wanted: dict[Key, list[tuple[tuple[int, int], Target]]] = {}
+    for value in graph.cut_program.graph.outputs:
+        if isinstance(value, Value):
+            for box, (key, at) in graph.blocks[value].places.items():
+                if at is not None:
+                    wanted.setdefault(key, []).append((at, (box, "insert", value)))
+    coming: dict[Key, list[Target]] = {}
+    group: list[Key] = []
+    nbytes = 0
+    ends: list[Key | None] = [*wanted, None]
+    for task in ends:
+        more = graph.nbytes[task] if task else 0
+        if group and (
+            task is None or len(group) == TOGETHER or nbytes + more > AT_ONCE
+        ):
+            taken = [[at for at, _ in wanted[each]] for each in group]
+            results = graph.add("results", collected, taken, graph.refs(group))
+            coming[results] = [target for each in group for _, target in wanted[each]]
+            group, nbytes = [], 0
+        if task:
+            group.append(task)
+            nbytes += more
+    return coming
+
+
+class _Progress:
+    """Tells which shards are done, as the scheduler knows."""
+
+    def __init__(self, client: Any, graph: Graph, step: Any) -> None:
+        self._client, self._step = client, step
+        self._shards = graph.shards
+        self._told = dict.fromkeys(graph.shards, 0)
+
+    def look(self) -> None:
+        if self._step:
+            names = [*self._shards]
+            counts = self._client.run_on_scheduler(_count_finished, names=names)
+            for name, count in counts.items():
+                self._tell(name, count * self._shards[name][1])
+
+    def end(self) -> None:
+        for name, (stage, _) in self._shards.items():
+            self._tell(name, stage.num_shards)
+
+    def _tell(self, name: str, count: int) -> None:
+        stage, _ = self._shards[name]
+        numbers = range(self._told[name], min(count, stage.num_shards))
+        for task in shard_tasks(stage, numbers if self._step else ()):
+            self._step(task)
+        self._told[name] = max(self._told[name], numbers.stop)
+
+
+def _count_finished(names: Sequence[str], dask_scheduler: Any) -> dict[str, int]:
+    """How many tasks of each layer are done; runs on the scheduler."""
+    groups = {
+        n: dask_scheduler.task_groups[n]
+        for n in names
+        if n in dask_scheduler.task_groups
+    }
+    return {
+        name: sum(group.states[state] for state in ("memory", "released", "forgotten"))
+        for name, group in groups.items()
+    }
 
 
 def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
     """See `ShardPlan.to_dask`."""
     try:
-        importlib.import_module("dask.array")
+        da: Any = importlib.import_module("dask.array")
     except ImportError as error:
         raise ImportError("to_dask needs dask: pip install 'dask[array]'") from error
     if any(is_key(v.aval) for v in cut_program.graph.outputs):
@@ -172,65 +567,22 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
             "jax.random.key_data of them"
         )
     leaves = list(map(sliceable, cut_program.leaves(args)))
-    return _Graph(cut_program, leaves).outputs()
+    graph = Graph(cut_program, leaves, Accumulator(cut_program))
+    outputs = cut_program.graph.outputs
+    made = {v: graph.add_array(v) for v in outputs if isinstance(v, Value)}
+    joined = graph.joined()
+    arrays = [
+        da.Array(joined, *made[v], v.aval.dtype)
+        if isinstance(v, Value)
+        else da.asarray(np.asarray(v.value, v.aval.dtype))
+        for v in outputs
+    ]
+    return jax.tree.unflatten(cut_program.out_tree, arrays)
 
 
-class _Graph(DaskTasks):
-    """Shards and folds as calls of `dask.delayed`."""
-
-    def __init__(self, cut_program: CutProgram, leaves: Sequence[Any]) -> None:
-        super().__init__(None, cut_program, leaves, Accumulator(cut_program))
-        self.dask: Any = importlib.import_module("dask")
-        self.da: Any = importlib.import_module("dask.array")
-        self.made: dict[Value, Any] = {}
-
-    def outputs(self) -> PyTree:
-        for stage in self.cut_program.stages:
-            parts: dict[Value, dict[Box, Any]] = {r.value: {} for r in stage.results}
-            for task in all_tasks(self.cut_program, stage):
-                delayed = self.submit(task)
-                for place, (box, combiner, value) in enumerate(task.writes):
-                    if combiner == "insert":
-                        parts[value][box] = delayed[place]
-            self.made.update((v, self.array(v, boxes)) for v, boxes in parts.items())
-        arrays = [
-            self.made[v]
-            if isinstance(v, Value)
-            else self.da.asarray(np.asarray(v.value, v.aval.dtype))
-            for v in self.cut_program.graph.outputs
-        ]
-        return jax.tree.unflatten(self.cut_program.out_tree, arrays)
-
-    def call(self, function: Any, *args: Any) -> Any:
-        return self.dask.delayed(function, pure=False)(*args)
-
-    def arg(self, value: Value, box: Box) -> Any:
-        if value.producer is not None:
-            return self.made[value][slices(box)]
-        part = self.of_dask(value, box)
-        return super().arg(value, box) if part is None else part
-
-    def array(self, value: Value, parts: Mapping[Box, Any]) -> Any:
-        """An array of the boxes that shards make of a value."""
-        dtype = value.aval.dtype
-        if not parts:
-            return self.da.zeros(value.shape, dtype)
-        blocks = {
-            box: self.da.from_delayed(one, shape_of(box), dtype)
-            for box, one in parts.items()
-        }
-        return self.joined(blocks, len(value.shape))
-
-    def joined(self, blocks: Mapping[Box, Any], ndim: int, axis: int = 0) -> Any:
-        """The array with these blocks."""
-        if axis == ndim:
-            (block,) = blocks.values()
-            return block
-        rows: dict[Interval, dict[Box, Any]] = {}
-        for box, block in sorted(blocks.items()):
-            rows.setdefault(box[axis], {})[box] = block
-        parts = [self.joined(row, ndim, axis + 1) for row in rows.values()]
-        return self.da.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+def gathered(array: Gathered, needs: Sequence[Any]) -> np.ndarray:
+    """A chunk of an array of Dask."""
+    return array.array(needs)
 
 
 def is_dask(array: Any) -> bool:

@@ -38,6 +38,10 @@ class WorkerError(Exception):
     """Stands for an error that cannot leave its worker: its type, text, traceback."""
 
 
+class ShardFailure(Exception):
+    """A shard failed on a worker: its stage, its number, and the error."""
+
+
 def contained(function: Callable[P, T]) -> Callable[P, T]:
     """A function for workers that raises only errors that its caller can handle.
 

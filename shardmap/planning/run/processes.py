@@ -64,20 +64,31 @@ def _imported(blob: bytes) -> Callable[..., Any]:
     return jax.jit(export.deserialize(bytearray(blob)).call)
 
 
+def computed(blob: bytes, args: Sequence[Arg]) -> list[np.ndarray]:
+    """The results of one shard."""
+    arrays = [arg.array() if isinstance(arg, Read) else arg for arg in args]
+    with jax.enable_x64(True):  # The types are those of the function, whatever is set.
+        return [*map(np.asarray, _imported(blob)(*arrays))]
+
+
+def written(
+    results: Sequence[np.ndarray], writes: Sequence[Write | None]
+) -> list[np.ndarray | None]:
+    """Writes results; returns them with None for those that were written."""
+    returned: list[np.ndarray | None] = [*results]
+    for k, write in enumerate(writes):
+        if write is not None:
+            write.put(results[k])
+            returned[k] = None
+    return returned
+
+
 @contained
 def run_task(
     blob: bytes, args: Sequence[Arg], writes: Sequence[Write | None]
 ) -> list[np.ndarray | None]:
     """Runs one shard, and returns its results; None for those that it has written."""
-    arrays = [arg.array() if isinstance(arg, Read) else arg for arg in args]
-    with jax.enable_x64(True):  # The types are those of the function, whatever is set.
-        results: list[np.ndarray | None] = [*map(np.asarray, _imported(blob)(*arrays))]
-    for k, write in enumerate(writes):
-        part = results[k]
-        if write is not None and part is not None:
-            write.put(part)
-            results[k] = None
-    return results
+    return written(computed(blob, args), writes)
 
 
 class RemoteAccess:
@@ -135,6 +146,30 @@ def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
     )
 
 
+class Exported:
+    """The exported functions of shards, as bytes; equal shards share one."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[jax.stages.Wrapped, bytes] = {}
+
+    def __call__(self, shard: Shard) -> bytes:
+        """The function of a shard.
+
+        Raises:
+          ImportError: the package that writes its bytes is not installed.
+        """
+        function = shard.function
+        if function not in self._blobs:
+            try:
+                self._blobs[function] = bytes(shard.export().serialize())
+            except ImportError as error:
+                raise ImportError(
+                    "shards are sent to other processes as jax.export bytes, which "
+                    "need the package flatbuffers: pip install flatbuffers"
+                ) from error
+        return self._blobs[function]
+
+
 class ProcessWorkers(Workers):
     """Sends exported functions, and for each box its place or its bytes."""
 
@@ -142,29 +177,12 @@ class ProcessWorkers(Workers):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.blobs: dict[jax.stages.Wrapped, bytes] = {}
+        self.exported = Exported()
         out = {} if self.saved else self.acc.given
         self.access = RemoteAccess(self.cut_program.graph.inputs, self.leaves, out)
         if isinstance(self.executor, ProcessPoolExecutor):  # Others pickle lambdas too.
             for there in (*self.access.sources.values(), *self.access.sinks.values()):
                 there.check_pickles()
-
-    def function(self, shard: Shard) -> Any:
-        """The exported function of a shard, as bytes or a future of them.
-
-        Raises:
-          ImportError: the package that writes its bytes is not installed.
-        """
-        function = shard.function
-        if function not in self.blobs:
-            try:
-                self.blobs[function] = bytes(shard.export().serialize())
-            except ImportError as error:
-                raise ImportError(
-                    "shards are sent to other processes as jax.export bytes, which "
-                    "need the package flatbuffers: pip install flatbuffers"
-                ) from error
-        return self.blobs[function]
 
     def arg(self, value: Value, box: Box) -> Any:
         """A box for a shard: where it is, or its array."""
@@ -186,4 +204,4 @@ class ProcessWorkers(Workers):
         args = [self.arg(value, box) for value, box in shard.recipe.reads]
         args.append(np.asarray(starts, start_dtype(starts)))
         writes = [self.access.write(*write) for write in task.writes]
-        return self.call(run_task, self.function(shard), args, writes)
+        return self.call(run_task, self.exported(shard), args, writes)

@@ -12,23 +12,24 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import jax
 
 from shardmap._jax.types import PyTree
+from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run.array_job import ArrayJob, place_in_job
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.dask import DaskWorkers, is_client
+from shardmap.planning.run.dask import is_client, run_on_cluster
 from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.disk.scratch import checked, scratch_arrays
 from shardmap.planning.run.out import outputs, reserve_files, shared_chunks
 from shardmap.planning.run.own_processes import own_processes
 from shardmap.planning.run.processes import ProcessWorkers
 from shardmap.planning.run.shards import Accumulator, Shard
-from shardmap.planning.run.tasks import Task
+from shardmap.planning.run.tasks import Task, shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
 from shardmap.planning.sources.handlers import sliceable
 from shardmap.planning.sources.stores import decoding_within
@@ -63,6 +64,11 @@ def run(
     in_job = None if task is None else place_in_job(task)
     if in_job and checkpoint is None:
         raise ValueError("task needs checkpoint, the folder that all tasks share")
+    if in_job and is_client(executor):
+        raise ValueError(
+            "task spreads a plan over processes, and a Dask client over its workers: "
+            "give one of them"
+        )
     with contextlib.ExitStack() as stack:
         engine, pool = stack.enter_context(_engine(executor, max_in_flight or 1))
         leaves = cut_program.leaves(args)
@@ -86,7 +92,6 @@ def run(
         kept_there = scratch_arrays(cut_program, None if job else scratch)
         arrays, remove = stack.enter_context(kept_there)
         acc = job or Accumulator(cut_program, {**given, **arrays})
-        work = engine(pool, cut_program, leaves, acc, saved)
         numbers = [
             job.numbers(stage) if job else range(stage.num_shards)
             for stage in cut_program.stages
@@ -95,18 +100,24 @@ def run(
         if progress:
             bar = _progress(cut_program, sum(map(len, numbers)))
             step = stack.enter_context(bar)
+        if engine is None:
+            run_on_cluster(pool, cut_program, leaves, acc, saved, retries, step)
+            stages: Sequence[Stage] = []
+        else:
+            work = engine(pool, cut_program, leaves, acc, saved)
+            stages = cut_program.stages
         trim, trimmed = None, time.monotonic()
         if decoding is not None:  # The allocator keeps freed memory, too.
             trim = _trim_of_glibc()
             stack.enter_context(decoding_within(leaves, decoding))
-        for place, stage in enumerate(cut_program.stages):
+        for place, stage in enumerate(stages):
             for value in acc.free(place):
                 remove(value)
             if work.in_other_processes:
                 acc.flush()
-            tasks = work.tasks(stage, numbers[place])
+            tasks = shard_tasks(stage, numbers[place])
             for done in work.run(tasks, max_in_flight or work.ahead, retries):
-                if step and not done.needs:
+                if step:
                     step(done)
                 if trim and time.monotonic() - trimmed > TRIM_SECONDS:
                     trim(0)
@@ -131,8 +142,10 @@ def run(
 
 
 @contextlib.contextmanager
-def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
+def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers] | None, Any]]:
     """The kind of workers for an executor, and the executor that they use.
+
+    A client of Dask needs no workers of ours.
 
     Args:
       executor: the argument of `ShardPlan.run`.
@@ -152,7 +165,7 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers], Any]]:
     elif isinstance(executor, ThreadPoolExecutor):
         yield ThreadWorkers, executor
     elif is_client(executor):
-        yield DaskWorkers, executor
+        yield None, executor
     elif isinstance(executor, Executor):
         # Of a ProcessPoolExecutor. The lock of a thread of JAX stays locked in a fork.
         context = getattr(executor, "_mp_context", None)

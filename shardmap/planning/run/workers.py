@@ -1,11 +1,11 @@
 """Workers that run shards: the base class, and those of this process."""
 
-import collections
+import concurrent.futures
 import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from typing import Any
 
@@ -14,22 +14,21 @@ import numpy as np
 
 from shardmap._jax.context import config_value
 from shardmap.planning.engine.keys import box_bytes
-from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.failures import ShardError, WorkerError, contained
 from shardmap.planning.run.shards import Accumulator, Shard
-from shardmap.planning.run.tasks import Task, shard_tasks
+from shardmap.planning.run.tasks import Target, Task
 from shardmap.units import error_text
-
-AHEAD = 2 * (os.cpu_count() or 1)
-"""How many shards an executor is given at once by default."""
 
 READ_AHEAD = 2
 """How many shards are read or computed at once in this process by default."""
 
 LARGE = 2**25
 """If shards of a stage read more bytes than this, only one is under way by default."""
+
+BEHIND = 4
+"""How many partial results, for each shard under way, wait for an earlier one."""
 
 
 class Workers:
@@ -41,9 +40,11 @@ class Workers:
       leaves: its arguments.
       acc: the accumulator of results.
       saved: the checkpoint that results are saved to and loaded from.
+
+    Attributes:
+      ahead: how many shards are under way by default.
     """
 
-    ahead = AHEAD
     in_other_processes = (
         False  # Whether other processes read files that this one writes.
     )
@@ -58,10 +59,9 @@ class Workers:
     ) -> None:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
         self.executor, self.saved = executor, saved
-
-    def tasks(self, stage: Stage, numbers: Iterable[int]) -> Iterable[Task]:
-        """The tasks of a stage. Partial results that none folds are folded here."""
-        return shard_tasks(stage, numbers)
+        # Two for each worker, so that none waits for the next shard.
+        workers = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
+        self.ahead = 2 * int(workers)
 
     def shard(self, task: Task) -> Shard:
         return Shard(self.cut_program, task.stage, task.number)
@@ -78,68 +78,70 @@ class Workers:
         return future.result()
 
     def run(self, tasks: Iterable[Task], ahead: int, retries: int) -> Iterator[Task]:
-        """Runs tasks and puts their results into the accumulator.
+        """Runs shards and puts their results into the accumulator.
 
         Args:
-          tasks: the tasks of one stage, each after those that it needs.
+          tasks: the shards of one stage.
           ahead: how many may be under way.
-          retries: how often a task that fails is tried again.
+          retries: how often a shard that fails is tried again.
 
         Yields:
-          The tasks that are done.
+          The shards that are done.
         """
-        waiting: collections.deque[tuple[Task, Any, Any]] = collections.deque()
-        tasks = iter(tasks)
+        numbered = enumerate(tasks)
+        waiting: dict[int, tuple[Task, int, Future[Any]]] = {}
+        results = _InOrder(self.acc)
         try:
             while True:
-                for task in itertools.islice(tasks, ahead - len(waiting)):
-                    done = self.saved and self.saved.load(task)
-                    future = self._submitted(task) if done is None else None
-                    waiting.append((task, future, done))
+                room = ahead - len(waiting)
+                if results.held >= BEHIND * ahead:
+                    room = 0
+                taken = [*itertools.islice(numbered, room)]
+                for number, task in taken:
+                    done = self.saved.load(task) if self.saved else None
+                    if done is None:
+                        waiting[number] = task, 1, self._submitted(task)
+                        continue
+                    results.put(number, task, done)
+                    yield task
                 if not waiting:
-                    return
-                # The oldest one, though others may be done: sums of floating-point
-                # numbers depend on their order.
-                task, future, result = waiting.popleft()
-                if future is not None:
-                    result = self.tried(task, future, retries)
-                    if self.saved:
-                        self.saved.save(task, result)
-                self.acc.put(task.writes, result)
-                # Otherwise they are held while the next task runs.
+                    if not taken:
+                        return
+                    continue
+                number = _first_done(waiting)
+                task, attempt, future = waiting.pop(number)
+                try:
+                    result = self.result(task, future)
+                except Exception as error:
+                    self._raise_if_last(task, attempt, retries, error)
+                    waiting[number] = task, attempt + 1, self._submitted(task)
+                    continue
+                if self.saved:
+                    self.saved.save(task, result)
+                results.put(number, task, result)
+                # Otherwise they are held while the next shard runs.
                 del future, result
                 yield task
         finally:
-            for _, future, _ in waiting:
-                if future is not None:
-                    future.cancel()
+            for *_, future in waiting.values():
+                future.cancel()
 
-    def tried(self, task: Task, future: Any, retries: int) -> Any:
-        """The results of a task, which is tried again if it fails."""
-        attempt = 1
-        while True:
-            try:
-                return self.result(task, future)
-            except BrokenExecutor as error:
-                raise ShardError(
-                    f"the executor broke down while {named(task)} was under way "
-                    f"({error}); run again with a new one, checkpoint= keeps what is "
-                    "done"
-                ) from error
-            except Exception as error:
-                if attempt > retries:
-                    reads = ""
-                    if not task.needs:
-                        reads = f"; it reads {self.shard(task).in_slices}"
-                    often = f" {attempt} times" if attempt > 1 else ""
-                    text = error_text(error)
-                    if isinstance(error, WorkerError):
-                        text = str(error)
-                    raise ShardError(
-                        f"{named(task)} failed{often}{reads}: {text}"
-                    ) from error
-                attempt += 1
-                future = self._submitted(task)
+    def _raise_if_last(
+        self, task: Task, attempt: int, retries: int, error: Exception
+    ) -> None:
+        """Raises the error of a shard that is not tried again."""
+        name = f"shard {task.number} of stage {task.stage.number}"
+        if isinstance(error, BrokenExecutor):
+            raise ShardError(
+                f"the executor broke down while {name} was under way ({error}); run "
+                "again with a new one, checkpoint= keeps what is done"
+            ) from error
+        if attempt > retries:
+            often = f" {attempt} times" if attempt > 1 else ""
+            text = str(error) if isinstance(error, WorkerError) else error_text(error)
+            raise ShardError(
+                f"{name} failed{often}; it reads {self.shard(task).in_slices}: {text}"
+            ) from error
 
     def _submitted(self, task: Task) -> Any:
         """The future of a task, with the error if it cannot be submitted."""
@@ -151,10 +153,42 @@ class Workers:
             return broken
 
 
-def named(task: Task) -> str:
-    """The name of a task in messages."""
-    shard = f"shard {task.number} of stage {task.stage.number}"
-    return f"the fold of partial results up to {shard}" if task.needs else shard
+class _InOrder:
+    """Puts results into an accumulator: partial ones in the order of their shards.
+
+    Sums of floating-point numbers depend on their order. The others are put at once.
+
+    Attributes:
+      held: how many shards have partial results that wait for those of earlier ones.
+    """
+
+    def __init__(self, acc: Accumulator) -> None:
+        self._acc, self._next = acc, 0
+        self._waiting: dict[int, tuple[Sequence[Target], Sequence[Any]] | None] = {}
+        self.held = 0
+
+    def put(self, number: int, task: Task, result: Sequence[Any]) -> None:
+        is_whole = [combiner == "insert" for _, combiner, _ in task.writes]
+        pairs = [*zip(result, is_whole, strict=True)]
+        self._acc.put(task.writes, [part if whole else None for part, whole in pairs])
+        partial = [None if whole else part for part, whole in pairs]
+        self._waiting[number] = None if all(is_whole) else (task.writes, partial)
+        self.held += not all(is_whole)
+        while self._next in self._waiting:
+            if (first := self._waiting.pop(self._next)) is not None:
+                self._acc.put(*first)
+                self.held -= 1
+            self._next += 1
+
+
+def _first_done(waiting: Mapping[int, tuple[Task, int, Future[Any]]]) -> int:
+    """The number of the oldest shard that is done; waits for one."""
+    while True:
+        for number, (*_, future) in waiting.items():
+            if future.done():
+                return number
+        futures = [future for *_, future in waiting.values()]
+        concurrent.futures.wait(futures, return_when="FIRST_COMPLETED")
 
 
 class ThreadWorkers(Workers):

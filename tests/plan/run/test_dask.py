@@ -1,13 +1,21 @@
 """The results of a plan as arrays of Dask, and what a cluster moves."""
 
 import gc
+import os
+import signal
+import sys
+import threading
+import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardmap.extend import register_shard_handler
 from shardmap.planning.plan import plan
+from shardmap.planning.sources import registry
 from tests.plan.plan_programs import reals
 from tests.plan.run.test_engines import W, X, assert_bytes, mapped, score
 
@@ -71,3 +79,96 @@ def test_map_reduce_sends_little(pieces, width, tmp_path, dask_client, counted):
     got = shard_plan.run(x, executor=dask_client)
     assert 0 < sum(counted) < x.nbytes / 100
     assert got.tobytes() == shard_plan.run(x).tobytes()
+
+
+class Slow:
+    """An array whose reads take a while."""
+
+    shape, dtype = (96, 1100), np.dtype(np.float32)
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        rows, columns = index
+        return np.ones((rows.stop - rows.start, columns.stop - columns.start), "f")
+
+
+def slow_again(about, writable):
+    return Slow()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_worker_that_is_lost_costs_time_alone(checkpoint, monkeypatch, tmp_path):
+    """At random times, with a large array that one worker may be the only to hold."""
+    distributed = pytest.importorskip("distributed", reason="the cluster under test")
+    monkeypatch.setattr(registry, "_openers", dict(registry._openers))
+    register_shard_handler(Slow, describe=lambda _: {}, reopen=slow_again)
+    w = np.eye(1100, dtype=np.float32)
+    shard_plan = plan(lambda x, w: (x @ w).sum(0), Slow(), w, in_slices=({0: 48}, None))
+    random = np.random.default_rng(0)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        for k in range(5):
+            client.wait_for_workers(2)
+            process = [nanny.pid for nanny in cluster.workers.values()][k % 2]
+            after = threading.Timer(
+                random.uniform(0, 1.5), os.kill, (process, signal.SIGKILL)
+            )
+            after.start()
+            folder = tmp_path / str(k) if checkpoint else None
+            got = shard_plan.run(Slow(), w, executor=client, checkpoint=folder)
+            after.join()
+            np.testing.assert_array_equal(got, np.full(1100, 96, np.float32))
+            while process in [nanny.pid for nanny in cluster.workers.values()]:
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_only_the_result_comes_to_the_client(checkpoint, dask_client, tmp_path):
+    """Not what a stage keeps for the next, nor what is kept in a folder."""
+    distributed = pytest.importorskip("distributed", reason="the cluster under test")
+    came = []
+
+    def result(future):
+        came.append(received(future))
+        return came[-1]
+
+    received = distributed.Future.result
+    x = reals(64, 64)
+    shard_plan = plan(lambda x: jnp.abs(jnp.fft.fft2(x)).sum(), x, in_slices={0: 8})
+    assert len(shard_plan.stages) > 1
+    folder = tmp_path / "kept" if checkpoint else None
+    with mock.patch.object(distributed.Future, "result", result):
+        got = shard_plan.run(x, executor=dask_client, checkpoint=folder)
+    assert got.tobytes() == shard_plan.run(x).tobytes()
+    assert sum(part.nbytes for parts in came for part in parts) == got.nbytes
+    if checkpoint:
+        assert list(folder.glob("0-*.bin"))
+
+
+def test_many_small_shards_are_few_tasks(dask_client):
+    x = reals(4000)
+    shard_plan = plan(lambda x: 2 * x, x, in_slices={0: 4000})
+    got = shard_plan.run(x, executor=dask_client)
+    np.testing.assert_array_equal(got, 2 * x)
+    lazy = shard_plan.to_dask(x)
+    shards = [key for key in lazy.dask if str(key[0]).startswith("shards-0")]
+    assert len(shards) == 1000
+
+
+def test_progress_is_that_of_the_cluster(dask_client, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    x = reals(64, 4)
+    shard_plan = plan(lambda x: x - x.mean(0, keepdims=True), x, in_slices={0: 8})
+    shard_plan.run(x, executor=dask_client, progress=True)
+    assert "stage 1: 16 of 16 shards" in capsys.readouterr().err
+
+
+def test_a_client_and_an_array_job_are_two_ways(dask_client, tmp_path):
+    shard_plan = plan(score, X, W, in_slices=({0: 8}, None))
+    with pytest.raises(ValueError, match="a Dask client over its workers: give one"):
+        shard_plan.run(X, W, executor=dask_client, task=(0, 2), checkpoint=tmp_path)

@@ -2,11 +2,14 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from shardmap.planning.run.workers import ShardError
+from shardmap.planning.plan import plan
+from shardmap.planning.run.failures import ShardError
+from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, assert_bytes
 
 
@@ -51,8 +54,8 @@ def test_no_thread_hands_over_what_is_in_memory(shard_plan):
     assert threads == {threading.get_ident()}
 
 
-def test_no_more_is_held_than_may_be_under_way(shard_plan):
-    """The first shard takes long: the others wait for it, though they are read."""
+def test_a_slow_shard_holds_up_no_other(shard_plan):
+    """The first shard takes long: the others are written meanwhile."""
     x = Remote(X, first=0.3)
     ended = []
 
@@ -67,14 +70,41 @@ def test_no_more_is_held_than_may_be_under_way(shard_plan):
             raise AssertionError("inserting reads nothing")
 
     shard_plan.run(x, W, out=(None, Out()), max_in_flight=3)
-    assert [start for start, _ in ended] == list(range(0, 64, 8))
+    starts = [start for start, _ in ended]
+    assert starts[-1] == 0
+    assert sorted(starts) == list(range(0, 64, 8))
     # At most three besides those that are done.
     assert all(reads <= k + 3 for k, (_, reads) in enumerate(ended))
 
 
-def test_the_error_of_the_first_shard_that_fails_is_told(shard_plan):
-    # Row 16 fails long before row 0 does, and is the later shard.
+def test_many_partial_results_wait_for_a_slow_one_in_order():
+    x = reals(200, 8)
+    shard_plan = plan(lambda x: (x.sum(0), x.max()), x, in_slices={0: 100})
+    with ThreadPoolExecutor(2) as pool:
+        got = shard_plan.run(Remote(x, first=0.5), executor=pool, max_in_flight=2)
+    assert_bytes(got, shard_plan.run(x))
+
+
+def test_a_pool_has_two_shards_for_each_of_its_workers():
+    x, many = reals(64, 4), 12
+    entered, all_in = [], threading.Barrier(many, timeout=30)
+
+    class Waiting(Recorded):
+        def __getitem__(self, index):
+            entered.append(index)
+            if len(entered) <= many:
+                all_in.wait()
+            return super().__getitem__(index)
+
+    shard_plan = plan(lambda x: 2 * x, x, in_slices={0: 64})
+    with ThreadPoolExecutor(many) as pool:
+        got = shard_plan.run(Waiting(x), executor=pool)
+    np.testing.assert_array_equal(got, 2 * x)
+
+
+def test_the_error_of_the_shard_that_fails_first_is_told(shard_plan):
+    # Row 16 fails long before row 0 does.
     x = Remote(X, failures=[(0, 1), (16, 1)], first=0.2)
-    with pytest.raises(ShardError, match="shard 0 of stage 0 failed; it reads"):
+    with pytest.raises(ShardError, match="shard 2 of stage 0 failed; it reads"):
         shard_plan.run(x, W, max_in_flight=4)
     assert x.reading == 0

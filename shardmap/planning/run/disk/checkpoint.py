@@ -10,11 +10,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardmap.planning.run.cut_program import CutProgram
+from shardmap.planning.run.cut_program import CutProgram, Spec
 from shardmap.planning.run.disk.fingerprint import fingerprint, fingerprints, software
 from shardmap.planning.run.disk.folder import Folder
 from shardmap.planning.run.tasks import Task
@@ -112,16 +112,47 @@ class Checkpoint:
         """Whether there is a file of a task, which may be damaged."""
         return (self.folder.path / task.name).exists()
 
+    def file(self, task: Task) -> "TaskFile":
+        """The file of a task, which a worker may read and write."""
+        return TaskFile(self.folder, self._key, task.name, task.results)
+
     def load(
         self, task: Task, places: Sequence[int] | None = None
     ) -> list[np.ndarray] | None:
-        """The results of a task; None if it is not done, or a file is damaged.
+        """As `TaskFile.load`, if the folder is still that of this plan."""
+        results = self.file(task).load(places)
+        # Another run may have begun in the empty folder at the same time.
+        if results is None and self.has(task) and (theirs := self._manifest()):
+            self._refuse_other(theirs)
+        return results
+
+    def save(self, task: Task, results: Sequence[np.ndarray]) -> None:
+        """As `TaskFile.save`."""
+        self.file(task).save(results)
+
+
+class TaskFile(NamedTuple):
+    """The file with the results of one task. It can be pickled.
+
+    Attributes:
+      folder: the folder of the plan.
+      key: of the plan.
+      name: of the task.
+      results: their shapes and dtypes.
+    """
+
+    folder: Folder
+    key: str
+    name: str
+    results: Sequence[Spec]
+
+    def load(self, places: Sequence[int] | None = None) -> list[np.ndarray] | None:
+        """The results; None if the task is not done, or the file is damaged.
 
         Args:
-          task: the task.
-          places: which of its results. Default: all.
+          places: which of the results. Default: all.
         """
-        specs = task.results
+        specs = self.results
         lengths = [
             math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in specs
         ]
@@ -129,29 +160,24 @@ class Checkpoint:
         results = []
         for k in range(len(specs)) if places is None else places:
             spans = (SUM * k, SUM), (offsets[k], lengths[k])
-            content = self.folder.read(task.name, *spans)
-            if content is None:
-                return None
-            if self._sum_of(task, k, content[SUM:]) != content[:SUM]:
-                # Another run may have begun in the empty folder at the same time.
-                if theirs := self._manifest():
-                    self._refuse_other(theirs)
+            content = self.folder.read(self.name, *spans)
+            if content is None or self._sum_of(k, content[SUM:]) != content[:SUM]:
                 return None
             shape, dtype = specs[k]
             results.append(np.frombuffer(content[SUM:], dtype).reshape(shape))
         return results
 
-    def save(self, task: Task, results: Sequence[np.ndarray]) -> None:
-        """Keeps the results of a task; they are on disk when this returns."""
+    def save(self, results: Sequence[np.ndarray]) -> None:
+        """Keeps the results; they are on disk when this returns."""
         contents = [np.ascontiguousarray(each).tobytes() for each in results]
-        sums = [self._sum_of(task, k, each) for k, each in enumerate(contents)]
-        self.folder.write(task.name, b"".join([*sums, *contents]))
+        sums = [self._sum_of(k, each) for k, each in enumerate(contents)]
+        self.folder.write(self.name, b"".join([*sums, *contents]))
 
-    def _sum_of(self, task: Task, place: int, content: bytes) -> bytes:
-        """The checksum of one result of a task of this plan."""
-        shape, dtype = task.results[place]
-        told = f"{place} of {len(task.writes)} {list(shape)} {np.dtype(dtype)}"
-        head = f"{self._key} {task.name} {told} "
+    def _sum_of(self, place: int, content: bytes) -> bytes:
+        """The checksum of one result."""
+        shape, dtype = self.results[place]
+        told = f"{place} of {len(self.results)} {list(shape)} {np.dtype(dtype)}"
+        head = f"{self.key} {self.name} {told} "
         return hashlib.sha256(head.encode() + content).digest()
 
 

@@ -4,6 +4,7 @@ Several processes may write to it: each writes a draft of its own, and renames i
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
@@ -29,7 +30,7 @@ def path_of(what: str, value: Any) -> pathlib.Path:
 
     Raises:
       TypeError: it is no path.
-      ValueError: it is empty.
+      ValueError: it is empty, or no path of a file system.
     """
     if not isinstance(value, str | os.PathLike):
         raise TypeError(
@@ -38,6 +39,11 @@ def path_of(what: str, value: Any) -> pathlib.Path:
         )
     if not os.fspath(value):
         raise ValueError(f"{what} must be the path of a folder, got {shown(value)}")
+    if "://" in os.fspath(value):
+        raise ValueError(
+            f"{what} must be a folder of a file system, got {shown(value)}: object "
+            "stores hold arguments and out, as zarr arrays"
+        )
     return pathlib.Path(value)
 
 
@@ -135,8 +141,19 @@ def is_left(name: str) -> bool:
 
     Returns False for a name from another machine, as nothing is known of it.
     """
+    owner = _owner(name)
+    return owner is not None and not _is_alive(owner)
+
+
+def is_own(name: str) -> bool:
+    """Whether this process made a name with `own_name` in it."""
+    return _owner(name) == os.getpid()
+
+
+def _owner(name: str) -> int | None:
+    """The process of this machine that made a name; None for another machine's."""
     owner = re.search(rf"{re.escape(_machine())}\.(\d+)\.[0-9a-f]{{16}}", name)
-    return owner is not None and not _is_alive(int(owner[1]))
+    return int(owner[1]) if owner else None
 
 
 def _is_alive(process: int) -> bool:
@@ -152,9 +169,18 @@ def _is_alive(process: int) -> bool:
     return True
 
 
+@functools.cache
 def _machine() -> str:
-    """This machine, or this container if it numbers its processes by itself."""
-    try:
-        return f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return socket.gethostname()
+    """This machine, or this container if it numbers its processes by itself.
+
+    Several machines may have one host name. Those that share a folder differ in this.
+    """
+    parts = [socket.gethostname()]
+    for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
+        with contextlib.suppress(OSError):
+            if identity := pathlib.Path(path).read_text().strip():
+                parts.append(identity.replace("-", "")[:12])
+                break
+    with contextlib.suppress(OSError):
+        parts.append(str(os.stat("/proc/self/ns/pid").st_ino))
+    return "-".join(parts)

@@ -1,7 +1,8 @@
 """Values that later stages need, in files instead of memory.
 
 A run makes a folder of its own in ``scratch``, under a random name, and removes it when
-it ends. That of a run that was killed is removed by the next one.
+it ends. That of a run that was killed, or interrupted while it removed the folder, is
+removed by the next one.
 """
 
 import contextlib
@@ -19,10 +20,18 @@ from shardmap._jax.types import Aval
 from shardmap.planning.engine.keys import data_aval
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.disk.folder import Folder, is_left, own_name, path_of
+from shardmap.planning.run.disk.folder import (
+    Folder,
+    is_left,
+    is_own,
+    own_name,
+    path_of,
+)
 from shardmap.units import size
 
 PREFIX = "shardmap-"
+
+_in_use: set[str] = set()
 
 
 def checked(scratch: Any) -> pathlib.Path | None:
@@ -58,10 +67,12 @@ def scratch_arrays(
         return
     Folder(scratch, "scratch").make()
     for path in scratch.glob(f"{PREFIX}*"):
-        if is_left(path.name) and not path.is_symlink():
+        # Of this process: a run that was interrupted while it removed its folder.
+        unused = is_own(path.name) and path.name not in _in_use
+        if (unused or is_left(path.name)) and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
     folder = scratch / (PREFIX + own_name())
-    folder.mkdir(mode=0o700)
+    _in_use.add(folder.name)
 
     def remove(value: Value) -> None:
         if arrays.pop(value, None) is not None:
@@ -70,11 +81,13 @@ def scratch_arrays(
                 (folder / str(value.number)).unlink()
 
     try:
+        folder.mkdir(mode=0o700)
         for value in values:
             path = folder / str(value.number)
             arrays[value] = _mapped(path, data_aval(value.aval))
         yield arrays, remove
     finally:
+        _in_use.discard(folder.name)
         arrays.clear()
         shutil.rmtree(folder, ignore_errors=True)
 
