@@ -11,7 +11,7 @@ import pytest
 
 from shardmap.planning.plan import plan
 from shardmap.planning.run import cut_program
-from shardmap.planning.run.disk import scratch
+from shardmap.planning.run.disk import folder, scratch
 from shardmap.planning.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
@@ -180,6 +180,26 @@ def test_what_is_not_needed_any_more_is_removed(tmp_path):
 
     assert_same(shard_plan.run(Files(X)), jax.jit(fun)(X))
     assert (seen[0], seen[-1]) == (2, 1)
+
+
+def test_a_folder_that_an_interrupted_run_left_is_removed_by_the_next(place):
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
+    left = place / f"shardmap-{folder.own_name()}"
+    other = place / "shardmap-elsewhere.1.0123456789abcdef"
+    left.mkdir(parents=True)
+    other.mkdir()
+    shard_plan.run(X, scratch=place)
+    assert content(place) == [other.name]
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "scratch"])
+def test_an_address_is_no_folder(what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
+    text = rf"{what} must be a folder of a file system, got 's3://bucket/job': object"
+    with pytest.raises(ValueError, match=text):
+        shard_plan.run(X, **{what: "s3://bucket/job"})
+    assert content(tmp_path) == []
 
 
 def test_a_name_that_is_there_is_not_taken(tmp_path, monkeypatch):
