@@ -21,7 +21,12 @@ from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect, interconnect_of
 from shardmap.explaining.read import arrays, remarks, sharded, too_large
 from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
-from shardmap.explaining.read.hlo.cost import cost_of, library_bytes, loops_of
+from shardmap.explaining.read.hlo.cost import (
+    busiest_lines,
+    cost_of,
+    library_bytes,
+    loops_of,
+)
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.sources import Sources
@@ -262,13 +267,14 @@ def explanation_for(
             *remarks.outside(traced.jaxpr, module, sources, num_devices),
             *remarks.looped(axes, cuts),
             *remarks.unrolled(traced.jaxpr),
-            *remarks.rematerialised(collectives),
+            *remarks.of_collectives(collectives, device.platform),
         ),
         notes=tuple(_notes(facts, module, bool(collectives))),
         pieces=pieces,
         stages=stages,
         cuts=pictured,
         largest=largest,
+        busiest=busiest_lines(module, sources),
         available=available,
         machine=machine,
         capacity=capacity,

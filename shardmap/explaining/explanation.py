@@ -71,6 +71,9 @@ class Explanation(Printed, Report):
       remarks: what to change, the most important first.
       notes: limits of the numbers; for example, XLA counts the steps of a loop once.
       largest: the largest values, except arguments, at the peak of memory.
+      busiest: for TPUs, the lines that take most cycles by the compiler's own estimate,
+        each with its share of all. It is rough: products are near, reductions 4 to 6
+        times too high, and collectives and gathers of rows are not in it.
       available: how many devices of that kind this process has; None for a plan, or
         devices that only compile.
       pieces: for a function in pieces, lines on each cut and each stage.

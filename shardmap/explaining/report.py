@@ -365,6 +365,7 @@ class Report:
     remarks: tuple[Remark, ...] = ()
     notes: tuple[str, ...] = ()
     largest: tuple[Held, ...] = ()
+    busiest: tuple[tuple[str, float], ...] = ()
     available: int | None = None
     pieces: tuple[str, ...] = ()
     stages: tuple[Any, ...] = ()

@@ -480,6 +480,12 @@ def _cost(report: Report) -> Iterator[Block]:
         where = "of the program" if report.is_refused else "at the peak"
         yield paragraph(f"Largest values {where}:")
         yield from folded(held, 3, "values")
+    if report.busiest:
+        yield paragraph(
+            "Most cycles, by the compiler's rough estimate, without what moves:"
+        )
+    for line, share in report.busiest:
+        yield paragraph(f"{share:.0%} at ", Code(line))
 
 
 def _parts(cost: Cost) -> tuple[Paragraph, ...]:

@@ -12,7 +12,7 @@ from shardmap._jax.hlo import Module, Window
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import ClosedJaxpr, Equation, aval_of
 from shardmap._jax.walk import equations, jaxprs
-from shardmap.explaining.read.hlo.causes import REMATERIALISED
+from shardmap.explaining.read.hlo.causes import AGAIN, CUT, REMATERIALISED
 from shardmap.explaining.read.hlo.flops import product_flops, valid_positions
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.sharded import ShardedDimension
@@ -34,6 +34,20 @@ LARGE = 1 << 20
 
 UNROLLED = 8
 """The least number of equal products for a remark that they could be one."""
+
+_SENT_MORE = {
+    AGAIN: (
+        "for a sum that jax.checkpoint computes again in the gradient",
+        "Keep it: name it with jax.ad_checkpoint.checkpoint_name, and give "
+        "jax.checkpoint policy=jax.checkpoint_policies.save_only_these_names.",
+    ),
+    CUT: (
+        "for a sum of which each device keeps a part",
+        "A reduce-scatter sends half: ask for the sharded layout where the sum is "
+        "made, with jax.lax.with_sharding_constraint, as of the gradient of a layer.",
+    ),
+}
+"""What is sent, and the advice, by what the cause of a collective has."""
 
 _CUT_INPUT = (
     "If each device needs only a part, shard it: map it, or name a mesh axis for one "
@@ -315,11 +329,25 @@ def unrolled(closed: ClosedJaxpr) -> list[Remark]:
     return list(dict.fromkeys(remarks))
 
 
-def rematerialised(collectives: Sequence[Collective]) -> list[Remark]:
-    """A remark for each line that gathers arrays only to reshard them."""
-    remarks: dict[str | None, Remark] = {}
+def of_collectives(collectives: Sequence[Collective], platform: str) -> list[Remark]:
+    """A remark for each line that sends what it need not.
+
+    Args:
+      collectives: those of the program.
+      platform: such as "gpu". XLA for CPU has no reduce-scatter.
+    """
+    remarks: dict[Any, Remark] = {}
+    sent: dict[Any, int] = collections.Counter()
     for each in collectives:
-        if each.advice and (each.cause or "").startswith(REMATERIALISED):
-            text = f"{each.cause}, {size(each.bytes_out)} on each"
-            remarks.setdefault(each.source, Remark(text, each.advice, each.source))
-    return list(remarks.values())
+        cause, source = each.cause or "", each.source
+        if cause.startswith(REMATERIALISED) and each.advice:
+            text = f"{cause}, {size(each.bytes_out)} on each"
+            remarks.setdefault(source, Remark(text, each.advice, source))
+            continue
+        for sign, (what, advice) in _SENT_MORE.items():
+            if sign in cause and (sign != CUT or platform != "cpu"):
+                sent[sign, source] += each.link_bytes or 0
+                text = f"{size(sent[sign, source])} a step are sent {what}"
+                remarks[sign, source] = Remark(text, advice, source)
+    small = {key for key, total in sent.items() if total < LARGE}
+    return [remark for key, remark in remarks.items() if key not in small]

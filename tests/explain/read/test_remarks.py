@@ -251,3 +251,33 @@ def test_a_python_loop_of_products_can_be_one():
     assert "test_remarks.py" in remark.source
     assert sm.explain(layers)(x[0], x[0]).remarks == ()
     assert sm.explain(loop)(x[:7], x[:7]).remarks == ()
+
+
+# What is sent
+
+
+def test_a_sum_that_is_sent_again():
+    mesh = sm.make_mesh({"model": 8})
+
+    def layer(x, w):
+        # Each device has some hidden units: the second product is of parts.
+        return x + jnp.sin(jnp.sin(x @ w["up"]) @ w["down"]), None
+
+    def step(w, x):
+        layers = jax.checkpoint(layer, prevent_cse=False)
+        return jax.grad(lambda w: (lax.scan(layers, x, w)[0] ** 2).sum())(w)
+
+    def weights(*names, shape):
+        sharding = NamedSharding(mesh, P(*names))
+        return jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+
+    w = {
+        "up": weights(None, None, "model", shape=(4, 512, 1024)),
+        "down": weights(None, "model", shape=(4, 1024, 512)),
+    }
+    fun = jax.jit(step, out_shardings=jax.tree.map(lambda each: each.sharding, w))
+    found = sm.explain(fun)(w, jax.ShapeDtypeStruct((256, 512), np.float32)).remarks
+    (again,) = [each for each in found if "jax.checkpoint computes again" in each.text]
+    # Twice 7/8 of the result of each of 4 layers.
+    assert again.text.startswith("3.5 MiB a step are sent")
+    assert "save_only_these_names" in again.advice

@@ -1,5 +1,6 @@
 """The cost of a compiled program: operations, bytes and memory."""
 
+import collections
 from typing import Any
 
 import jax
@@ -7,8 +8,12 @@ import jax
 from shardmap._jax.hlo import Instruction, Module
 from shardmap.explaining.read.hlo.flops import operations_of
 from shardmap.explaining.read.hlo.instructions import parts_of
+from shardmap.explaining.read.hlo.loops import runs
 from shardmap.explaining.read.hlo.memory import Memory
+from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import Cost
+
+MOST_LINES = 5
 
 
 def cost_of(compiled: jax.stages.Compiled, module: Module, memory: Memory) -> Cost:
@@ -32,7 +37,6 @@ def cost_of(compiled: jax.stages.Compiled, module: Module, memory: Memory) -> Co
     if host_argument is not None:
         host = host_argument + host_output + host_temporary - host_donated
     operations = operations_of(module.entry)
-    once = operations_of(module.entry, once=True)
     return Cost(
         flops=operations.flops,
         transcendentals=operations.transcendentals,
@@ -42,7 +46,7 @@ def cost_of(compiled: jax.stages.Compiled, module: Module, memory: Memory) -> Co
         output_bytes=output,
         temporary_bytes=temporary,
         donated_bytes=donated,
-        later_flops=operations.flops - once.flops,
+        later_flops=operations.flops - operations.once,
         host_bytes=host or None,
     )
 
@@ -56,6 +60,22 @@ def _sizes(sizes: Any, where: str = "") -> list[Any]:
     """
     parts = ("argument", "output", "temp", "alias")
     return [getattr(sizes, f"{where}{each}_size_in_bytes", None) for each in parts]
+
+
+def busiest_lines(module: Module, sources: Sources) -> tuple[tuple[str, float], ...]:
+    """The lines with most of the cycles that the compiler estimates; their shares.
+
+    XLA for TPU has estimates of most instructions, but not of collectives, gathers of
+    rows and library calls.
+    """
+    cycles: collections.Counter[str | None] = collections.Counter()
+    for each, count in runs(module):
+        window = each.config.get("window_config") or {}
+        if estimate := int(window.get("estimated_cycles", 0)):
+            cycles[sources.of(each)] += estimate * (count or 1)
+    total = cycles.total()
+    most = cycles.most_common(MOST_LINES)
+    return tuple((line, n / total) for line, n in most if line is not None)
 
 
 def loops_of(module: Module) -> list[Instruction]:

@@ -24,37 +24,47 @@ _APPLY = ("reduce", "reduce-window", "scatter", "select-and-scatter", "map")
 
 
 class Operations(NamedTuple):
-    """Numbers of operations; of exponentials, sines and the like apart."""
+    """Numbers of operations.
+
+    Attributes:
+      flops: of all but exponentials, sines and the like.
+      transcendentals: of these.
+      once: the flops with one step of each loop.
+    """
 
     flops: int = 0
     transcendentals: int = 0
+    once: int = 0
 
-    def plus(self, other: "Operations", times: int = 1) -> "Operations":
-        return Operations(*(a + times * b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: "Operations", times: int, once: int) -> "Operations":
+        return Operations(
+            self.flops + times * other.flops,
+            self.transcendentals + times * other.transcendentals,
+            self.once + once * other.once,
+        )
 
 
-def operations_of(computation: Computation, once: bool = False) -> Operations:
-    """The operations that a computation does, by the rules of XLA's cost analysis.
-
-    Args:
-      computation: the computation.
-      once: whether to count one step of each loop instead of all known steps.
-    """
+def operations_of(computation: Computation) -> Operations:
+    """The operations that a computation does, by the rules of XLA's cost analysis."""
     total = Operations()
     for each in computation.instructions:
-        total = total.plus(_own(each))
-        inside = [operations_of(called, once) for called in each.called]
+        flops, transcendentals = _own(each)
+        total = total.plus(Operations(flops, transcendentals, flops), 1, 1)
+        if not each.called or each.opcode in (*_SUMS, "sort"):
+            continue
+        inside = [operations_of(called) for called in each.called]
         if each.opcode == "conditional":
             inside = [max(inside)]
-        for part in inside if each.opcode not in (*_SUMS, "sort") else ():
-            total = total.plus(part, _times(each, once))
+        times = once = _times(each)
+        if each.opcode == "while":
+            times, once = max(1, steps_of(each) or 1), 1
+        for part in inside:
+            total = total.plus(part, times, once)
     return total
 
 
-def _times(each: Instruction, once: bool) -> int:
-    """How often an instruction does what it calls."""
-    if each.opcode == "while":
-        return 1 if once else max(1, steps_of(each) or 1)
+def _times(each: Instruction) -> int:
+    """How often an instruction that is no loop does what it calls."""
     if each.opcode not in _APPLY:
         return 1
     given = _elements(each.shape)
@@ -68,15 +78,16 @@ def _times(each: Instruction, once: bool) -> int:
     return windows * given
 
 
-def _own(each: Instruction) -> Operations:
+def _own(each: Instruction) -> tuple[int, int]:
+    """The flops of an instruction, and its transcendental operations."""
     if each.opcode in TRANSCENDENTAL:
-        return Operations(transcendentals=_elements(each.shape))
+        return 0, _elements(each.shape)
     if each.opcode in _ARITHMETIC or each.opcode in _SUMS:
-        return Operations(flops=sum(map(_elements, each.shape.arrays())))
+        return sum(_elements(array) for array in each.shape.arrays()), 0
     if each.opcode == "sort":
         count = _elements(each.shape)
-        return Operations(flops=count * (count - 1).bit_length())
-    return Operations(flops=product_flops(each))
+        return count * (count - 1).bit_length(), 0
+    return product_flops(each), 0
 
 
 def _elements(shape: Shape) -> int:
@@ -89,6 +100,8 @@ def product_flops(each: Instruction) -> int:
 
     XLA for GPUs calls a library for some products.
     """
+    if each.opcode not in ("dot", "convolution", "custom-call"):
+        return 0
     result = next(each.shape.arrays(), each.shape)
     if each.opcode == "dot" or each.target.startswith("__cublas"):
         contracted: Sequence[int] = each.contracted

@@ -27,6 +27,7 @@ class Sources:
 
     def __init__(self, module: Module) -> None:
         self._module = module
+        self._lines: dict[int, str | None] = {}
 
     def of(self, instruction: Instruction) -> str | None:
         """The innermost line of the user's program for an instruction.
@@ -88,7 +89,10 @@ class Sources:
         frame = each.frame
         if frame and _SLICES_OF_SCAN.search(each.op_name):
             frame = self._loop_of_slice(frame)
-        return user_line(map(self._module.place, self._module.stack(frame)))
+        if frame not in self._lines:
+            stack = self._module.stack(frame)
+            self._lines[frame] = user_line(map(self._module.place, stack))
+        return self._lines[frame]
 
     def _loop_of_slice(self, frame: int) -> int:
         """The frame of the scan that a slice is part of; else the slice's own.
