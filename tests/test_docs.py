@@ -21,6 +21,7 @@ WITHOUT_CODE = {
     "examples.md",
     "index.md",
     "limits.md",
+    "promised.md",
 }
 PAGES = [
     *(page for page in sorted(DOCS.glob("*.md")) if page.name not in WITHOUT_CODE),
