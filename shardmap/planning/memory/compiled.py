@@ -125,11 +125,13 @@ class Estimate(NamedTuple):
 
     Attributes:
       held: the most that a shard holds, and what is kept for later stages meanwhile.
+      kept: the most that is kept for later stages, in any number of pieces.
       moved: the bytes that all shards read and return.
       shards: their number.
     """
 
     held: Peak
+    kept: int
     moved: int
     shards: int
 
@@ -141,10 +143,11 @@ def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
       cut_program: the plan.
       in_loops: whether shards are bodies of loops, whose arguments and results exist.
     """
-    largest, moved = most_kept(cut_program), 0
+    largest, most, moved = _most_kept(cut_program), 0, 0
     for place, stage in enumerate(cut_program.stages):
         kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
         beside = kept_bytes(cut_program, place)
+        most = max(most, beside)
         for count, shard in _middles(stage):
             moved += shard.moved * count
             if not in_loops:
@@ -160,11 +163,11 @@ def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
                 if largest.is_kept and largest.largest >= peak.largest:
                     peak = largest._replace(bytes=peak.bytes, whole=peak.whole)
                 largest = peak
-    return Estimate(largest, moved, cut_program.num_shards)
+    return Estimate(largest, most, moved, cut_program.num_shards)
 
 
-def most_kept(cut_program: CutProgram) -> Peak:
-    """The most that is kept in memory for later stages, in any number of pieces."""
+def _most_kept(cut_program: CutProgram) -> Peak:
+    """The values that are kept in memory for later stages, where they are the most."""
     every = [
         _kept(cut_program, place, in_scratch=False)
         for place in range(len(cut_program.stages))

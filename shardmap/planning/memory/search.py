@@ -22,7 +22,7 @@ from shardmap.planning.engine.nodes import Graph, Value
 from shardmap.planning.engine.rules import Rule
 from shardmap.planning.in_slices import Asked, cut_points
 from shardmap.planning.lax.reduce import COMBINERS
-from shardmap.planning.memory.compiled import Estimate, estimated, most_kept
+from shardmap.planning.memory.compiled import Estimate, estimated
 from shardmap.planning.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import AUTO, Auto, size
 
@@ -38,6 +38,9 @@ REFUSALS = 2
 CLASSES = 3
 """The classes that are cut: those that the most bytes carry."""
 
+FURTHER = 2
+"""Those of them that are cut in addition to others."""
+
 MOST_AXES = 3
 """The most classes that are cut together, as the pieces of all of them multiply."""
 
@@ -47,9 +50,13 @@ TRIES = 4
 USELESS = 0.95
 """A further class that leaves more than this part of the bytes is not cut."""
 
-READ_ONCE = 1.5
+READ_ONCE = 3
 """Cuts of which a stage moves at most so many times the bytes of the function whole are
 judged without a look at others."""
+
+MOST_READ = 24
+"""Cuts of which a stage moves more than so many times what the function whole moves and
+holds are not made."""
 
 READ_OFTEN = 8
 """Cuts of which a stage moves more than so many times these bytes are judged last."""
@@ -71,6 +78,12 @@ MOST_TIMES = 4
 
 ROOMY = 0.6
 """Shards that take less than this part of the memory are made larger, once."""
+
+FEWER = 8
+"""Where each piece keeps a part, so many times fewer pieces are tried."""
+
+SURE = 1.25
+"""If XLA takes more than so many times an estimate, a second cut is compiled."""
 
 FINER = 8
 """For a refusal, pieces are made at least so many times smaller."""
@@ -357,7 +370,8 @@ class _Search:
         """Cuts a way along one class more, of those that the most bytes carry."""
         cut = frozenset().union(*(axes for axes, _ in way.beside))
         more = [way._replace(axes=axes - cut) for axes in classes]
-        return [each for each in more if self._most(each) > 1][:CLASSES]
+        more = [each for each in more if self._most(each) > 1]
+        return more[: FURTHER if way.beside else CLASSES]
 
     def _candidates(self, ways: Sequence[Way], whole: Attempt) -> list[Attempt]:
         """The ways that may fit; the first one of which shards move little ends it.
@@ -369,7 +383,7 @@ class _Search:
         candidates: list[Attempt] = []
         for way in ways:
             attempt = self._sized(way, whole, tries=2 if candidates else TRIES)
-            if attempt.bytes > USELESS * whole.bytes:
+            if self._is_useless(attempt, whole) or self._moves_too_much(attempt):
                 continue
             if attempt.bytes <= DOUBTFUL * self._memory:
                 candidates.append(attempt)
@@ -386,6 +400,13 @@ class _Search:
         """Whether a stage moves at most so many times what the function does whole."""
         stages = max(len(attempt.program.stages), 1)
         return self._moved(attempt) <= times * stages * self._once
+
+    def _moves_too_much(self, attempt: Attempt) -> bool:
+        """Whether shards read so often that nobody would cut like this."""
+        stages, whole = len(attempt.program.stages), self.attempts[0].estimate
+        return self._moved(attempt) > MOST_READ * stages * (
+            whole.moved + whole.held.bytes
+        )
 
     def _cost(self, attempt: Attempt) -> tuple[bool, float]:
         """By what cuts that may fit are sorted: those that seem to fit come first."""
@@ -430,32 +451,45 @@ class _Search:
           tries: the most numbers of pieces.
         """
         room = self._memory / self._scale
-        attempt = whole._replace(way=way, pieces=1, took=None)
+        attempt = whole._replace(way=way, pieces=1)
         tried: dict[tuple[Way, int], Attempt] = {}
         while len(tried) < tries:
-            pieces = self._pieces(attempt, attempt.bytes, room)
+            most = room if attempt.took is None else self._memory
+            pieces = self._pieces(attempt, attempt.bytes, most)
             if pieces is None and attempt.whole <= DOUBTFUL * room:
                 pieces = self._pieces(attempt, attempt.bytes, ALMOST * attempt.whole)
+            if pieces is None and self._keeps_most(attempt):
+                pieces = _fewer(attempt.pieces, [n for _, n in tried])
             if pieces is None or (way, pieces) in tried:
                 fits = attempt.bytes <= DOUBTFUL * room
                 other = None if fits else self._keeping_less(attempt)
                 if other is None:
                     break
                 way, pieces = other, attempt.pieces
-            attempt = self._attempt(way, pieces)
-            if self._keeps_much(attempt):
-                less = self._attempt(way._replace(keeps=False), pieces)
-                tried[less.way, pieces] = less
-                if less.bytes < attempt.bytes:
-                    way, attempt = less.way, less
-            tried[way, pieces] = attempt
-            self.attempts.append(attempt)
+            attempt = tried[way, pieces] = self._attempt(way, pieces)
+            if way.keeps and attempt.program.analysis.costly:
+                if self._keeps_most(attempt):
+                    less = way._replace(keeps=False)
+                    tried[less, pieces] = self._attempt(less, pieces)
+                    if tried[less, pieces].bytes < attempt.bytes:
+                        way, attempt = less, tried[less, pieces]
             if ROOMY * room <= attempt.bytes <= room:
                 break
+            if self._is_useless(attempt, whole):
+                break
+        cut = [x for x in tried.values() if x.estimate.shards > whole.estimate.shards]
+        self.attempts += cut
         fitting = [each for each in tried.values() if each.bytes <= room]
         if fitting:
             return min(fitting, key=lambda each: each.pieces)
         return min(tried.values(), key=lambda each: each.bytes)
+
+    def _is_useless(self, attempt: Attempt, whole: Attempt) -> bool:
+        """Whether a cut does not make shards smaller."""
+        if attempt.estimate.shards <= whole.estimate.shards:
+            return True
+        before = max(whole.bytes, whole.estimate.held.bytes)
+        return attempt.bytes > USELESS * before
 
     def _keeping_less(self, attempt: Attempt) -> Way | None:
         """Another way to cut these axes, which keeps less for later stages."""
@@ -463,22 +497,22 @@ class _Search:
         if way.keeps and program.analysis.costly:
             return way._replace(keeps=False)
         # In self-attention, say, sums over the keys keep the product for a later stage.
-        if way.partial and 2 * most_kept(program).bytes > self._memory:
+        if way.partial and self._keeps_most(attempt):
             return way._replace(partial=False, keeps=False)
         return None
 
-    def _keeps_much(self, attempt: Attempt) -> bool:
-        """Whether what is kept, but need not be, leaves little room for shards."""
-        if not (attempt.way.keeps and attempt.program.analysis.costly):
-            return False
-        return 2 * most_kept(attempt.program).bytes > self._memory
+    def _keeps_most(self, attempt: Attempt) -> bool:
+        """Whether what is kept for later stages leaves little room for shards."""
+        return 2 * attempt.estimate.kept > self._memory
 
     def _judged(self, attempt: Attempt) -> Attempt | None:
         """A cut that fits, as XLA says; if it does not, one that keeps less."""
         fits = self._in_few_pieces(attempt)
         if fits is None and (way := self._keeping_less(attempt)):
-            attempt = self._sized(way, self.attempts[0], TRIES)
-            if attempt.bytes <= DOUBTFUL * self._memory:
+            whole = self.attempts[0]
+            attempt = self._sized(way, whole, TRIES)
+            may_fit = attempt.bytes <= DOUBTFUL * self._memory
+            if may_fit and not self._is_useless(attempt, whole):
                 return self._judged(attempt)
         return fits
 
@@ -500,6 +534,11 @@ class _Search:
             pieces = self._pieces(attempt, attempt.estimate.held.bytes, room)
             if len(judged) == 2 and _rises(*judged):
                 pieces = 4 * attempt.pieces
+            if (
+                pieces is None and len(judged) == 1
+            ):  # The estimate may be of another stage.
+                if attempt.bytes <= DOUBTFUL * self._memory:
+                    pieces = FINER * attempt.pieces
             if pieces is None or (fits and pieces > 0.75 * fits.pieces):
                 return fits
             way, more = attempt.way, attempt.bytes / self._memory
@@ -513,6 +552,8 @@ class _Search:
                 return fits
             attempt = self._attempt(way, pieces)
             if fits and constant + times * attempt.bytes > self._memory:
+                return fits
+            if self._moves_too_much(attempt):
                 return fits
 
     def _attempt(self, way: Way, pieces: int) -> Attempt:
@@ -537,19 +578,29 @@ class _Search:
 
     def least(self) -> Attempt:
         """What takes the least, compiled: what is told is enough, not an estimate."""
-        compiled: list[Attempt] = []
+        self._analyses = 0
         for attempt in sorted(self.attempts, key=self._floor)[:REFUSALS]:
             room, most = attempt.whole * (1 + 1 / SMALL) + 1, self._most(attempt.way)
             pieces = self._pieces(attempt, attempt.bytes, room) or 1
             pieces = min(max(pieces, FINER * attempt.pieces), most)
             if pieces > attempt.pieces > 0 and most > 1:
-                self._analyses = 0
-                attempt = self._attempt(attempt.way, pieces)
+                self.attempts.append(self._attempt(attempt.way, pieces))
+        compiled: list[Attempt] = []
+        whole, *rest = self.attempts
+        rest = [each for each in rest if not self._moves_too_much(each)]
+        rest.sort(key=lambda each: -each.estimate.shards)
+        for attempt in sorted([*rest, whole], key=lambda each: each.bytes)[:REFUSALS]:
             took = self._problem.took(attempt.program, math.inf)
             compiled.append(attempt._replace(took=took))
-            if took <= DOUBTFUL * attempt.estimate.held.bytes:
+            if took <= SURE * attempt.estimate.held.bytes:
                 break
         return min(compiled, key=lambda attempt: attempt.bytes)
+
+
+def _fewer(pieces: int, tried: Sequence[int]) -> int:
+    """Fewer pieces, where each keeps a part, so that the fewest hold more, too."""
+    least = min(tried, default=pieces)
+    return max(math.isqrt(least * pieces) if least < pieces else pieces // FEWER, 2)
 
 
 def _rises(first: Attempt, second: Attempt) -> bool:
