@@ -173,19 +173,13 @@ def _by_position(
     Raises:
       TypeError: a keyword argument has the name of an option of a plan.
     """
-    taken = sorted(OPTIONS & kwargs.keys())
-    if taken and not _takes(fun, taken[0]):
+    name = getattr(fun, "__name__", type(fun).__name__)
+    if taken := sorted(OPTIONS & kwargs.keys()):
         raise TypeError(
             f"{taken[0]!r} is an option of a plan's run: write "
-            f"plan(...).run(..., {taken[0]}=...)"
+            f"plan(...).run(..., {taken[0]}=...). If {name} has such an argument, bind "
+            f"it before, with functools.partial({name}, {taken[0]}=...)"
         )
-    if taken:
-        raise TypeError(
-            f"plan cannot take the keyword argument {taken[0]!r} of the function, "
-            "as a plan has an option of that name: bind it before, with "
-            f"functools.partial(fun, {taken[0]}=...)"
-        )
-    name = getattr(fun, "__name__", type(fun).__name__)
     if not inputs and not _takes_nothing(fun):
         raise TypeError(f"plan takes the arguments of {name} too: plan({name}, *args)")
     unknown = [option for option in kwargs if not _takes(fun, option)]

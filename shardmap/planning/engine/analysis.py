@@ -1,10 +1,9 @@
 """What is known of a graph once its cuts are given: the result of `propagate`."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import AxisKey, UnionFind
 from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
@@ -81,22 +80,3 @@ class Analysis:
     one_reduction: Sequence[int]
     same_reductions: Mapping[int, Sequence[ReducedLoop]]
     ended: Sequence[Ended]
-
-    def bytes_read(self, values: Iterable[Value]) -> int:
-        """The bytes that computing values again reads; each is counted once."""
-        read: set[Value] = set()
-        stack, seen = list(values), set[Value]()
-        while stack:
-            value = stack.pop()
-            if value.producer is None:
-                read.add(value)
-                continue
-            for v in value.producer.ins:
-                if not isinstance(v, Value) or v in seen:
-                    continue
-                seen.add(v)
-                if v.producer and v not in self.kept:
-                    stack.append(v)
-                else:
-                    read.add(v)
-        return sum(map(nbytes, read))

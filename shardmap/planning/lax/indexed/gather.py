@@ -31,7 +31,7 @@ from shardmap.planning.engine.rules import (
     Windowed,
 )
 from shardmap.planning.engine.slices import Window
-from shardmap.planning.lax.indexed.known import counted, one_place
+from shardmap.planning.lax.indexed.known import one_place
 from shardmap.planning.lax.indexed.places import INDEXED, as_int32, combiner_of, moved
 from shardmap.planning.lax.indexed.ranges import gather_window, lines
 
@@ -56,7 +56,6 @@ class _Named(NamedTuple):
       wholes: the factors that are never cut, and why.
       full: the operand's axes that are taken in full.
       single: those that are taken in single places.
-      along: those whose places count along an axis of the indices.
       stretches: those whose places are known and local, and their windows.
     """
 
@@ -66,7 +65,6 @@ class _Named(NamedTuple):
     wholes: dict[Factor, Reason]
     full: list[int]
     single: list[int]
-    along: Mapping[int, int]
     stretches: Mapping[int, Window]
 
 
@@ -83,9 +81,6 @@ def _named(node: Node) -> _Named:
     for axis, index_axis in zip(
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
     ):
-        operand[axis] = indices[index_axis]
-    along = counted(node, numbers.start_index_map)
-    for axis, index_axis in along.items():
         operand[axis] = indices[index_axis]
     single = list(numbers.collapsed_slice_dims)
     full = []
@@ -104,11 +99,11 @@ def _named(node: Node) -> _Named:
     # Where there is no coordinate, the first place is taken.
     lost = [axis for axis in single if axis not in numbers.start_index_map]
     wholes |= {operand[axis]: INDEXED for axis in lost}
-    single = [axis for axis in single if axis not in (*along, *lost)]
+    single = [axis for axis in single if axis not in lost]
     stretches: dict[int, Window] = {}
     for line in known or ():
         axis = line.axis
-        if axis in along or axis in stretches or sizes[axis] == shape[axis]:
+        if axis in stretches or sizes[axis] == shape[axis]:
             continue
         if (places := gather_window(line, shape[axis], sizes[axis])) is not None:
             if axis in single:
@@ -117,7 +112,7 @@ def _named(node: Node) -> _Named:
             stretches[axis] = places
             # The start of the box is the least of all of them.
             wholes |= {indices[other]: TOGETHER for other in line.varies}
-    return _Named(operand, indices, out, wholes, full, single, along, stretches)
+    return _Named(operand, indices, out, wholes, full, single, stretches)
 
 
 def gather(node: Node) -> Factors:
@@ -142,7 +137,7 @@ def gather(node: Node) -> Factors:
         [named.out],
         contracted=contracted,
         wholes=wholes,
-        starts=[*contracted, *(named.operand[axis] for axis in named.along)],
+        starts=list(contracted),
         emitter=functools.partial(_emitted, node, named),
         passes=passes,
     )
@@ -160,7 +155,7 @@ def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     value, index = local.values
     starts = {
         axis: local.starts[operand[axis]]
-        for axis in (*named.along, *named.single)
+        for axis in named.single
         if local.sizes[operand[axis]] != shape[axis]
     }
     is_part = any(axis in starts for axis in named.single)

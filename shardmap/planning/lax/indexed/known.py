@@ -1,9 +1,6 @@
-"""Finds the values of indices, or that they count along an axis.
+"""Finds the values of indices.
 
-JAX itself evaluates what depends on no argument, all that a graph needs in one call. A
-column that counts along an axis of the indices is recognized at any length: in
-``x[jnp.arange(n), y]`` row ``i`` of the indices reads row ``i`` of ``x``, so both are
-one loop.
+JAX itself evaluates what depends on no argument, all that a graph needs in one call.
 """
 
 import weakref
@@ -117,73 +114,12 @@ def one_place(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
     }
 
 
-def counted(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
-    """The axes of a node's first operand that are one loop with one of its indices.
-
-    Args:
-      node: its second operand has the indices, one column per coordinate.
-      columns: the axis of the first operand that each column indexes.
-
-    Returns:
-      Axis of the first operand -> axis of the indices.
-    """
-    shape, indices_shape = node.in_shapes[0], node.in_shapes[1]
-    return {
-        axis: along
-        for axis, (part, _) in zip(columns, _columns(node.ins[1]), strict=False)
-        if (along := _counts_along(part)) is not None
-        and along < len(indices_shape) - 1
-        and indices_shape[along] == shape[axis] > 1
-    }
-
-
 def _columns(indices: Operand) -> list[tuple[Operand, int]]:
     """For each column of indices, the operand that holds it, and its number there."""
     node, last = made_by(indices, p.concatenate_p), len(indices.shape) - 1
     if node is not None and node.params["dimension"] == last:
         return [column for part in node.ins for column in _columns(part)]
     return [(indices, k) for k in range(indices.shape[last])]
-
-
-def _counts_along(operand: Operand) -> int | None:
-    """The axis along which an operand counts 0, 1, 2, ...; None if it is not known."""
-    node = operand.producer
-    if node is None or not jnp.issubdtype(operand.aval.dtype, jnp.integer):
-        return None
-    axis = None
-    if node.primitive is p.iota_p:
-        axis = node.params["dimension"]
-    elif node.primitive is p.select_n_p:
-        # JAX adds the size of the axis to negative indices.
-        if _is_never_less(node.ins[0]):
-            axis = _counts_along(node.ins[1])
-    elif node.primitive is p.broadcast_in_dim_p:
-        inner = _counts_along(node.ins[0])
-        if inner is not None and node.in_shapes[0][inner] > 1:
-            axis = node.params["broadcast_dimensions"][inner]
-    elif node.primitive in MOVES:
-        inner = _counts_along(node.ins[0])
-        old, new = node.in_shapes[0], node.out_shapes[0]
-        # Only axes of size 1 may come and go.
-        kept, there = ([k for k, n in enumerate(s) if n != 1] for s in (old, new))
-        if inner in kept and [old[k] for k in kept] == [new[k] for k in there]:
-            axis = there[kept.index(inner)]
-    if axis is None or operand.shape[axis] - 1 > jnp.iinfo(operand.aval.dtype).max:
-        return None  # The last counts overflow.
-    return int(axis)
-
-
-MOVES = frozenset({p.convert_element_type_p, p.copy_p, p.reshape_p, p.squeeze_p})
-
-
-def _is_never_less(operand: Operand) -> bool:
-    """Returns True if an operand is ``counts < 0``, which holds nowhere."""
-    node = made_by(operand, p.lt_p)
-    if node is None:
-        return False
-    counts, bound = node.ins
-    is_low = isinstance(bound, Scalar) and int(np.asarray(bound.value)) <= 0
-    return is_low and _counts_along(counts) is not None
 
 
 def scalar_of(operand: Operand) -> Operand | None:

@@ -27,7 +27,7 @@ from shardmap.planning.engine.rules import (
     Windowed,
 )
 from shardmap.planning.engine.slices import Window
-from shardmap.planning.lax.indexed.known import counted, one_place
+from shardmap.planning.lax.indexed.known import one_place
 from shardmap.planning.lax.indexed.places import ALL_OVER, WRITTEN, moved
 from shardmap.planning.lax.indexed.ranges import lines, scatter_window
 from shardmap.planning.lax.primitives import SCATTER_SUB
@@ -49,9 +49,6 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
     columns = numbers.scatter_dims_to_operand_dims
     batching = numbers.scatter_indices_batching_dims, numbers.operand_batching_dims
     united: dict[int, Axis] = dict(zip(*batching, strict=True))
-    for axis, index_axis in counted(node, columns).items():
-        if axis in numbers.inserted_window_dims:
-            united.setdefault(index_axis, axis)
     # Where places are known, a piece of the operand sees the updates of its own.
     all_over = set()
     for line in lines(node, columns) or ():
