@@ -29,14 +29,14 @@ from shardmap._jax.types import (
 )
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
-from shardmap.api.options import Lowering
-from shardmap.api.programs import (
+from shardmap.api.calls import (
     Call,
-    bind_in_jit,
+    Transformed,
     bind_without_types,
     types_of_mesh_around,
 )
-from shardmap.api.user_function import Args, FlatFunction, Kwargs, UserFunction
+from shardmap.api.options import Lowering
+from shardmap.api.user_function import FlatFunction
 from shardmap.arrays import placement, trees
 from shardmap.arrays.trees import Flattened
 from shardmap.map import set_mesh, tracing
@@ -77,22 +77,18 @@ def named_axes(specs: PyTree) -> set[str]:
     return {name for cut in every for names in cut.values() for name in names}
 
 
-class BlockMap:
-    """A function under `mesh_map`, as `programs.Transformed` has it."""
+class BlockMap(Transformed):
+    """A function under `mesh_map`."""
 
+    what = "mesh_map"
     is_leaf = staticmethod(is_spec)
 
     def __init__(self, fun: Callable[..., Any], options: MeshMapOptions) -> None:
-        self.options = options
-        self.function = UserFunction(fun, "mesh_map", options.donate_argnums, is_spec)
+        super().__init__(fun, options)
         # JAX finds a trace again by the object that it traces.
         self._mapped: collections.OrderedDict[Hashable, Callable[..., Flattened]] = (
             collections.OrderedDict()
         )
-
-    @functools.cached_property
-    def bind(self) -> Callable[[Args, Kwargs], PyTree]:
-        return bind_in_jit(self)
 
     def is_on_set_mesh(self) -> bool:
         return set_mesh.is_on_mesh(self._devices())

@@ -18,15 +18,15 @@ from shardmap._jax.types import (
 )
 from shardmap.api import ambient_mesh, over_processes
 from shardmap.api.arguments import Arguments
+from shardmap.api.calls import Call, Transformed
 from shardmap.api.mapped_axes import (
     in_axes_from_front,
     mapped_size,
     out_axes_from_front,
     refuse_sparse,
 )
-from shardmap.api.options import SpmapOptions
-from shardmap.api.programs import Call, run
-from shardmap.api.user_function import Args, Kwargs, UserFunction
+from shardmap.api.programs import run_call
+from shardmap.api.user_function import Args, Kwargs
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.map import set_mesh, tracing
 from shardmap.map.differing import differing_results
@@ -42,20 +42,12 @@ from shardmap.map.primitives.params import MapParams
 from shardmap.units import Auto
 
 
-class ElementMap:
-    """A function under `spmap`, as `programs.Transformed` has it."""
+class ElementMap(Transformed):
+    """A function under `spmap`."""
 
+    what = "spmap"
+    static_parameter = "static_broadcasted_argnums"
     is_leaf = staticmethod(trees.is_none)
-
-    def __init__(self, fun: Callable[..., Any], options: SpmapOptions) -> None:
-        self.options = options
-        self.function = UserFunction(
-            fun,
-            "spmap",
-            options.donate_argnums,
-            self.is_leaf,
-            static_parameter="static_broadcasted_argnums",
-        )
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         avals: Sequence[Aval] = self.function.leaf_avals(arguments)
@@ -77,7 +69,7 @@ class ElementMap:
         call = self.trace_call(arguments, is_top_level)
         if call.process_local is not None and context.nothing_is_traced():
             with jax.disable_jit(False):
-                return run(self, args, kwargs)[0]
+                return run_call(self, args, kwargs)[0]
         return call.result(arguments.leaves)
 
     def is_on_set_mesh(self) -> bool:

@@ -24,8 +24,9 @@ from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import caches, pickling, programs, stages
 from shardmap.api.arguments import wrap_statics
+from shardmap.api.calls import Transformed
 from shardmap.api.options import key_of
-from shardmap.api.programs import CompiledCall, Transformed
+from shardmap.api.programs import CompiledCall
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.map import set_mesh
 
@@ -83,12 +84,8 @@ class Mapped(Generic[P, R]):
                 except (TypeError, ValueError):
                     pass  # Other arguments, or another configuration of JAX.
                 except FoundNaN:
-                    return self._find_nan(given)
+                    return programs.find_nan(self._transformed, given, {})
         return self._run(given, kwargs)
-
-    @api_boundary
-    def _find_nan(self, args: Args) -> Any:
-        return programs.find_nan(self._transformed, args, {})
 
     @api_boundary
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
@@ -99,7 +96,7 @@ class Mapped(Generic[P, R]):
                 return self._run(args, kwargs)
         if context.config_value("jax_disable_jit"):
             return self._transformed.bind(args, kwargs)
-        results, program = programs.run(self._transformed, args, kwargs)
+        results, program = programs.run_call(self._transformed, args, kwargs)
         if program is not None and not kwargs:
             self._recent[len(args)] = program
         return results

@@ -1,7 +1,7 @@
 """Calls of `spmap` over several processes, each of which passes its own elements.
 
 A call is traced for global arrays. The arrays of this process become global ones before
-it runs, and its results process-local ones after; see `programs.run`.
+it runs, and its results process-local ones after; see `programs.run_call`.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 
 from shardmap._jax.types import Aval, Axes, with_shape
 from shardmap.api.arguments import Arguments
+from shardmap.api.calls import Call, ProcessLocal
 from shardmap.api.mapped_axes import mapped_size
 from shardmap.api.options import SpmapOptions
-from shardmap.api.programs import Call, ProcessLocal
 from shardmap.api.user_function import UserFunction
 from shardmap.arrays.process_local import (
     is_global_array,

@@ -1,115 +1,31 @@
-"""From a call to a program: what `spmap`, `mesh_map` and `sharded_jit` share.
+"""From a call to a program: read, trace, compile, place, run.
 
-Each of them traces a call in its own way, which gives a `Call`. If JAX is tracing, that
-is bound. Else it is compiled ahead of time and run.
+It is compiled ahead of time, once for each kind of arguments. What `spmap`, `mesh_map`
+and `sharded_jit` do in their own ways is to trace; see `calls.Transformed`.
 """
 
 import collections
-import dataclasses
 import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AxisType, Sharding
+from jax.sharding import Sharding
 
-from shardmap._jax.context import (
-    NO_MESH,
-    config_value,
-    configuration,
-)
+from shardmap._jax import api_boundary
+from shardmap._jax.context import config_value, configuration
 from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
-from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
+from shardmap._jax.types import PyTree, TreeDef, Value
 from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
+from shardmap.api.calls import Call, ProcessLocal, Transformed
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays import placement, processes, running, trees
-from shardmap.arrays.process_local import ProcessShardings, to_global, to_local
+from shardmap.arrays.process_local import to_global, to_local
 from shardmap.map import agreement, set_mesh
-from shardmap.map.layout import MapShardings
-from shardmap.map.primitives import explicit_sharding
-from shardmap.sharding.mesh import mesh_devices
-
-
-class ProcessLocal(NamedTuple):
-    """How this process's data are parts of the global arrays of a call.
-
-    Attributes:
-      operands: for each leaf.
-      results: for each result; None: all of them are global arrays.
-    """
-
-    operands: Sequence[ProcessShardings]
-    results: Sequence[ProcessShardings] | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Call:
-    """A traced call, with all that is needed to run or to bind it.
-
-    Attributes:
-      arguments: its arguments.
-      in_avals: the avals of the leaves, as global arrays.
-      out_tree: the structure of the result.
-      out_avals: the avals of the results, as global arrays.
-      mesh: where it runs; None inside another map.
-      jaxpr: what the function computes.
-      bind: adds the map of these leaves to what is being traced.
-      find_shardings: gives the shardings of leaves and results.
-      process_local: how it is called over several processes; None: with global arrays.
-    """
-
-    arguments: Arguments
-    in_avals: Sequence[Aval]
-    out_tree: TreeDef
-    out_avals: Sequence[Aval]
-    mesh: AnyMesh | None
-    jaxpr: Jaxpr
-    bind: Callable[[Sequence[Value]], Sequence[Value]]
-    find_shardings: Callable[[], MapShardings]
-    process_local: ProcessLocal | None = None
-
-    @functools.cached_property
-    def shardings(self) -> MapShardings | None:
-        """The shardings of leaves and results; None inside another map."""
-        return None if self.mesh is None else self.find_shardings()
-
-    @functools.cached_property
-    def devices(self) -> list[jax.Device]:
-        """The devices of its mesh; none of an abstract one."""
-        return mesh_devices(self.mesh)
-
-    def result(self, leaves: Sequence[Value]) -> PyTree:
-        """Binds the map of these leaves."""
-        return jax.tree.unflatten(self.out_tree, self.bind(leaves))
-
-    def structs(self) -> list[jax.ShapeDtypeStruct]:
-        """The global arrays that the program takes."""
-        assert self.shardings is not None
-        return [
-            jax.ShapeDtypeStruct(
-                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
-            )
-            for aval, sharding in zip(
-                self.in_avals, self.shardings.operands, strict=True
-            )
-        ]
-
-    def description(self) -> str:
-        """A text that is equal in all processes that make this call."""
-        assert self.mesh is not None
-        assert self.shardings is not None
-        types = ", ".join(aval.str_short() for aval in self.in_avals)
-        specs = [", ".join(str(s.spec) for s in each) for each in self.shardings]
-        return (
-            f"mesh {dict(self.mesh.shape)}, arguments ({types}), in_specs "
-            f"({specs[0]}), out_specs ({specs[1]}), operations "
-            f"{agreement.operations(self.jaxpr)}"
-        )
 
 
 class CompiledCall(NamedTuple):
@@ -131,86 +47,7 @@ class CompiledCall(NamedTuple):
     is_here: bool
 
 
-class Transformed(Protocol):
-    """A user's function under `spmap`, `mesh_map` or `sharded_jit`."""
-
-    function: UserFunction
-    options: Any
-
-    def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        """Checks the arguments of a call and traces the function.
-
-        Args:
-          arguments: those of the call.
-          is_top_level: whether it is a program, and not a part of another.
-        """
-
-    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        """Adds a call to what is being traced."""
-
-    def is_on_set_mesh(self) -> bool:
-        """Whether a call under `jax.set_mesh` is a program on that mesh."""
-
-
-# What is bound
-
-
-def bind_in_jit(transformed: Transformed) -> Callable[[Args, Kwargs], PyTree]:
-    """A function that binds calls under `jax.jit`, which caches its traces."""
-
-    def run(args: Args, kwargs: Kwargs) -> PyTree:
-        arguments = transformed.function.read(args, kwargs)
-        return transformed.trace_call(arguments, False).result(arguments.leaves)
-
-    run.__name__ = run.__qualname__ = transformed.function.name
-    jitted = jax.jit(run)
-    return lambda args, kwargs: jitted(tuple(args), kwargs)
-
-
-def types_of_mesh_around() -> AbstractContextManager[Any]:
-    """A context in which types have no mesh but that of a `jax.shard_map` around."""
-    there = jax.sharding.get_abstract_mesh()
-    return jax.sharding.use_abstract_mesh(there if there.manual_axes else NO_MESH)
-
-
-def bind_without_types(
-    bind: Callable[[Sequence[Value]], Sequence[Value]], leaves: Sequence[Value]
-) -> list[Any]:
-    """Binds a map to leaves without shardings in their types, nor those of a mesh."""
-    operands = list(map(explicit_sharding.drop_sharding, leaves))
-    with types_of_mesh_around():
-        results = bind(operands)
-    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-        return list(map(explicit_sharding.drop_sharding_p.bind, results))
-    return list(results)
-
-
-def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
-    """Runs a call on the devices of `jax.set_mesh`, as `jax.jit` does."""
-    function, devices = transformed.function, tuple(set_mesh.current_mesh_devices())
-    args, kwargs = set_mesh.device_put((tuple(args), kwargs))
-    program = function.programs.get(devices)
-    if program is None:
-        # JAX mistakes a keyword argument for all of them if they have one name.
-        def run(*_args: PyTree, **_kwargs: PyTree) -> PyTree:
-            return transformed.bind(_args, _kwargs)
-
-        run.__name__ = run.__qualname__ = function.name
-        program = running.map_jit(
-            run,
-            devices,
-            communicates=True,
-            donate_argnums=function.donate_argnums,
-            donate_argnames=function.donate_argnames,
-        )
-        program = caches.keep(function.programs, devices, program)
-    return set_mesh.device_put(program(*args, **kwargs))
-
-
-# What runs
-
-
-def run(
+def run_call(
     transformed: Transformed, args: Args, kwargs: Kwargs
 ) -> tuple[PyTree, CompiledCall | None]:
     """Runs a call on arguments with any shardings.
@@ -249,6 +86,29 @@ def run(
     return results, program if program.is_here and not is_moved else None
 
 
+def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
+    """Runs a call on the devices of `jax.set_mesh`, as `jax.jit` does."""
+    function, devices = transformed.function, tuple(set_mesh.current_mesh_devices())
+    args, kwargs = set_mesh.device_put((tuple(args), kwargs))
+    program = function.programs.get(devices)
+    if program is None:
+        # JAX mistakes a keyword argument for all of them if they have one name.
+        def run(*_args: PyTree, **_kwargs: PyTree) -> PyTree:
+            return transformed.bind(_args, _kwargs)
+
+        run.__name__ = run.__qualname__ = function.name
+        program = running.map_jit(
+            run,
+            devices,
+            communicates=True,
+            donate_argnums=function.donate_argnums,
+            donate_argnames=function.donate_argnames,
+        )
+        program = caches.keep(function.programs, devices, program)
+    return set_mesh.device_put(program(*args, **kwargs))
+
+
+@api_boundary
 def find_nan(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
     """Runs a call operation by operation, as `jax.jit` does, to name the NaN.
 

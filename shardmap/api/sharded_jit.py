@@ -19,14 +19,13 @@ from shardmap._jax.types import Aval, Jaxpr, PyTree, Value, without_sharding
 from shardmap._jax.walk import equations_with
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
-from shardmap.api.function import Mapped, P, R
-from shardmap.api.programs import (
+from shardmap.api.calls import (
     Call,
-    bind_in_jit,
+    Transformed,
     bind_without_types,
     types_of_mesh_around,
 )
-from shardmap.api.user_function import Args, Kwargs, UserFunction
+from shardmap.api.function import Mapped, P, R
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import tracing
 from shardmap.map.constraint import (
@@ -168,20 +167,11 @@ class ShardedJitOptions(NamedTuple):
     donate_argnums: tuple[int, ...]
 
 
-class PartitionedFunction:
-    """A function under `sharded_jit`, as `programs.Transformed` has it."""
+class PartitionedFunction(Transformed):
+    """A function under `sharded_jit`."""
 
+    what = "sharded_jit"
     is_leaf = staticmethod(_is_leaf)
-
-    def __init__(self, fun: Callable[..., Any], options: ShardedJitOptions) -> None:
-        self.options = options
-        self.function = UserFunction(
-            fun, "sharded_jit", options.donate_argnums, _is_leaf
-        )
-
-    @functools.cached_property
-    def bind(self) -> Callable[[Args, Kwargs], PyTree]:
-        return bind_in_jit(self)
 
     def is_on_set_mesh(self) -> bool:
         return True

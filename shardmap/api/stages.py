@@ -6,7 +6,8 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
-from shardmap.api.programs import Call, Transformed, check_devices, jitted
+from shardmap.api.calls import Call, Transformed
+from shardmap.api.programs import check_devices, jitted
 from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
