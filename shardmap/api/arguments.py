@@ -137,7 +137,7 @@ class Arguments(NamedTuple):
         return " Arguments passed by keyword are always mapped along axis 0."
 
     def advice_on_lists(self, bad: Collection[int]) -> str:
-        """Advice for an error, if one of these leaves is in a list of numbers."""
+        """Advice for an error about these leaves, if one is in a list."""
         args, kwargs = self.with_leaves(self.leaves)
 
         def is_numbers(value: Any) -> bool:
@@ -150,14 +150,26 @@ class Arguments(NamedTuple):
                 )
             )
 
-        in_lists = [
-            is_numbers(part)
-            for part in jax.tree.leaves((args, kwargs), is_leaf=is_numbers)
-            for _ in jax.tree.leaves(part)
-        ]
-        if not any(in_lists[k] for k in bad):
-            return ""
-        return " A list of numbers is a pytree: pass numpy.asarray of it."
+        def is_elements(value: Any) -> bool:
+            trees = {*map(jax.tree.structure, value)} if type(value) is list else ()
+            return len(trees) == 1 and len(value) > 1
+
+        for is_list, advice in (
+            (is_numbers, "A list of numbers is a pytree: pass numpy.asarray of it."),
+            (
+                is_elements,
+                "To map over the elements of a list, stack them: "
+                "jax.tree.map(lambda *x: jnp.stack(x), *elements).",
+            ),
+        ):
+            in_lists = [
+                is_list(part)
+                for part in jax.tree.leaves((args, kwargs), is_leaf=is_list)
+                for _ in jax.tree.leaves(part)
+            ]
+            if any(in_lists[k] for k in bad):
+                return f" {advice}"
+        return ""
 
     def donated(self, argnums: Sequence[int], names: Sequence[str]) -> list[bool]:
         """Which leaves are of the arguments at these positions, or of these names."""

@@ -375,6 +375,11 @@ def pmap_sharding(
     >>> pmap_sharding((1, 5)).shard_shape((1, 5))
     (1, 5)
     """
+    if hasattr(shape, "shape"):
+        raise TypeError(
+            "pmap_sharding shape must be a tuple of ints, but got an array of shape "
+            f"{np.shape(shape)}: give x.shape"
+        )
     if not isinstance(shape, Iterable):
         raise TypeError(
             f"pmap_sharding shape must be a tuple of ints, such as (8,), but got "

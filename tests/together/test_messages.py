@@ -447,6 +447,12 @@ CASES = {
         r"map x\[0\], float32\[\] of rank 0, along axis 0, .* get whole. A list of "
         r"numbers is a pytree: pass numpy.asarray of it\.$",
     ),
+    "a list of elements": (
+        lambda: sm.spmap(lambda m: m["g"])([{"g": np.float32(k)} for k in range(3)]),
+        ValueError,
+        r"along axis 0, .* To map over the elements of a list, stack them: jax\.tree\.m"
+        r"ap\(lambda \*x: jnp\.stack\(x\), \*elements\)\.$",
+    ),
     "a tuple of numbers": (
         lambda: sm.spmap(lambda x: x, in_axes=0)({"w": (1, np.float32(2))}),
         ValueError,
@@ -756,6 +762,12 @@ CASES = {
         TypeError,
         r"spec_to_indices takes a shape and a ShardingSpec, in this order, but got "
         r"ShardingSpec\(.*\) and \(8,\)",
+    ),
+    "an array for a shape": (
+        lambda: sm.pmap_sharding(np.zeros((40, 40))),
+        TypeError,
+        r"pmap_sharding shape must be a tuple of ints, but got an array of shape \(40, "
+        r"40\): give x\.shape$",
     ),
     "a size for a shape": (
         lambda: sm.pmap_sharding(8),
