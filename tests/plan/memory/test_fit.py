@@ -18,6 +18,12 @@ ROWS, COLUMNS = 1000, 64
 X = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
 
 
+def cut_axes(made):
+    """The axes along which shards begin at several places of the first argument."""
+    boxes = [box for shard in made.shards if (box := shard.in_slices[0])]
+    return {k for box in boxes for k, part in enumerate(box) if part.start}
+
+
 @pytest.mark.parametrize("memory", [10_000, 600_000])
 @pytest.mark.parametrize(
     "fun", [jnp.sin, lambda x: (jnp.sin(x) + x.sum(0, keepdims=True)).sum(1)]
@@ -36,8 +42,8 @@ def test_few_more_pieces_than_it_takes(fun, memory):
 def test_the_axis_that_saves_the_most_is_cut():
     x = jax.ShapeDtypeStruct((64, 4096), np.float32)
     made = sm.plan(lambda x, y: jnp.sin(x).sum(1), x, x, memory=50_000)
-    assert "args[0] axis" in str(made)
-    assert "args[1]" not in str(made)
+    assert cut_axes(made)
+    assert "args[1]: float32[64, 4096]\n    axis 0: whole\n    axis 1: whole" in str(made)
 
 
 @pytest.mark.deep
@@ -97,7 +103,7 @@ def test_one_axis_that_is_enough_is_cut_rather_than_two():
     made = sm.plan(lambda x: centred(x)[1], x, memory="4 MB")
     assert made.stages[-1].num_shards < 100
     assert "the shards read args[0] twice" in str(made)
-    assert "axis 1" not in str(made)
+    assert cut_axes(made) == {0}
 
 
 @pytest.mark.deep
@@ -127,8 +133,7 @@ def test_axes_with_one_chunk_are_cut_last():
         return (x - x.mean(0, keepdims=True)) / x.std(0, keepdims=True)
 
     made = sm.plan(standard, Chunked(), memory="2 MB")
-    assert "args[0] axis 0" in str(made)
-    assert "axis 1" not in str(made)
+    assert cut_axes(made) == {0}
 
 
 def test_the_axis_is_cut_along_which_chunks_are_read_once():
@@ -137,10 +142,9 @@ def test_the_axis_is_cut_along_which_chunks_are_read_once():
     x.chunks = (512, 128)
     made = sm.plan(lambda x: jnp.cumsum(x, 0)[-1], x, memory="600 kB")
     assert made.out_slices == {}
-    assert "args[0] axis 0" in str(made)
-    assert "axis 1" not in str(made)
+    assert cut_axes(made) == {0}
     x.chunks = (4096, 32)
-    assert "args[0] axis 1" in str(sm.plan(lambda x: x.sum(0), x, memory="600 kB"))
+    assert cut_axes(sm.plan(lambda x: x.sum(0), x, memory="600 kB")) == {1}
 
 
 def touched(made, chunks):
@@ -226,12 +230,11 @@ def test_pages_of_a_mapped_file_are_read_once(tmp_path):
 
     shape, dtype = (20_000, 64), np.float32
     x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", dtype, shape)
-    assert "args[0] axis 0" in str(sm.plan(standard, x, memory="1 MB"))
-    assert "args[0] axis 1" in str(
-        sm.plan(standard, np.zeros(shape, dtype), memory="1 MB")
-    )
+    assert cut_axes(sm.plan(standard, x, memory="1 MB")) == {0}
+    in_memory = sm.plan(standard, np.zeros(shape, dtype), memory="1 MB")
+    assert cut_axes(in_memory) == {1}
     x = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", dtype, shape, True)
-    assert "args[0] axis 1" in str(sm.plan(standard, x, memory="1 MB"))
+    assert cut_axes(sm.plan(standard, x, memory="1 MB")) == {1}
 
 
 def test_a_refusal_names_the_least_that_it_can_do_with():
