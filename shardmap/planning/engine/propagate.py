@@ -27,9 +27,6 @@ WORTH_KEEPING = 2**24
 FAR = 16
 """So many stages back, a value that is cut is kept in place of computed again."""
 
-MOST_KEPT = 16
-"""The most values that are kept in place of the one that they are made of."""
-
 
 def propagate(
     graph: Graph,
@@ -98,8 +95,6 @@ class _Propagation:
         self._origin: dict[Operand, int] = {}
         # The values of which no part can be computed without all of it, as of a sort.
         self._computed_whole: set[Operand] = set()
-        # The last costly value that a value is made of.
-        self._source: dict[Operand, Value] = {}
 
     def enter(
         self,
@@ -182,12 +177,6 @@ class _Propagation:
         for k, out in enumerate(node.outs):
             if is_whole or rule.whole_axes(k):
                 self._computed_whole.add(out)
-            sources = [v for v in again if v in self._source]
-            if not rule.cheap:
-                self._source[out] = out
-            elif sources:
-                longest = max(sources, key=lambda v: self._work[v])
-                self._source[out] = self._source[longest]
             self._work[out] = work + rule.operations()
             self._origin[out] = min(origin, level)
 
@@ -220,6 +209,9 @@ class _Propagation:
         """The stage of a node's results, and the state of each that is partial.
 
         Args:
+          node: the node.
+          rule: its rule.
+          contracted: the cut factors that make its results partial.
           outs: the cuts of its results.
           pieces: the number of its pieces.
         """
@@ -354,38 +346,23 @@ class _Propagation:
         self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]], pieces: int
     ) -> set[int]:
         """The operands that are costly, and that each piece would compute whole."""
-        repeated = set()
-        seen = {link.number for link, _, _ in rule.windows()}
-        cut = {
-            self.classes.find((v.number, axis))
-            for v in (*node.outs, *node.ins)
-            if isinstance(v, Value)
-            for axis, each in enumerate(self.cuts.get(v, ()))
-            if each.at
-        }
-        cut |= {
-            self.classes.find((out.number, axis))
+        find = self.classes.find
+        loops = {
+            find((out.number, axis))
             for out, row in zip(node.outs, outs, strict=True)
-            for axis, each in enumerate(row)
-            if each.at
+            for axis, cut in enumerate(row)
+            if cut.at
         }
+        repeated = set()
         for k, v in enumerate(node.ins):
-            # Pieces take a part of what has one of their axes, unless it is computed
-            # whole.
-            source = self._source.get(v)
-            if source is not None and v not in self._computed_whole:
-                axes = range(len(source.shape))
-                loops = {self.classes.find((source.number, axis)) for axis in axes}
-                if k in seen or not cut.isdisjoint(loops):
-                    continue
-            if (
-                isinstance(v, Value)
-                and v.producer
-                and v not in self.pending
-                and k not in rule.shared_out
-                and not any(cut.at for cut in self.cuts[v])
-                and (pieces - 1) * self._work[v] >= WORTH_KEEPING
-            ):
+            if not isinstance(v, Value) or v in self.pending or k in rule.shared_out:
+                continue
+            is_cut = any(cut.at for cut in self.cuts[v])
+            if v not in self._computed_whole:  # Pieces take a part of it.
+                axes = range(len(v.shape))
+                is_cut |= any(find((v.number, axis)) in loops for axis in axes)
+            work = self._work[v] if v.producer else 0
+            if not is_cut and (pieces - 1) * work >= WORTH_KEEPING:
                 repeated.add(k)
                 self.costly[v] = None
         return repeated
@@ -400,49 +377,41 @@ class _Propagation:
         for value in [*self.graph.outputs, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
-        smallest = self._smallest()
+        users: dict[Operand, list[Node]] = {}
+        for node in self.graph.nodes:
+            for v in dict.fromkeys(node.ins):
+                users.setdefault(v, []).append(node)
         for node in reversed(self.graph.nodes):
-            rule = self.rules[node.number]
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
-                if len(stages) > 1 and out not in self.kept and not rule.cheap:
-                    taken = [v for v in smallest[out] if len(needed.get(v, ())) > 1]
-                    kept = taken or [out]
-                    if self._work[out] >= COSTLY * sum(map(nbytes, kept)):
-                        self.kept |= dict.fromkeys(kept)
-                        self.costly |= dict.fromkeys(kept)
+                is_taken = len(stages) > 1 and out not in self.kept
+                if is_taken and not self.rules[node.number].cheap:
+                    value = self._smallest(out, users)
+                    if self._work[out] >= COSTLY * nbytes(value):
+                        self._keep(value)
+                        self.costly[value] = None
                         stages = {self.level[out]}
                 levels |= {self.level[out]} if out in self.kept else stages
             for number, v in enumerate(node.ins):
                 if isinstance(v, Value):
                     # Stages that share it out repeat nothing: they count as one.
-                    taken_in = {-1} if number in rule.shared_out else levels
-                    needed.setdefault(v, set()).update(taken_in)
+                    shared = number in self.rules[node.number].shared_out
+                    needed.setdefault(v, set()).update({-1} if shared else levels)
 
-    def _smallest(self) -> dict[Value, list[Value]]:
-        """For each value, what all uses of it go through, if that has fewer bytes."""
-        smallest: dict[Value, list[Value]] = {}
-        users: dict[Operand, dict[Node, None]] = {}
-        ends = {*self.graph.outputs, *self.kept}
-        for node in reversed(self.graph.nodes):
-            for out in node.outs:
-                smallest[out] = [out]
-                using = users.get(out, {})
-                if out in ends or not all(
-                    self.rules[user.number].cheap
-                    and len(user.outs) == 1
-                    and user.outs[0] not in self.pending
-                    and self.level[user.outs[0]] == self.level[out]
-                    for user in using
-                ):
-                    continue
-                through = [value for user in using for value in smallest[user.outs[0]]]
-                through = list(dict.fromkeys(through))
-                if 0 < len(through) <= MOST_KEPT and sum(map(nbytes, through)) < nbytes(
-                    out
-                ):
-                    smallest[out] = through
-            for operand in node.ins:
-                users.setdefault(operand, {})[node] = None
+    def _smallest(self, value: Value, users: Mapping[Operand, Sequence[Node]]) -> Value:
+        """The smallest value that cheap uses make of this one, each of the last one.
+
+        Of the diagonal of a product, say, the product is not kept.
+        """
+        smallest = value
+        while value not in self.graph.outputs and len(users.get(value, ())) == 1:
+            [node] = users[value]
+            level, out = self.level[value], node.outs[0]
+            if not self.rules[node.number].cheap or self.level[out] != level:
+                break
+            if len(node.outs) > 1 or out in self.pending:
+                break
+            value = out
+            smallest = min(smallest, value, key=nbytes)
         return smallest

@@ -173,7 +173,6 @@ def squares(x):
 
 NARROWED = {
     "column": (lambda x: jnp.cumsum(x, 1)[:, -1], 4 * 2**9),
-    "columns": (columns, 2 * 4 * 2**9),
     "diagonal": (lambda x: jnp.diagonal(x @ x.T), 4 * 2**9),
     "rounded": (squares, 2 * 2**15),
 }
