@@ -6,7 +6,6 @@ without the axis. It is read off the jaxpr; nothing is traced.
 
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import compress, repeat
-from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
@@ -42,7 +41,8 @@ def differing(jaxpr: Jaxpr, name: Hashable, differs: Differs) -> frozenset[Var]:
     """
     known = {*compress(jaxpr.invars, differs)}
     for equation in jaxpr.eqns:
-        results, held = of_equation(equation, name, known)
+        operands = tuple(is_in(atom, known) for atom in equation.invars)
+        results, held = _of_equation(equation, name, operands)
         known.update(compress(equation.outvars, results))
         known.update(*(differing(inner, name, given) for inner, given in held))
     return frozenset(known)
@@ -71,29 +71,18 @@ def is_in(atom: Atom, variables: Iterable[Var]) -> bool:
     return not isinstance(atom, jex_core.Literal) and atom in variables
 
 
-class _Inside(NamedTuple):
-    """What differs of an equation's results, and of the jaxprs that it runs."""
-
-    results: Sequence[bool]
-    held: list[tuple[Jaxpr, Differs]]
+_Inside = tuple[Sequence[bool], list[tuple[Jaxpr, Differs]]]
+"""Which results differ, and each jaxpr that runs with which inputs differ."""
 
 
-def of_equation(equation: Equation, name: Hashable, known: Any) -> _Inside:
-    """Which results differ, and each jaxpr that runs with which inputs differ.
-
-    Args:
-      equation: any.
-      name: of the axis.
-      known: the variables before it that differ.
-    """
-    differs = tuple(is_in(atom, known) for atom in equation.invars)
+def _of_equation(equation: Equation, name: Hashable, differs: Differs) -> _Inside:
     every = [True] * len(equation.outvars)
     is_reference = [isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars]
     if any(is_reference) or is_read(equation):
-        return _Inside(every, [])
+        return every, []
     if is_collective(equation, name):
         is_shared = gives_all_the_same(equation)
-        return _Inside([not is_shared for _ in every], [])
+        return [not is_shared for _ in every], []
     inner = [as_open_jaxpr(jaxpr) for jaxpr in jaxprs_in(equation.params)]
     if isinstance(equation.primitive, MapPrimitive):
         inner = [as_open_jaxpr(equation.params["call_jaxpr"])]
@@ -101,7 +90,7 @@ def of_equation(equation: Equation, name: Hashable, known: Any) -> _Inside:
     if is_same or not inner:
         differ = any(differs) or any(map(has_external_effect, equation.effects))
         held = [(jaxpr, (False,) * len(jaxpr.invars)) for jaxpr in inner]
-        return _Inside([differ for _ in every], held if is_same else [])
+        return [differ for _ in every], held if is_same else []
     if binds(equation, name):
         name = NO_AXIS
     if equation.primitive is cond_p:
@@ -115,8 +104,8 @@ def of_equation(equation: Equation, name: Hashable, known: Any) -> _Inside:
     is_call = len(jaxpr.invars) == len(differs) and len(jaxpr.outvars) == len(every)
     # A rule of a custom_vmap may have results differ as it likes.
     if others or not is_call or equation.primitive.name == "custom_vmap_call":
-        return _Inside(every, [(each, (True,) * len(each.invars)) for each in inner])
-    return _Inside(differing_results(jaxpr, name, differs), [(jaxpr, differs)])
+        return every, [(each, (True,) * len(each.invars)) for each in inner]
+    return differing_results(jaxpr, name, differs), [(jaxpr, differs)]
 
 
 def _of_cond(branches: Sequence[Jaxpr], name: Hashable, differs: Differs) -> _Inside:
@@ -125,7 +114,7 @@ def _of_cond(branches: Sequence[Jaxpr], name: Hashable, differs: Differs) -> _In
     given = tuple(predicate or differ for differ in operands)
     each = [differing_results(branch, name, given) for branch in branches]
     results = [predicate or any(of_one) for of_one in zip(*each, strict=True)]
-    return _Inside(results, [(branch, given) for branch in branches])
+    return results, [(branch, given) for branch in branches]
 
 
 def _of_loop(
@@ -137,7 +126,7 @@ def _of_loop(
         carry = differs[consts : consts + carries]
         after = tuple(old or new for old, new in zip(carry, results, strict=False))
         if after == carry:
-            return _Inside(results, [(body, differs)])
+            return results, [(body, differs)]
         differs = (*differs[:consts], *after, *differs[consts + carries :])
 
 
@@ -158,5 +147,5 @@ def _of_while(equation: Equation, name: Hashable, differs: Differs) -> _Inside:
         # What each element has depends on how long it has run.
         after = tuple(map(any, zip(carry, results, repeat(ends_apart), strict=False)))
         if after == carry:
-            return _Inside(carry, held)
+            return carry, held
         carry = after

@@ -374,22 +374,16 @@ def pbroadcast_rule(
     axis: AxisLayout, block: Value, *, axis_name: Hashable, source: int
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
-    if not jnp.issubdtype(block.dtype, np.number):
+    dtype = block.dtype
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    if not (is_float or jnp.issubdtype(dtype, jnp.integer)):
         return axis.gather(block, names)[source], False
-    if jnp.issubdtype(block.dtype, jnp.complexfloating):
-        parts = jnp.stack([block.real, block.imag], 1)
-        result, _ = pbroadcast_rule(axis, parts, axis_name=axis_name, source=source)
-        return lax.complex(result[0], result[1]), False
-    dtype = bits = block.dtype
-    if jnp.issubdtype(dtype, jnp.floating):
-        # XLA's sum between CPU devices loses the sign of -0.0.
-        bits = np.dtype(f"uint{jnp.finfo(dtype).bits}")
-        block = lax.bitcast_convert_type(block, bits)
+    if is_float:  # XLA's sum between CPU devices loses the sign of -0.0.
+        block = lax.bitcast_convert_type(block, f"uint{jnp.finfo(dtype).bits}")
     chosen = jnp.expand_dims(axis.positions(names) == source, range(1, block.ndim))
-    total, differs = SUM(
-        axis, jnp.where(chosen, block, jnp.zeros((), bits)), axes=names
-    )
-    return (total if bits == dtype else lax.bitcast_convert_type(total, dtype)), differs
+    only = jnp.where(chosen, block, jnp.zeros((), block.dtype))
+    total, _ = SUM(axis, only, axes=names)
+    return lax.bitcast_convert_type(total, dtype) if is_float else total, False
 
 
 def axis_index_rule(axis: AxisLayout, *, axis_name: Hashable) -> tuple[Any, bool]:

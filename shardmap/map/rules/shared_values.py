@@ -15,6 +15,7 @@ A backward function of `jax.custom_vjp` need not be linear. It is never copied: 
 once on the whole cotangent of a shared value.
 """
 
+import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -31,12 +32,12 @@ from shardmap._jax.walk import (
     equations_of,
     inline_calls,
     map_jaxprs,
-    with_same_constants,
+    rewrite_in_context,
+    rewrite_jaxpr,
 )
 from shardmap.map.collectives.rewrites import over_other_axes, without_sums_of_shared
 from shardmap.map.collectives.split import collectives_of, combines_all
-from shardmap.map.differing import Differs, differing, is_in, of_equation
-from shardmap.map.primitives.axis import axis_text
+from shardmap.map.differing import differing, is_in
 from shardmap.map.primitives.map_primitive import binds
 
 
@@ -86,7 +87,13 @@ def with_two_copies(
         held = collectives_of(equation, axis_name)
         return is_call and bool(held or _has_custom(equation))
 
-    jaxpr = inline_calls(discharged(jaxpr), is_inlined)
+    def inlined(jaxpr: Jaxpr, _: object) -> Any:
+        return inline_calls(jaxpr, is_inlined)
+
+    # Calls in loops and branches too, so that each has variables of its own.
+    jaxpr = rewrite_in_context(
+        discharged(jaxpr), True, lambda e, _: e, lambda e, _: True, inlined
+    )
     differ = differing(jaxpr, axis_name, tuple(axis is not None for axis in in_axes))
     jaxpr = without_sums_of_shared(jaxpr, axis_name, axis_size, differ)
     depend = differing(jaxpr, NO_AXIS, tuple(linear))
@@ -111,7 +118,7 @@ def with_two_copies(
         if not any(is_in(atom, depend) for atom in equation.invars):
             new.append(equation)
         elif not _is_shared(equation, axis_name, differ):
-            whole = _with_whole_cotangents(equation, axis_name, differ, depend)
+            whole = _with_whole_cotangents(equation, axis_name, differ)
             new.append(whole.replace(invars=of_each))
             if equation.primitive is psum_p and combines_all(equation, axis_name):
                 shared[outvars[0]] = result = jex_core.Var(aval_of(outvars[0]))
@@ -165,56 +172,32 @@ def _marking(marker: Primitive, axis_name: Hashable, var: Any, result: Any) -> A
 
 
 def _with_whole_cotangents(
-    equation: Equation,
-    axis_name: Hashable,
-    differ: Collection[Var],
-    linear: Collection[Var],
+    equation: Equation, axis_name: Hashable, differ: Collection[Var]
 ) -> Any:
     """An equation of each element, in which users' backward functions run on sums.
 
     That is so where the value in the loop, branch or map is one that all share.
     """
-    if equation.primitive is custom_lin_p or not _has_custom(equation):
+
+    def change(each: Equation) -> Any:
+        is_custom = each.primitive is custom_lin_p
+        if not (is_custom and _is_shared(each, axis_name, differ)):
+            return each
+        count = each.params["num_res"]
+        operands = [jex_core.Var(aval_of(atom)) for atom in each.invars[count:]]
+        results = [jex_core.Var(aval_of(var)) for var in each.outvars]
+        return [
+            *map(_known_equal, each.invars[count:], operands),
+            each.replace(invars=[*each.invars[:count], *operands], outvars=results),
+            *map(_share, results, each.outvars),
+        ]
+
+    _known_equal = functools.partial(_marking, known_equal_p, axis_name)
+    _share = functools.partial(_marking, share_p, axis_name)
+    if binds(equation, axis_name) or not _has_custom(equation):
         return equation
 
-    def changed(jaxpr: Jaxpr, differs: Differs, depends: Differs) -> Any:
-        differ = differing(jaxpr, axis_name, differs)
-        linear = differing(jaxpr, NO_AXIS, depends)
-        new: list[Any] = []
-        for each in jaxpr.eqns:
-            is_custom = each.primitive is custom_lin_p
-            if not (is_custom and _is_shared(each, axis_name, differ)):
-                new.append(_with_whole_cotangents(each, axis_name, differ, linear))
-                continue
-            if binds(equation, axis_name):
-                raise NotImplementedError(
-                    f"a gradient by jax.custom_vjp of values that the elements of "
-                    f"{axis_text(axis_name)} share, in a map over another axis of that "
-                    "name. Give the inner map another axis_name."
-                )
-            operands = {
-                v: jex_core.Var(v.aval) for v in each.invars if is_in(v, linear)
-            }
-            results = {v: jex_core.Var(v.aval) for v in each.outvars}
-            new += [
-                *(
-                    _marking(known_equal_p, axis_name, *pair)
-                    for pair in operands.items()
-                ),
-                each.replace(
-                    invars=[_renamed(atom, operands) for atom in each.invars],
-                    outvars=[*results.values()],
-                ),
-                *(_marking(share_p, axis_name, new, v) for v, new in results.items()),
-            ]
-        return with_same_constants(jaxpr, eqns=new)
+    def changed(jaxpr: Jaxpr) -> Any:
+        return rewrite_jaxpr(jaxpr, change, lambda each: not binds(each, axis_name))
 
-    differs = of_equation(equation, axis_name, differ).held
-    depends = of_equation(equation, NO_AXIS, linear).held
-    held = {
-        id(jaxpr): changed(jaxpr, given, of_linear)
-        for (jaxpr, given), (_, of_linear) in zip(differs, depends, strict=True)
-    }
-    return equation.replace(
-        params=map_jaxprs(equation.params, lambda jaxpr: held.get(id(jaxpr), jaxpr))
-    )
+    return equation.replace(params=map_jaxprs(equation.params, changed))
