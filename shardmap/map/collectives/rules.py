@@ -374,16 +374,25 @@ def pbroadcast_rule(
     axis: AxisLayout, block: Value, *, axis_name: Hashable, source: int
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
-    dtype = block.dtype
-    is_float = jnp.issubdtype(dtype, jnp.floating)
-    if not (is_float or jnp.issubdtype(dtype, jnp.integer)):
+    if not jnp.issubdtype(block.dtype, np.number):
         return axis.gather(block, names)[source], False
-    if is_float:  # XLA's sum between CPU devices loses the sign of -0.0.
-        block = lax.bitcast_convert_type(block, f"uint{jnp.finfo(dtype).bits}")
+    if jnp.issubdtype(block.dtype, jnp.complexfloating):
+        parts = jnp.stack([block.real, block.imag], 1)
+        (real, imag), _ = pbroadcast_rule(
+            axis, parts, axis_name=axis_name, source=source
+        )
+        return lax.complex(real, imag), False
+    dtype = bits = block.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        # XLA's sum between CPU devices loses the sign of -0.0.
+        bits = np.dtype(f"uint{jnp.finfo(dtype).bits}")
+        block = lax.bitcast_convert_type(block, bits)
     chosen = jnp.expand_dims(axis.positions(names) == source, range(1, block.ndim))
-    only = jnp.where(chosen, block, jnp.zeros((), block.dtype))
-    total, _ = SUM(axis, only, axes=names)
-    return lax.bitcast_convert_type(total, dtype) if is_float else total, False
+    only = jnp.where(chosen, block, jnp.zeros((), bits))
+    total, differs = SUM(axis, only, axes=names)
+    if bits != dtype:
+        total = lax.bitcast_convert_type(total, dtype)
+    return total, differs
 
 
 def axis_index_rule(axis: AxisLayout, *, axis_name: Hashable) -> tuple[Any, bool]:
