@@ -5,26 +5,10 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 from jax._src.state.discharge import discharge_state
-from jax.extend.core.primitives import jit_p
 
-from shardmap._jax.types import Equation, Jaxpr, Value
-from shardmap._jax.walk import (
-    equations,
-    equations_for,
-    jaxprs_in,
-    rewrite_jaxpr,
-    without_constants,
-)
-
-
-def value_of_reference(x: Value) -> Value:
-    return x
-
-
-def is_read(equation: Equation) -> bool:
-    """Whether an equation is what `discharged` makes of the value of a reference."""
-    name = value_of_reference.__name__
-    return equation.primitive is jit_p and equation.params["name"] == name
+from shardmap._jax.marks import value_of_reference, with_marks
+from shardmap._jax.types import Equation, Jaxpr
+from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr, without_constants
 
 
 def _has_reference(atoms: Any) -> bool:
@@ -35,20 +19,16 @@ def discharged(jaxpr: Jaxpr) -> Any:
     """``jaxpr`` without the references that it makes: what they hold is a value.
 
     JAX has this for the jaxprs of Pallas only; it is what lowering does to all others.
-    The axes of collectives have to be bound. What is read is marked, see `is_read`.
+    The axes of collectives have to be bound. What is read is marked.
     """
     if not any(_has_reference(e.outvars) for e in equations(jaxpr)):
         return jaxpr
 
     def change(equation: Equation) -> Any:
-        results = [v for v in equation.outvars if not isinstance(v, jex_core.DropVar)]
-        is_access = _has_reference(equation.invars) and not jaxprs_in(equation.params)
-        if not (is_access and results):
+        if not _has_reference(equation.invars) or jaxprs_in(equation.params):
             return equation
-        [result] = results
-        value = jex_core.Var(result.aval)
-        mark = equations_for(jax.jit(value_of_reference), [value], [result], equation)
-        return [equation.replace(outvars=[value]), *mark]
+        read = [v for v in equation.outvars if not isinstance(v, jex_core.DropVar)]
+        return with_marks(equation, read, value_of_reference)
 
     marked = jex_core.ClosedJaxpr(rewrite_jaxpr(jaxpr, change), ())
     closed: Any = discharge_state(marked)

@@ -12,8 +12,8 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, scan_p, while_p
 
 from shardmap._jax.effects import NO_AXIS, has_external_effect
+from shardmap._jax.marks import is_mark, shared_result, value_of_reference
 from shardmap._jax.primitives import scan_counts
-from shardmap._jax.references import is_read
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var
 from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in, per_jaxpr
 from shardmap.map.collectives.split import (
@@ -77,9 +77,12 @@ _Inside = tuple[Sequence[bool], list[tuple[Jaxpr, Differs]]]
 
 def _of_equation(equation: Equation, name: Hashable, differs: Differs) -> _Inside:
     every = [True] * len(equation.outvars)
-    is_reference = [isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars]
-    if any(is_reference) or is_read(equation):
+    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars):
         return every, []
+    if name != NO_AXIS and is_mark(equation, value_of_reference):
+        return every, []
+    if name != NO_AXIS and is_mark(equation, shared_result):
+        return [False for _ in every], []
     if is_collective(equation, name):
         is_shared = gives_all_the_same(equation)
         return [not is_shared for _ in every], []

@@ -25,7 +25,10 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import per_jaxpr
 from shardmap.map.differing import differing, is_in
 from shardmap.map.primitives.map_primitive import MapPrimitive
-from shardmap.map.rules.shared_values import with_two_copies
+from shardmap.map.rules.shared_values import (
+    with_shared_results_marked,
+    with_two_copies,
+)
 from shardmap.map.tracing import Body, bind_map, trace_body
 
 # Forward mode
@@ -87,6 +90,7 @@ def _linearize(
     axis_name: Hashable,
     axis_size: int,
 ) -> _Linearized:
+    jaxpr = with_shared_results_marked(jaxpr, axis_name, in_axes)
     avals = list(map(aval_of, jaxpr.invars))
     inexact = [_is_inexact(aval_of(var)) for var in jaxpr.outvars]
 

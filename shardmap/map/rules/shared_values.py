@@ -22,16 +22,24 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax.extend.core.primitives import closed_call_p, custom_lin_p, jit_p, psum_p
+from jax.extend.core.primitives import (
+    closed_call_p,
+    custom_lin_p,
+    custom_vjp_call_p,
+    jit_p,
+    psum_p,
+)
 from jax.interpreters import ad
 
 from shardmap._jax.effects import NO_AXIS
+from shardmap._jax.marks import is_mark, shared_result, with_marks
 from shardmap._jax.references import discharged
 from shardmap._jax.types import Atom, Equation, Jaxpr, Primitive, Value, Var, aval_of
 from shardmap._jax.walk import (
     equations_of,
     inline_calls,
     map_jaxprs,
+    primitives_in,
     rewrite_in_context,
     rewrite_jaxpr,
 )
@@ -120,7 +128,9 @@ def with_two_copies(
         elif not _is_shared(equation, axis_name, differ):
             whole = _with_whole_cotangents(equation, axis_name, differ)
             new.append(whole.replace(invars=of_each))
-            if equation.primitive is psum_p and combines_all(equation, axis_name):
+            if is_mark(equation, shared_result):
+                shared.update((v, marked(total_p, v)) for v in outvars)
+            elif equation.primitive is psum_p and combines_all(equation, axis_name):
                 shared[outvars[0]] = result = jex_core.Var(aval_of(outvars[0]))
                 total, rest = over_other_axes(
                     equation.replace(outvars=[result]), axis_name
@@ -145,6 +155,32 @@ def with_two_copies(
         for atom, axis in zip(jaxpr.outvars, out_axes, strict=True)
     ]
     return jaxpr.replace(eqns=new, outvars=results)
+
+
+def with_shared_results_marked(
+    jaxpr: Jaxpr, axis_name: Hashable, in_axes: Sequence[int | None]
+) -> Any:
+    """``jaxpr``, before its derivative, with marks on shared results of `custom_vjp`.
+
+    What is differentiated does not tell that a backward function is for one of them:
+    each element's gets the whole cotangent, such as that of a sum over the axis.
+    """
+    if custom_vjp_call_p not in primitives_in(jaxpr):
+        return jaxpr
+    differ = differing(jaxpr, axis_name, tuple(axis is not None for axis in in_axes))
+
+    def change(equation: Equation) -> Any:
+        takes_differing = any(is_in(atom, differ) for atom in equation.invars)
+        if equation.primitive is not custom_vjp_call_p or not takes_differing:
+            return equation
+        shared = [v for v in equation.outvars if v not in differ]
+        return with_marks(equation, shared, shared_result)
+
+    def into(equation: Equation) -> bool:
+        is_custom = equation.primitive is custom_vjp_call_p
+        return not (is_custom or binds(equation, axis_name))
+
+    return rewrite_jaxpr(jaxpr, change, into)
 
 
 def _has_custom(equation: Equation) -> bool:
@@ -180,6 +216,12 @@ def _with_whole_cotangents(
     """
 
     def change(each: Equation) -> Any:
+        if is_mark(each, shared_result) and is_in(each.invars[0], differ):
+            total = jex_core.Var(aval_of(each.outvars[0]))
+            return [
+                _marking(total_p, axis_name, each.invars[0], total),
+                _share(total, each.outvars[0]),
+            ]
         is_custom = each.primitive is custom_lin_p
         if not (is_custom and _is_shared(each, axis_name, differ)):
             return each

@@ -142,6 +142,14 @@ def unit(x):
 unit.defvjp(lambda x: (x, None), lambda _, ct: (ct / jnp.linalg.norm(ct) + 1,))
 
 
+@jax.custom_vjp
+def total(x):
+    return lax.psum(x, "i")
+
+
+total.defvjp(lambda x: (total(x), None), lambda _, ct: (ct,))
+
+
 def doubled(x):
     kept = jax.new_ref(x * x)
     kept[...] = unit(kept[...] * 2)
@@ -176,6 +184,10 @@ SHARED = {
     "one in a checkpoint": lambda w, x: jax.checkpoint(
         lambda w, x: lax.psum(x * unit(w), "i") + unit(w)
     )(w, x),
+    "one of a sum of its own": lambda w, x: total(x * w) * jnp.sin(w),
+    "one of a sum in a loop": lambda w, x: lax.scan(
+        lambda carry, _: (total(jnp.sin(carry * x)), None), w, length=2
+    )[0],
     "one of a result": lambda w, x: unit(lax.psum(jnp.sin(x * w), "i")) * w,
 }
 
@@ -211,11 +223,6 @@ def test_custom_vjp_with_static_and_integer_arguments():
 @both_lowerings
 def test_custom_vjp_sees_the_cotangent_of_its_own_element(spmap):
     # As under jax.pmap. jax.vmap adds the cotangents of what no element owns.
-    @jax.custom_vjp
-    def total(x):
-        return lax.psum(x, "i")
-
-    total.defvjp(lambda x: (total(x), None), lambda _, ct: (ct,))
     weights = jnp.arange(4.0)
     mapped = spmap(lambda x, k: total(x) * k, "i")
     gradient = jax.grad(lambda x: mapped(x, weights).sum())(jnp.ones(4))
