@@ -26,7 +26,6 @@ class Collective:
       combiner: how values of several devices become one; None if they stay apart.
       of_equal_groups: whether all ``axis_index_groups`` must have one size.
       is_elementwise: whether a plan may cut the dimensions of an element.
-      is_shared: whether all elements of a group have its result.
       lowers_per_device: whether JAX lowers it for one element on each device, given the
         type of an operand and the platform.
     """
@@ -37,7 +36,6 @@ class Collective:
     combiner: str | None = None
     of_equal_groups: bool = False
     is_elementwise: bool = False
-    is_shared: bool = False
     lowers_per_device: Callable[[Aval, str], bool] = lambda aval, platform: True
 
     @property
@@ -45,17 +43,17 @@ class Collective:
         """Whether it only combines values."""
         return isinstance(self.rule, Reduction)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all elements of a group have its result."""
+        alike = rules.all_gather_rule, rules.pbroadcast_rule
+        return self.is_reduction or self.rule in alike
+
 
 def _reduction(name: str, combiner: str, **options: Any) -> Collective:
     rule = REDUCTIONS[combiner]
     return Collective(
-        name,
-        "all-reduce",
-        rule,
-        combiner,
-        is_elementwise=True,
-        is_shared=True,
-        **options,
+        name, "all-reduce", rule, combiner, is_elementwise=True, **options
     )
 
 
@@ -83,7 +81,6 @@ COLLECTIVES: dict[Primitive, Collective] = {
         "all-gather",
         rules.all_gather_rule,
         of_equal_groups=True,
-        is_shared=True,
         # Not random keys, and not arrays without entries.
         lowers_per_device=lambda aval, platform: (
             bool(aval.size) and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
@@ -104,7 +101,6 @@ COLLECTIVES: dict[Primitive, Collective] = {
         rules.pbroadcast_rule,
         combiner="add",  # Of the one and zeros for the others.
         is_elementwise=True,
-        is_shared=True,
         lowers_per_device=lambda aval, platform: platform != "cpu",
     ),
     p.axis_index_p: Collective("axis_index", None, rules.axis_index_rule),
