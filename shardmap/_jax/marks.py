@@ -3,7 +3,8 @@
 A mark is a jitted identity, which is told by its name.
 """
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import jax
@@ -13,29 +14,33 @@ from jax.extend.core.primitives import jit_p
 from shardmap._jax.types import Equation, Value, Var
 from shardmap._jax.walk import equations_for
 
-Mark = Callable[[Value], Value]
+READ = "value of a reference"
+"""The mark of what was read from a reference."""
 
 
-def value_of_reference(x: Value) -> Value:
-    """What was read from a reference."""
-    return x
+def shared_along(axis_name: Hashable) -> str:
+    """The mark of a result that the elements of an axis share."""
+    return f"shared along {axis_name!r}"
 
 
-def shared_result(x: Value) -> Value:
-    """A result that all elements share, though its tangent does not show it."""
-    return x
+def is_mark(equation: Equation, mark: str) -> bool:
+    return equation.primitive is jit_p and bool(equation.params["name"] == mark)
 
 
-def is_mark(equation: Equation, mark: Mark) -> bool:
-    is_jit = equation.primitive is jit_p
-    return is_jit and bool(equation.params["name"] == mark.__name__)
+@functools.lru_cache(maxsize=256)
+def _identity(name: str) -> Any:
+    def same(x: Value) -> Value:
+        return x
+
+    same.__name__ = name
+    return jax.jit(same)
 
 
-def with_marks(equation: Equation, results: Collection[Var], mark: Mark) -> list[Any]:
+def with_marks(equation: Equation, results: Collection[Var], mark: str) -> list[Any]:
     """The equation, with a mark on these of its results."""
     new = {var: jex_core.Var(var.aval) for var in results}
     outvars = [new.get(var, var) for var in equation.outvars]
     marks: list[Any] = []
     for var, before in new.items():
-        marks += equations_for(jax.jit(mark), [before], [var], equation)
+        marks += equations_for(_identity(mark), [before], [var], equation)
     return [equation.replace(outvars=outvars), *marks]

@@ -6,7 +6,7 @@ import jax
 import jax.extend.core as jex_core
 from jax._src.state.discharge import discharge_state
 
-from shardmap._jax.marks import value_of_reference, with_marks
+from shardmap._jax.marks import READ, with_marks
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr, without_constants
 
@@ -28,7 +28,7 @@ def discharged(jaxpr: Jaxpr) -> Any:
         if not _has_reference(equation.invars) or jaxprs_in(equation.params):
             return equation
         read = [v for v in equation.outvars if not isinstance(v, jex_core.DropVar)]
-        return with_marks(equation, read, value_of_reference)
+        return with_marks(equation, read, READ)
 
     marked = jex_core.ClosedJaxpr(rewrite_jaxpr(jaxpr, change), ())
     closed: Any = discharge_state(marked)

@@ -12,7 +12,7 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, scan_p, while_p
 
 from shardmap._jax.effects import NO_AXIS, has_external_effect
-from shardmap._jax.marks import is_mark, shared_result, value_of_reference
+from shardmap._jax.marks import READ, is_mark, shared_along
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var
 from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in, per_jaxpr
@@ -79,9 +79,9 @@ def _of_equation(equation: Equation, name: Hashable, differs: Differs) -> _Insid
     every = [True] * len(equation.outvars)
     if any(isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars):
         return every, []
-    if name != NO_AXIS and is_mark(equation, value_of_reference):
+    if name != NO_AXIS and is_mark(equation, READ):
         return every, []
-    if name != NO_AXIS and is_mark(equation, shared_result):
+    if name != NO_AXIS and is_mark(equation, shared_along(name)):
         return [False for _ in every], []
     if is_collective(equation, name):
         is_shared = gives_all_the_same(equation)

@@ -32,7 +32,7 @@ from jax.extend.core.primitives import (
 from jax.interpreters import ad
 
 from shardmap._jax.effects import NO_AXIS
-from shardmap._jax.marks import is_mark, shared_result, with_marks
+from shardmap._jax.marks import is_mark, shared_along, with_marks
 from shardmap._jax.references import discharged
 from shardmap._jax.types import Atom, Equation, Jaxpr, Primitive, Value, Var, aval_of
 from shardmap._jax.walk import (
@@ -128,7 +128,7 @@ def with_two_copies(
         elif not _is_shared(equation, axis_name, differ):
             whole = _with_whole_cotangents(equation, axis_name, differ)
             new.append(whole.replace(invars=of_each))
-            if is_mark(equation, shared_result):
+            if is_mark(equation, shared_along(axis_name)):
                 shared.update((v, marked(total_p, v)) for v in outvars)
             elif equation.primitive is psum_p and combines_all(equation, axis_name):
                 shared[outvars[0]] = result = jex_core.Var(aval_of(outvars[0]))
@@ -174,7 +174,7 @@ def with_shared_results_marked(
         if equation.primitive is not custom_vjp_call_p or not takes_differing:
             return equation
         shared = [v for v in equation.outvars if v not in differ]
-        return with_marks(equation, shared, shared_result)
+        return with_marks(equation, shared, shared_along(axis_name))
 
     def into(equation: Equation) -> bool:
         is_custom = equation.primitive is custom_vjp_call_p
@@ -216,7 +216,7 @@ def _with_whole_cotangents(
     """
 
     def change(each: Equation) -> Any:
-        if is_mark(each, shared_result) and is_in(each.invars[0], differ):
+        if is_mark(each, shared_along(axis_name)) and is_in(each.invars[0], differ):
             total = jex_core.Var(aval_of(each.outvars[0]))
             return [
                 _marking(total_p, axis_name, each.invars[0], total),
