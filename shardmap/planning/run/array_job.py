@@ -16,8 +16,9 @@ import numpy as np
 from shardmap.planning.engine.keys import data_aval
 from shardmap.planning.engine.monoids import Combiner, start
 from shardmap.planning.engine.nodes import Value
-from shardmap.planning.engine.slices import Box
+from shardmap.planning.engine.slices import Box, slices
 from shardmap.planning.engine.stages import Stage
+from shardmap.planning.run.blocks import Blocks
 from shardmap.planning.run.buffers import put
 from shardmap.planning.run.cut_program import CutProgram, spec
 from shardmap.planning.run.disk.checkpoint import Checkpoint
@@ -184,8 +185,7 @@ class Stored:
         aval = data_aval(value.aval)
         self.shape, self.dtype, self.made = aval.shape, aval.dtype, needs
         self._value, self._combiner, self._load = value, combiner, load
-        self._boxes = list(needs)
-        self._bounds = np.asarray(self._boxes, np.int64)
+        self._blocks = Blocks(needs, len(value.shape))
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         box = tuple(
@@ -197,21 +197,9 @@ class Stored:
         shape, dtype = spec(self._value, box)
         is_whole = self._combiner == "insert"
         array = np.full(shape, 0 if is_whole else start(self._combiner, dtype), dtype)
-        for other in self._overlapping(box):
-            here, there = [], []
-            for (first, end), (begin, stop) in zip(box, other, strict=True):
-                both = max(first, begin), min(end, stop)
-                here.append(slice(both[0] - first, both[1] - first))
-                there.append(slice(both[0] - begin, both[1] - begin))
-            array[tuple(here)] = self._load(*self.made[other])[tuple(there)]
+        for need, there, here in self._blocks.overlapping(box):
+            array[slices(here)] = self._load(*need)[slices(there)]
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[tuple(slice(0, n) for n in self._value.shape)], dtype)
-
-    def _overlapping(self, box: Box) -> list[Box]:
-        if not self._boxes or not box:
-            return []
-        starts, stops = np.asarray(box).T
-        meet = (self._bounds[:, :, 0] < stops) & (starts < self._bounds[:, :, 1])
-        return [self._boxes[k] for k in np.flatnonzero(meet.all(1))]

@@ -6,12 +6,11 @@ the workers. All that a task needs is in the graph, so that Dask makes it again 
 worker is lost.
 """
 
-import bisect
 import importlib
 import itertools
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -21,8 +20,9 @@ from shardmap._jax.types import PyTree
 from shardmap.planning.engine.keys import box_bytes, is_key
 from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
-from shardmap.planning.engine.slices import Box, Interval, shape_of
+from shardmap.planning.engine.slices import Box, shape_of, slices
 from shardmap.planning.engine.stages import Stage
+from shardmap.planning.run.blocks import Blocks
 from shardmap.planning.run.buffers import start_dtype
 from shardmap.planning.run.cut_program import CutProgram, spec
 from shardmap.planning.run.disk.checkpoint import Checkpoint, TaskFile
@@ -49,6 +49,7 @@ from shardmap.planning.run.tasks import (
     shard_tasks,
 )
 from shardmap.planning.sources.handlers import sliceable
+from shardmap.planning.sources.registry import RemoteRef
 from shardmap.units import error_text
 
 SMALL = 2**10
@@ -74,37 +75,46 @@ class Place(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a block that another task has made, for a part of an argument."""
+    """A part of a block that another task has made, and its place in an argument."""
 
     need: int
     at: tuple[int, int] | None
-    there: tuple[slice, ...]
-    here: tuple[slice, ...]
-    whole: tuple[slice, ...]
+    there: Box
+    here: Box
 
 
 class Gathered(NamedTuple):
     """An argument that is put together of blocks that other tasks have made.
 
     Attributes:
+      box: of the value that it is a part of.
       shape, dtype: of the argument.
       pieces: of the blocks.
       written: the array that tasks write blocks to which they do not return.
     """
 
+    box: Box
     shape: tuple[int, ...]
     dtype: Any
     pieces: Sequence[Piece]
-    written: Any
+    written: RemoteRef | None
 
     def array(self, needs: Sequence[Any]) -> np.ndarray:
         array = np.zeros(self.shape, self.dtype)
-        for need, at, there, here, whole in self.pieces:
+        for need, at, there, here in self.pieces:
             block = needs[need] if at is None else needs[need][at[0]][at[1]]
-            part = self.written.open()[whole] if block is None else block[there]
+            if block is None and self.written is not None:
+                starts = [start for start, _ in self.box]
+                whole = [
+                    (start + first, start + stop)
+                    for start, (first, stop) in zip(starts, here, strict=True)
+                ]
+                part = self.written.open()[slices(tuple(whole))]
+            else:
+                part = block[slices(there)]
             if np.shape(part) == self.shape:
                 return np.asarray(part, self.dtype)
-            array[here] = part
+            array[slices(here)] = part
         return array
 
 
@@ -179,43 +189,6 @@ def collected(taken: Sequence[Sequence[tuple[int, int]]], needs: Sequence[Any]) 
     return [need[shard][place] for at, need in pairs for shard, place in at]
 
 
-class Blocks:
-    """Where the blocks of a value are.
-
-    Args:
-      places: box -> its place.
-      ndim: the number of dimensions.
-    """
-
-    def __init__(self, places: Mapping[Box, Place], ndim: int) -> None:
-        self.places = places
-        self._cuts: list[list[Interval]] = [
-            sorted({box[axis] for box in places}) for axis in range(ndim)
-        ]
-        self._longest = [
-            max((stop - start for start, stop in cuts), default=0)
-            for cuts in self._cuts
-        ]
-
-    def overlapping(self, box: Box) -> Iterator[tuple[Box, Place]]:
-        axes = zip(box, self._cuts, self._longest, strict=True)
-        near = [
-            [
-                cut
-                for cut in cuts[
-                    bisect.bisect_left(cuts, (start - longest, 0)) : bisect.bisect_left(
-                        cuts, (stop, 0)
-                    )
-                ]
-                if cut[1] > start
-            ]
-            for (start, stop), cuts, longest in axes
-        ]
-        for other in itertools.product(*near):
-            if other in self.places:
-                yield other, self.places[other]
-
-
 class Graph:
     """The tasks of a plan.
 
@@ -248,7 +221,7 @@ class Graph:
         self.exported = Exported()
         self.layers: dict[str, dict[Key, Any]] = {}
         self.dependencies: dict[str, set[str]] = {}
-        self.blocks: dict[Value, Blocks] = {}
+        self.blocks: dict[Value, Blocks[Place]] = {}
         self.shards: dict[str, tuple[Stage, int]] = {}
         self.made: dict[str, tuple[Key, int]] = {}
         self.nbytes: dict[Key, int] = {}
@@ -360,26 +333,12 @@ class Graph:
     def _arg(self, value: Value, box: Box, needs: dict[Any, int]) -> Any:
         """An argument of a shard; adds the tasks that have it to ``needs``."""
         if value in self.blocks:
-            pieces = []
-            for other, place in self.blocks[value].overlapping(box):
-                both = [
-                    (max(a[0], b[0]), min(a[1], b[1]))
-                    for a, b in zip(box, other, strict=True)
-                ]
-                there, here, whole = (
-                    tuple(
-                        slice(start - first, stop - first)
-                        for (start, stop), first in zip(both, firsts, strict=True)
-                    )
-                    for firsts in (
-                        [start for start, _ in other],
-                        [start for start, _ in box],
-                        [0 for _ in box],
-                    )
-                )
-                need = needs.setdefault(place.key, len(needs))
-                pieces.append(Piece(need, place.at, there, here, whole))
-            return Gathered(*spec(value, box), pieces, self.access.source(value))
+            pieces = [
+                Piece(needs.setdefault(place.key, len(needs)), place.at, there, here)
+                for place, there, here in self.blocks[value].overlapping(box)
+            ]
+            written = self.access.source(value)
+            return Gathered(box, *spec(value, box), pieces, written)
         if (read := self.access.read(value, box)) is not None:
             return read
         held = self._shared.get((value, box))
@@ -392,9 +351,9 @@ class Graph:
             if box == tuple((0, size) for size in value.shape):
                 self._shared[value, box] = held
         need = needs.setdefault(held, len(needs))
-        everything = tuple(slice(0, size) for size in shape_of(box))
-        piece = Piece(need, None, everything, everything, everything)
-        return Gathered(*spec(value, box), [piece], None)
+        whole = tuple((0, size) for size in shape_of(box))
+        piece = Piece(need, None, whole, whole)
+        return Gathered(box, *spec(value, box), [piece], None)
 
     def _function(self, shard: Shard) -> Key:
         blob = self.exported(shard)

@@ -1,0 +1,68 @@
+"""A value in blocks that tasks make, and the parts of them that a box consists of."""
+
+import bisect
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from shardmap.planning.engine.slices import Box, Interval
+
+T = TypeVar("T")
+
+
+class Blocks(Generic[T]):
+    """The blocks of a value.
+
+    Args:
+      places: box -> where that block is.
+      ndim: the number of dimensions.
+
+    >>> blocks = Blocks({((0, 4),): "a", ((4, 8),): "b", ((8, 10),): "c"}, 1)
+    >>> list(blocks.overlapping(((2, 6),)))
+    [('a', ((2, 4),), ((0, 2),)), ('b', ((0, 2),), ((2, 4),))]
+    """
+
+    def __init__(self, places: Mapping[Box, T], ndim: int) -> None:
+        self.places = places
+        # Boxes are products of intervals, which are looked up axis by axis.
+        self._cuts: list[list[Interval]] = [
+            sorted({box[axis] for box in places}) for axis in range(ndim)
+        ]
+        self._longest = [
+            max((stop - start for start, stop in cuts), default=0)
+            for cuts in self._cuts
+        ]
+
+    def overlapping(self, box: Box) -> Iterator[tuple[T, Box, Box]]:
+        """Yields each block that a box overlaps: its place, and where they meet.
+
+        The second is that part in the block, the third in the box.
+        """
+        near = [
+            [
+                (begin, end)
+                for begin, end in self._near(axis, stop, start)
+                if end > start
+            ]
+            for axis, (start, stop) in enumerate(box)
+        ]
+        for other in itertools.product(*near):
+            if other in self.places:
+                both = [
+                    (max(first, begin), min(stop, end))
+                    for (first, stop), (begin, end) in zip(box, other, strict=True)
+                ]
+                yield self.places[other], _inside(both, other), _inside(both, box)
+
+    def _near(self, axis: int, stop: int, start: int) -> list[Interval]:
+        cuts = self._cuts[axis]
+        first = bisect.bisect_left(cuts, (start - self._longest[axis], 0))
+        return cuts[first : bisect.bisect_left(cuts, (stop, 0))]
+
+
+def _inside(part: list[Interval], box: Box) -> Box:
+    """A part of a box, counted from the start of the box."""
+    return tuple(
+        (start - first, stop - first)
+        for (start, stop), (first, _) in zip(part, box, strict=True)
+    )
