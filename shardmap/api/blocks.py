@@ -100,11 +100,8 @@ class BlockMap(Transformed):
             "in_axes", options.in_specs, arguments, PartitionSpec()
         )
         self._check_arguments(arguments, avals, in_specs)
-        around = self._axes_around()
-        names = [name for name in options.mesh.axis_names if name in options.axis_names]
-        names = [name for name in names if name not in around]
+        names = self._free_axes()
         block = function.flat_function(arguments)
-        vmapped = {name for name in names if tracing.is_bound(name)}
         # A `spmap` tells its own name.
         told = names if options.lowering == "manual" else ()
         with types_of_mesh_around(), explained_axis_names(*told):
@@ -113,7 +110,7 @@ class BlockMap(Transformed):
             )(*(a if varying_axes(a) else without_sharding(a) for a in avals))
         closed, out = traced
         check_live(closed.consts)
-        self._check_vmaps(closed, vmapped)
+        self._check_vmaps(closed, names)
         out_specs = self._out_specs(out.tree)
         out_avals = list(map(without_sharding, closed.out_avals))
 
@@ -223,8 +220,8 @@ class BlockMap(Transformed):
     def _devices(self) -> list[jax.Device]:
         return mesh_devices(self.options.mesh) or set_mesh.current_mesh_devices()
 
-    def _axes_around(self) -> set[str]:
-        """The mesh axes that a map or `jax.shard_map` around is over.
+    def _free_axes(self) -> list[str]:
+        """The mesh axes of the map that no map or `jax.shard_map` around is over.
 
         Raises:
           ValueError: it is on another mesh or other devices, or is over axes that are
@@ -250,7 +247,7 @@ class BlockMap(Transformed):
                 "jax.shard_map around it is over already. Name other axes, or leave "
                 "these out of axis_names= of the one around."
             )
-        return around
+        return [name for name in self.options.axis_names if name not in around]
 
     # Checks
 
@@ -286,10 +283,11 @@ class BlockMap(Transformed):
                     + arguments.advice_on_lists([k])
                 )
 
-    def _check_vmaps(self, closed: ClosedJaxpr, vmapped: set[str]) -> None:
+    def _check_vmaps(self, closed: ClosedJaxpr, names: Sequence[str]) -> None:
         """Checks that no `jax.vmap` around has the name of an axis that is used."""
-        if self.options.lowering == "spmd" or tracing.inside_map() or not vmapped:
+        if self.options.lowering == "spmd" or tracing.inside_map():
             return
+        vmapped = {*filter(tracing.is_bound, names)}
         inside = [equation.params.get("jaxpr") for equation in closed.jaxpr.eqns]
         for jaxpr in filter(None, inside):
             for name in axes_used(jaxpr.effects) & vmapped:

@@ -194,7 +194,7 @@ def mesh_map(
             mesh=auto_mesh(mesh),
             in_specs=in_axes,
             out_specs=out_axes,
-            axis_names=tuple(over),
+            axis_names=tuple(name for name in mesh.axis_names if name in over),
             static_argnums=static,
             donate_argnums=donated,
             lowering=options.lowering(lowering, None, "mesh_map"),
