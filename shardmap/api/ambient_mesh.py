@@ -1,12 +1,19 @@
 """The program around a map: other maps, `jax.shard_map` and `jax.set_mesh`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+)
 
 from shardmap._jax.errors import names_set_mesh, names_spec
-from shardmap._jax.types import Aval
+from shardmap._jax.types import Aval, Value
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
 from shardmap.map import set_mesh, tracing
@@ -37,6 +44,15 @@ def typed_devices(
     if options.devices or options.backend or set_mesh.has_mesh() or len(sizes) != 1:
         return devices
     return devices[: sizes.pop()]
+
+
+def typed(value: Value, mesh: Mesh) -> Any:
+    """A value of a program that is being traced, with this mesh in its type."""
+    aval = jax.typeof(value)
+    if not aval.sharding.mesh.empty or aval.dtype == jax.dtypes.float0:
+        return value
+    spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * aval.ndim)
+    return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
 
 
 def check_in_shard_map(name: str, options: SpmapOptions) -> None:

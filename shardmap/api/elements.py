@@ -121,6 +121,13 @@ class ElementMap(Transformed):
             params = dataclasses.replace(params, batch_size=batch_size)
         if params.mesh is not None and not tracing.inside_map():
             check_inside(params)
+        # The types of its operands have said on how many devices it runs.
+        is_typed = (
+            not is_top_level
+            and params.mesh is not None
+            and options.mesh is None
+            and params.mesh.size < len(self._devices())
+        )
         call = Call(
             arguments,
             avals,
@@ -131,7 +138,7 @@ class ElementMap(Transformed):
             ],
             params.mesh,
             body.jaxpr,
-            functools.partial(_bind_map, body.constants, params),
+            functools.partial(_bind_map, body.constants, params, is_typed),
             functools.partial(_leaf_shardings, body.constants, params),
         )
         return call, params
@@ -253,7 +260,10 @@ def _leaf_shardings(constants: Sequence[Value], params: MapParams) -> MapShardin
 
 
 def _bind_map(
-    constants: Sequence[Value], params: MapParams, leaves: Sequence[Value]
+    constants: Sequence[Value],
+    params: MapParams,
+    is_typed: bool,
+    leaves: Sequence[Value],
 ) -> list[Any]:
     """Binds the map to the constants and the leaves, array-likes as arrays."""
     operands = list(leaves)
@@ -265,7 +275,12 @@ def _bind_map(
         with jax.ensure_compile_time_eval():
             for k in which:
                 operands[k] = array_likes.device_put_array_like(leaves[k], shardings[k])
-    return spmap_p.bind(*constants, *operands, **params.as_dict())
+    results = spmap_p.bind(*constants, *operands, **params.as_dict())
+    if is_typed:  # What follows in a program is on these devices, too.
+        return [
+            ambient_mesh.typed(result, cast(Mesh, params.mesh)) for result in results
+        ]
+    return results
 
 
 def _refuse_ordered_debug(who: str, params: MapParams) -> None:

@@ -26,7 +26,10 @@ def test_what_a_short_map_returned_is_transformed_and_compiled_where_it_is(count
         result = transformed(y)
         np.testing.assert_allclose(result, gradient, rtol=1e-5)
         assert result.sharding.device_set == y.sharding.device_set
-    np.testing.assert_allclose(jax.jit(mapped)(y), y * y.sum(), rtol=1e-6)
+    once = y * y.sum()
+    np.testing.assert_allclose(jax.jit(mapped)(y), once, rtol=1e-6)
+    twice = jax.jit(lambda v: mapped(mapped(v)))(y)
+    np.testing.assert_allclose(twice, once * once.sum(), rtol=1e-6)
 
 
 @pytest.mark.usefixtures("young_heap")
