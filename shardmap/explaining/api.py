@@ -30,7 +30,7 @@ from shardmap.explaining.read.hlo.cost import (
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.products import products_of
+from shardmap.explaining.read.products import products_of, read_bytes
 from shardmap.explaining.read.remarks import LARGE
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import marked
@@ -239,7 +239,10 @@ def explanation_for(
         needed, capacity = refused
         cost = too_large.cost_of(needed)
         largest = too_large.largest(traced.jaxpr.jaxpr, inputs, num_devices)
-    products = {} if compiled is None else products_of(module.entry)
+    products: Mapping[str, float] = {}
+    read = 0
+    if compiled is not None:
+        products, read = products_of(module.entry), read_bytes(module.entry)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages, pictured = (), (), ()
     if hasattr(fun, "stage_costs"):  # A function in pieces.
@@ -278,7 +281,7 @@ def explanation_for(
         available=available,
         machine=machine,
         capacity=capacity,
-        least_times=_least_times(device, products, cost, collectives),
+        least_times=_least_times(device, products, read, cost, collectives),
         call=(
             fun,
             any(info.donated for info in jax.tree.leaves(traced.args_info)),
@@ -289,6 +292,7 @@ def explanation_for(
 def _least_times(
     device: jax.Device,
     products: Mapping[str, float],
+    read: int,
     cost: Cost,
     collectives: Sequence[Collective],
 ) -> tuple[tuple[str, float], ...]:
@@ -296,12 +300,13 @@ def _least_times(
     chip = CHIPS.get(device.device_kind)
     if chip is None or not chip.memory_bandwidth or cost.argument_bytes is None:
         return ()
-    # Values on the chip count as accessed, and parts of arrays may not be.
-    arrays = (cost.argument_bytes or 0) + (cost.output_bytes or 0)
-    accessed = arrays if cost.bytes_accessed is None else cost.bytes_accessed
+    # Values on the chip count as accessed, too. XLA for GPUs counts nothing.
+    moved = read + (cost.output_bytes or 0)
+    if cost.bytes_accessed is not None:
+        moved = min(moved, round(cost.bytes_accessed))
     times = {
         "arithmetic": chip.seconds(products),
-        "memory": min(accessed, arrays) / chip.memory_bandwidth,
+        "memory": moved / chip.memory_bandwidth,
         "interconnect": sum(each.seconds or 0 for each in collectives),
     }
     return tuple(sorted(times.items(), key=lambda each: -each[1]))

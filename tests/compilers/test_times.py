@@ -49,6 +49,18 @@ def test_a_product_has_the_peak_of_its_type(machine, dtype, precision, rate):
     assert least["arithmetic"] == pytest.approx(3 * FLOPS / rate)
 
 
+@pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4"])
+def test_an_embedding_is_read_where_it_is_looked_up(machine):
+    table, index = shape(2**18, 1024), shape(128, dtype=np.int32)
+    w = shape(1024, 1024)
+    report = sm.explain(lambda t, k, w: t[k] @ w, devices=machine)(table, index, w)
+    chip = {"h100:8": 3352.32e9, "v5e:2x4": 819e9}[machine]
+    least = dict(report.least_times)["memory"]
+    # The rows, the weights and the result; XLA for TPU keeps some on the chip.
+    read = (2 * 128 * 1024 + 1024 * 1024) * 4
+    assert 0.9 * read <= least * chip <= 1.01 * read
+
+
 def collective(machine, axes, kind, rows):
     """A collective over axes of a mesh of 16 devices, of so many bytes on each."""
     names = "data", "model"

@@ -1,9 +1,10 @@
-"""Products of a compiled program, by the type of their operands."""
+"""What a compiled program does at least: its products by type, and what it reads."""
 
 import collections
 
 from shardmap._jax.hlo import Computation, Instruction
 from shardmap.explaining.read.hlo.flops import product_flops
+from shardmap.explaining.read.hlo.instructions import inside
 from shardmap.explaining.read.hlo.loops import steps_of
 
 _PRECISIONS = {1: " high", 2: " highest", "HIGH": " high", "HIGHEST": " highest"}
@@ -23,11 +24,11 @@ def products_of(computation: Computation) -> collections.Counter[str]:
     for each in computation.instructions:
         if flops := product_flops(each):
             total[_type(each)] += flops
-        inside = list(map(products_of, each.called))
+        parts = list(map(products_of, each.called))
         if each.opcode == "conditional":
-            inside = [min(inside, key=collections.Counter.total)]
+            parts = [min(parts, key=collections.Counter.total)]
         times = max(1, steps_of(each) or 1) if each.opcode == "while" else 1
-        for part in inside:
+        for part in parts:
             total.update({type_: times * flops for type_, flops in part.items()})
     return total
 
@@ -49,3 +50,26 @@ def _type(product: Instruction) -> str:
 def _bits(type_: str) -> int:
     digits = "".join(c if c.isdigit() else " " for c in type_).split()
     return int(digits[0]) if digits else 0
+
+
+def read_bytes(entry: Computation) -> int:
+    """The bytes of arguments that a program reads at least.
+
+    Of one that only indices or slices are taken from, such as an embedding, it reads
+    these. A donated cache that is updated in place is read whole.
+    """
+    return sum(min(_read(each), each.shape.bytes) for each in entry.parameters)
+
+
+def _read(value: Instruction) -> int:
+    return sum(_read_by(user, value) for user in value.users)
+
+
+def _read_by(user: Instruction, value: Instruction) -> int:
+    if user.opcode in ("gather", "dynamic-slice") and user.operands[0] is value:
+        return user.shape.bytes
+    if user.opcode == "bitcast":
+        return _read(user)
+    if user.opcode == "fusion":
+        return sum(map(_read, inside(user, value)))
+    return value.shape.bytes
