@@ -16,6 +16,7 @@ from shardmap.explaining.read.hlo.instructions import (
     is_generated,
     merged_names,
     parts_of,
+    reached,
     types,
 )
 from shardmap.explaining.read.hlo.loops import runs
@@ -77,7 +78,8 @@ def compiled_collectives(
         named = instruction
         fusion = _scattering(instruction)
         if fusion is not None:
-            kind, named, given = "reduce-scatter", fusion, [[fusion.shape]]
+            kind, named = "reduce-scatter", fusion
+            given = _scattered(instruction)
         names = merged_names(named.op_name)
         names = names if len(names) == len(given) else []
         operations = _operations(named.op_name, len(given))
@@ -87,18 +89,23 @@ def compiled_collectives(
             operation = _function(parts, _kinds(named, kind))
             if kind in _OF_PROGRAMS and not parts:
                 operation = _OF_PROGRAMS[kind]
+            operand = instruction.operands[place if kind != "all-to-all" else 0]
+            if fusion is not None:
+                operand = fusion.operands[operand.parameter]
             cause = None
             if operation is None:
                 one = (place, parts[0]) if names else None
-                operand = named.operands[place if kind != "all-to-all" else 0]
                 cause = cause_of(
                     sources, named, operand, kind, one, asked, axes, arguments
                 )
             source = None if cause is None else cause.source
             # Sums of several lines may have one name.
-            if source is None and (names or (kind == "all-reduce" and len(given) > 1)):
-                name = names[place] if names else instruction.op_name
-                source = sources.of_value(instruction, name, place)
+            is_sum = kind in ("all-reduce", "reduce-scatter")
+            if source is None and (names or (is_sum and len(given) > 1)):
+                name = names[place] if names else named.op_name
+                # The name may be that of another sum, if XLA put them together.
+                is_known = bool(names) or operation is not None
+                source = sources.of_value(operand, name if is_known else None)
             collectives.append(
                 Collective(
                     kind=kind,
@@ -178,6 +185,19 @@ def _scattering(instruction: Instruction) -> Instruction | None:
     how = fusion and fusion.config.get("collective_algorithm_config")
     is_one = how and "AllReduceScatter" in how.get("emitter", "")
     return fusion if is_one and instruction.opcode == "all-reduce" else None
+
+
+def _scattered(instruction: Instruction) -> _Values:
+    """The part that each device keeps of each value of an all-reduce in a fusion."""
+    root = instruction.computation.root
+    kept: dict[int, list[Shape]] = {}
+    for part in root.operands if root.opcode == "tuple" else [root]:
+        for each in reached(part, lambda each: each.operands):
+            if each is instruction or instruction in each.operands:
+                is_one = each.opcode == "get-tuple-element"
+                kept[each.index if is_one else 0] = [part.shape]
+                break
+    return [kept[place] for place in sorted(kept)]
 
 
 def _unnamed(instruction: Instruction, place: int) -> tuple[str, ...]:

@@ -40,20 +40,20 @@ class Sources:
             instruction, _made_by
         )
 
-    def of_value(self, instruction: Instruction, name: str, place: int) -> str | None:
+    def of_value(self, operand: Instruction, name: str | None) -> str | None:
         """The line of one of several values that XLA sends as one, if known.
 
         Args:
-          instruction: the instruction that sends them.
-          name: JAX's name of the origin of the value.
-          place: the number of the operand.
+          operand: what is sent.
+          name: JAX's name of the origin of the value; None if it is unknown.
         """
+        line = self._nearest(operand, _made_by)
+        if name is None:
+            return line
         there = self._by_op_name.get(name, set())
         if len(there) == 1:
             return next(iter(there))
-        operands = instruction.operands[place : place + 1]
-        lines = [self._nearest(each, _made_by) for each in operands]
-        return next((each for each in lines if each in there), None)
+        return line if line in there else None
 
     def made_for(self, instruction: Instruction) -> Instruction:
         """The instruction that needs a collective of the partitioner.
