@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -133,25 +133,6 @@ def parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
         return None
-
-
-MOST_LINES = 8
-"""The most leaves of a tree in an error message."""
-
-
-def bullets(lines: Sequence[str], kinds: Sequence[Hashable] = ()) -> str:
-    """Lines of an error message, at most `MOST_LINES`.
-
-    Args:
-      lines: all of them.
-      kinds: of each line; the first line of each kind is among those that are shown.
-    """
-    more = len(lines) - MOST_LINES
-    if kinds and more > 1:
-        order = sorted(range(len(lines)), key=lambda k: kinds.index(kinds[k]) != k)
-        lines = [lines[k] for k in order]
-    shown = lines if more <= 1 else [*lines[:MOST_LINES], f"and {more} more"]
-    return "".join(f"\n  * {line}" for line in shown)
 
 
 def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:

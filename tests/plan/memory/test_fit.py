@@ -43,7 +43,9 @@ def test_the_axis_that_saves_the_most_is_cut():
     x = jax.ShapeDtypeStruct((64, 4096), np.float32)
     made = sm.plan(lambda x, y: jnp.sin(x).sum(1), x, x, memory=50_000)
     assert cut_axes(made)
-    assert "args[1]: float32[64, 4096]\n    axis 0: whole\n    axis 1: whole" in str(made)
+    assert "args[1]: float32[64, 4096]\n    axis 0: whole\n    axis 1: whole" in str(
+        made
+    )
 
 
 @pytest.mark.deep
