@@ -59,14 +59,6 @@ def block_collective(equation: Equation, axis: AxisLayout) -> Any:
     )
 
 
-def uses_axis(jaxpr: Jaxpr, name: Hashable) -> list[Any]:
-    """The collective equations over the axis, in whatever other equations hold them."""
-    if primitives_in(jaxpr).isdisjoint(COLLECTIVES):
-        return []
-    each = equations(jaxpr, lambda equation: not binds(equation, name))
-    return [equation for equation in each if is_collective(equation, name)]
-
-
 def collectives_of(equation: Equation, name: Hashable) -> list[Any]:
     """The collectives over the axis that an equation is, or holds."""
     each = equations_of(equation, lambda equation: not binds(equation, name))
@@ -81,9 +73,11 @@ def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:
     """
     if SHARD_MAP in primitives_in(jaxpr):
         return False
+    each = equations(jaxpr, lambda equation: not binds(equation, name))
     return all(
-        COLLECTIVES[equation.primitive].lowers_per_device(atom.aval, platform)
-        for equation in uses_axis(jaxpr, name)
+        COLLECTIVES[equation.primitive].lowers_per_device(aval_of(atom), platform)
+        for equation in each
+        if is_collective(equation, name)
         for atom in equation.invars
     )
 

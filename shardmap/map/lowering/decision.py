@@ -89,13 +89,11 @@ def branches_differ(params: MapParams, around: EnclosingProgram) -> bool:
     jaxpr = params.call_jaxpr
     if primitives_in(jaxpr) & {SHARD_MAP, sharding_constraint_p, constrain_p}:
         return False
-    outside_of_maps = equations(jaxpr, is_no_map)
-    if not any(e.primitive in (cond_p, while_p) for e in outside_of_maps):
-        return False
+    if around.mesh.manual_axes:
+        outside_of_maps = equations(jaxpr, is_no_map)
+        return any(e.primitive in (cond_p, while_p) for e in outside_of_maps)
     mapped = tuple(axis is not None for axis in params.in_axes)
-    return bool(around.mesh.manual_axes) or predicates_differ(
-        jaxpr, params.axis_name, mapped
-    )
+    return predicates_differ(jaxpr, params.axis_name, mapped)
 
 
 def platform_of(mesh: AnyMesh) -> str:

@@ -95,12 +95,13 @@ def with_two_copies(
         held = collectives_of(equation, axis_name)
         return is_call and bool(held or _has_custom(equation))
 
-    def inlined(jaxpr: Jaxpr, _: object) -> Any:
-        return inline_calls(jaxpr, is_inlined)
-
     # Calls in loops and branches too, so that each has variables of its own.
     jaxpr = rewrite_in_context(
-        discharged(jaxpr), True, lambda e, _: e, lambda e, _: True, inlined
+        discharged(jaxpr),
+        True,
+        lambda equation, _: equation,
+        lambda equation, _: True,
+        lambda jaxpr, _: inline_calls(jaxpr, is_inlined),
     )
     differ = differing(jaxpr, axis_name, tuple(axis is not None for axis in in_axes))
     jaxpr = without_sums_of_shared(jaxpr, axis_name, axis_size, differ)
