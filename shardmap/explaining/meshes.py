@@ -101,7 +101,11 @@ class MeshComparison(Printed):
 
     def _document(self, is_page: bool) -> Document:
         rows = [
-            tables.Named(row.name + " *" * row.is_quick, row.report, row.error or "")
+            tables.Named(
+                " x ".join(f"{size:,}" for _, size in row.mesh) + " *" * row.is_quick,
+                row.report,
+                row.error or "",
+            )
             for row in self.rows
         ]
         quick = (
@@ -109,7 +113,8 @@ class MeshComparison(Printed):
             "a tenth lower."
         )
         says = [self.reason, *[quick] * any(row.is_quick for row in self.rows)]
-        lead = f"{len(rows):,} meshes of {self.machine}; not run"
+        axes = " x ".join(name for name, _ in self.best.mesh)
+        lead = f"{len(rows):,} meshes, {axes}, of {self.machine}; not run"
         return tables.of_reports(self.name, lead, "Mesh", rows, is_page, *says)
 
 

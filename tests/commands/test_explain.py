@@ -313,11 +313,11 @@ def test_meshes_are_compared(program, tmp_path):
     program(FILE)
     meshes = "mine.py:program", "--meshes", "data,model"
     result = call(main, *meshes, "--html", str(tmp_path / "meshes.html"))
-    assert result.stdout.startswith("program: 4 meshes of cpu, 1 host of 8; not run")
-    assert result.stderr.startswith("compare_meshes: data 8, model 1, 0 s\n")
-    assert (
-        "<summary>data 8, model 1</summary>" in (tmp_path / "meshes.html").read_text()
+    assert result.stdout.startswith(
+        "program: 4 meshes, data x model, of cpu, 1 host of 8;"
     )
+    assert result.stderr.startswith("compare_meshes: data 8, model 1, 0 s\n")
+    assert "<summary>8 x 1</summary>" in (tmp_path / "meshes.html").read_text()
     (comparison,) = json.loads(call(main, *meshes, "--json").stdout)
     assert [row["error"] for row in comparison["rows"]] == [None] * 4
 

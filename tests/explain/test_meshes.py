@@ -49,16 +49,16 @@ def test_every_way_to_lay_the_devices_is_a_row(capsys):
 def test_a_comparison_is_a_table_a_page_and_json(tmp_path):
     comparison = sm.compare_meshes(layer, axes=("data", "model"))
     text = str(comparison)
-    assert text.startswith("layer: 4 meshes of cpu, 1 host of 8; not run")
+    assert text.startswith("layer: 4 meshes, data x model, of cpu, 1 host of 8;")
     assert "Best: data 4, model 2, which sends " in text
     assert repr(comparison) == "<MeshComparison of layer: 4 meshes>"
     comparison.save(tmp_path / "meshes.html")
     page = (tmp_path / "meshes.html").read_text()
     # Each row opens its report.
-    assert page.count("<details><summary>data ") == 3
+    assert len(re.findall(r"<summary>\d x \d</summary>", page)) == 3
     assert "Arrays" in page
     assert "Arrays" not in text
-    assert comparison._repr_html_().count("<summary>data ") == 3
+    assert "<summary>4 x 2</summary>" in comparison._repr_html_()
     (*_, last) = json.loads(json.dumps(comparison.to_dict()))["rows"]
     assert (last["mesh"], last["report"]) == ({"data": 8, "model": 1}, None)
 
