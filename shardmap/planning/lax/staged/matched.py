@@ -52,19 +52,16 @@ class _Term(NamedTuple):
         """The axes that are summed over."""
         return tuple(k for k, name in enumerate(self.names) if name not in out)
 
-    def beside(self, x: jax.Array, out: Names, reduced: bool = True) -> jax.Array:
-        """An array in the axes of the result; of ``c`` and ``d``, the first elements.
+    def beside(self, x: jax.Array, out: Names) -> jax.Array:
+        """An array in the axes of the result.
 
         Args:
-          x: the array, of rank 0 or with the axes of the term.
+          x: the array, of rank 0 or with length 1 along what is summed over.
           out: the names of the axes of the result.
-          reduced: whether it lacks the axes that are summed over.
         """
         if not x.ndim:
             return x
-        if not reduced:
-            for axis in reversed(self.axes(out)):
-                x = lax.index_in_dim(x, 0, axis, keepdims=False)
+        x = lax.squeeze(x, self.axes(out))
         kept = [name for name in self.names if name in out]
         x = lax.transpose(x, [kept.index(name) for name in out if name in kept])
         return lax.expand_dims(x, [k for k, n in enumerate(out) if n not in kept])
@@ -152,13 +149,12 @@ def _exponentials(
         x = factors[which].astype(wide)
         largest = jnp.max(x, term.axes(out), keepdims=True)
         factors[which] = jnp.exp(x - finite(jnp, largest)).astype(values[which].dtype)
-        largest = lax.squeeze(largest, term.axes(out))
         return [term.beside(largest, out), product.total(factors)]
 
     def result(
         largest: jax.Array, total: jax.Array, c: jax.Array, *d: jax.Array
     ) -> Any:
-        centre, *divisors = (term.beside(x, out, reduced=False) for x in (c, *d))
+        centre, *divisors = (term.beside(x, out) for x in (c, *d))
         total = scaled(jnp, (largest, total), centre.astype(wide))
         for divisor in divisors:
             total = total / divisor.astype(wide)
@@ -179,9 +175,8 @@ def _moments(
     terms, out = product.terms, product.out
     is_square = terms[0] == terms[1]
     different = terms[:1] if is_square else terms
-    shared = [
-        name if all(name in term.names for term in terms) else None for name in out
-    ]
+    rows = [term.out(out) for term in different]
+    shared = [name if all(name in row for row in rows) else None for name in out]
 
     def state(*values: jax.Array) -> list[jax.Array]:
         xs = [x.astype(wide) for x in values]
@@ -189,29 +184,25 @@ def _moments(
         count = math.prod(xs[0].shape[axis] for axis in axes[0])
         means, sums, away = [], [], []
         for x, gone, term in zip(xs, axes, different, strict=True):
-            total = lax.expand_dims(lax.reduce_sum(x, gone), gone)
-            mean = finite(jnp, total / count)
+            mean = finite(jnp, x.sum(gone, keepdims=True) / count)
             away.append(x - mean)
-            means.append(term.beside(lax.squeeze(mean, gone), out))
-            sums.append(term.beside(lax.reduce_sum(away[-1], gone), out))
+            means.append(term.beside(mean, out))
+            sums.append(term.beside(away[-1].sum(gone, keepdims=True), out))
         products = product.total([away[0], away[-1]])
-        shape = [
-            n if name is not None else 1
-            for n, name in zip(products.shape, shared, strict=True)
-        ]
-        return [jnp.full(shape, count, wide), *means, *sums, products]
+        counts = jnp.full_like(means[0] * means[-1], count)
+        counts = counts[tuple(slice(None if f is not None else 1) for f in shared)]
+        return [counts, *means, *sums, products]
 
     def result(*args: jax.Array) -> Any:
         arrays, centres = args[: -len(different)], args[-len(different) :]
         at = [
-            term.beside(c, out, reduced=False).astype(wide)
+            term.beside(c, out).astype(wide)
             for term, c in zip(different, centres, strict=True)
         ]
         _, products = around(jnp, arrays, at)
         # Rounded, a sum of squares that is 0 may be a little less.
         return (jnp.maximum(products, 0) if is_square else products).astype(dtype)
 
-    rows = [term.out(out) for term in different]
     arrays = add_state(
         *(graph, SUM, MOMENTS[len(different)], state, [each.x for each in different]),
         ins=[each.names for each in different],
@@ -317,17 +308,10 @@ def _exponential(term: _Term, out: Names) -> _Term | None:
 
 
 def _is_constant(c: Operand, axes: Sequence[int]) -> bool:
-    """Whether an operand is known to be constant along these axes."""
+    """Whether a value is constant along these axes: it has none, or of length 1."""
     if not isinstance(c, Value):
         return False
-    if not c.shape or all(c.shape[axis] == 1 for axis in axes):
-        return True
-    node = made_by(c, p.broadcast_in_dim_p)
-    if node is None:
-        return False
-    dims = node.params["broadcast_dimensions"]
-    sizes = dict(zip(dims, node.in_shapes[0], strict=True))
-    return all(sizes.get(axis, 1) == 1 for axis in axes)
+    return not c.shape or all(c.shape[axis] == 1 for axis in axes)
 
 
 def place(
