@@ -99,14 +99,12 @@ class Shape:
       dtype: such as "f32"; "tuple" for several values.
       sizes: the dimensions of an array.
       parts: the values of a tuple.
-      space: the number of its memory; 0 for the main memory of the device.
     """
 
     def __init__(self, record: Message) -> None:
         self.dtype = _DTYPES.get(record.number(2), "unknown")
         self.sizes = tuple(record.numbers(3))
         self.parts = [Shape(part) for part in record.messages(4)]
-        self.space = record.message(5).number(8)
 
     def arrays(self) -> Iterator["Shape"]:
         """The arrays of a tuple; an array, alone."""
@@ -332,7 +330,7 @@ class Computation:
     root: Instruction
 
     def __init__(self, record: Message) -> None:
-        self.name, self.is_fusion = record.text(1), bool(record.number(7))
+        self.name = record.text(1)
         self.instructions: list[Instruction] = []
         self.callers: list[Instruction] = []
 
@@ -443,13 +441,11 @@ class Buffer(NamedTuple):
     Attributes:
       size: its bytes.
       instruction, path: what defines it, and the place in the tuple.
-      space: the number of its memory.
     """
 
     size: int
     instruction: Instruction
     path: tuple[int, ...]
-    space: int
 
 
 class Allocation(NamedTuple):
@@ -534,9 +530,7 @@ def _assignment(data: bytes, module: Module) -> Assignment:
         place = each.message(3)
         instruction = module.by_id[place.number(4)]
         path = tuple(place.numbers(3))
-        buffers[each.number(1)] = Buffer(
-            each.number(2), instruction, path, each.number(4)
-        )
+        buffers[each.number(1)] = Buffer(each.number(2), instruction, path)
     allocations = [
         Allocation(
             size=each.number(2),
