@@ -108,7 +108,7 @@ def by_rows(graph: Graph) -> None:
         test = flatten(condition, graph.calls)
         if test.outputs[0].shape or not conditions(test)[0].shape:
             return None
-        is_unvmapped = _has_unvmapped(condition)
+        is_unvmapped = has_unvmapped(condition)
         kept = _Loop(node, graph.calls, terms).kept(is_unvmapped)
         users = {*graph.ahead(), *map(graph.current, graph.outputs)}
         used = {k for k, out in enumerate(node.outs) if out in users and k not in kept}
@@ -120,7 +120,8 @@ def by_rows(graph: Graph) -> None:
     graph.rewrite(written)
 
 
-def _has_unvmapped(jaxpr: AnyJaxpr) -> bool:
+def has_unvmapped(jaxpr: AnyJaxpr) -> bool:
+    """Whether a jaxpr asks whether any row of a batch goes on, as equinox does."""
     return any(e.primitive.name == UNVMAP_ANY.name for e in equations(jaxpr))
 
 
@@ -135,7 +136,7 @@ def _bounded(node: Node) -> Callable[..., list[jax.Array]] | None:
         return None
     inner = closed.jaxpr
     last = inner.eqns[-1] if inner.eqns else None
-    if last is None or last.primitive is not p.cond_p or not _has_unvmapped(inner):
+    if last is None or last.primitive is not p.cond_p or not has_unvmapped(inner):
         return None
     stays, goes = last.params["branches"][0], last.params["branches"][-1]
     kept = dict(zip(stays.jaxpr.invars, last.invars[1:], strict=True))

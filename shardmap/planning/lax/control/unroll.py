@@ -12,6 +12,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.walk import equations
 from shardmap.planning.engine.nodes import Graph, Node, Operand
+from shardmap.planning.lax.control.rows import has_unvmapped
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER
 
 MOST_EQUATIONS = 2048
@@ -40,6 +41,8 @@ def unrolled(
     """
     if node.primitive is p.cond_p:
         return every_branch(graph, node)
+    if has_unvmapped(node.params["jaxpr"]):
+        return None  # Bounds of hundreds of steps, of which most are never run.
     length: int = node.params["length"]
     count = length if steps is None else min(length, steps)
     if not length or count * size_of_step(node) > most:

@@ -222,3 +222,22 @@ def test_solvers_of_diffrax(is_adaptive, is_saved):
 
     shard_plan = check_cut(fun, A[:12] / 8, in_slices={0: (5, 4, 3)})
     assert shard_plan.num_shards == 3
+
+
+def test_a_loop_of_equinox_of_many_bounded_steps_is_whole():
+    internal = pytest.importorskip("equinox.internal", reason="needs equinox")
+
+    @jax.vmap
+    def fun(a):
+        return internal.while_loop(
+            lambda x: goes_on(x, a),
+            lambda x: root(x, a),
+            a,
+            max_steps=999,
+            kind="bounded",
+        )
+
+    with pytest.warns(UserWarning, match="runs as a whole"):
+        shard_plan = plan(fun, A, in_slices={0: 4})
+    assert "map over the elements with spmap(batch_size=)" in str(shard_plan)
+    assert_same(shard_plan.run(A), jax.jit(fun)(A))
