@@ -54,9 +54,8 @@ READ_ONCE = 3
 """Cuts of which a stage moves at most so many times the bytes of the function whole are
 judged without a look at others."""
 
-MOST_READ = 24
-"""Cuts of which a stage moves more than so many times what the function whole moves and
-holds are not made."""
+MOST_FUNCTIONS = 64
+"""Cuts whose shards compute more different things, which compile long, are not made."""
 
 READ_OFTEN = 8
 """Cuts of which a stage moves more than so many times these bytes are judged last."""
@@ -383,7 +382,7 @@ class _Search:
         candidates: list[Attempt] = []
         for way in ways:
             attempt = self._sized(way, whole, tries=2 if candidates else TRIES)
-            if self._is_useless(attempt, whole) or self._moves_too_much(attempt):
+            if self._is_useless(attempt, whole) or _compiles_long(attempt):
                 continue
             if attempt.bytes <= DOUBTFUL * self._memory:
                 candidates.append(attempt)
@@ -400,13 +399,6 @@ class _Search:
         """Whether a stage moves at most so many times what the function does whole."""
         stages = max(len(attempt.program.stages), 1)
         return self._moved(attempt) <= times * stages * self._once
-
-    def _moves_too_much(self, attempt: Attempt) -> bool:
-        """Whether shards read so often that nobody would cut like this."""
-        stages, whole = len(attempt.program.stages), self.attempts[0].estimate
-        return self._moved(attempt) > MOST_READ * stages * (
-            whole.moved + whole.held.bytes
-        )
 
     def _cost(self, attempt: Attempt) -> tuple[bool, float]:
         """By what cuts that may fit are sorted: those that seem to fit come first."""
@@ -553,7 +545,7 @@ class _Search:
             attempt = self._attempt(way, pieces)
             if fits and constant + times * attempt.bytes > self._memory:
                 return fits
-            if self._moves_too_much(attempt):
+            if _compiles_long(attempt):
                 return fits
 
     def _attempt(self, way: Way, pieces: int) -> Attempt:
@@ -586,15 +578,23 @@ class _Search:
             if pieces > attempt.pieces > 0 and most > 1:
                 self.attempts.append(self._attempt(attempt.way, pieces))
         compiled: list[Attempt] = []
-        whole, *rest = self.attempts
-        rest = [each for each in rest if not self._moves_too_much(each)]
-        rest.sort(key=lambda each: -each.estimate.shards)
-        for attempt in sorted([*rest, whole], key=lambda each: each.bytes)[:REFUSALS]:
-            took = self._problem.took(attempt.program, math.inf)
-            compiled.append(attempt._replace(took=took))
-            if took <= SURE * attempt.estimate.held.bytes:
-                break
+        self.attempts.sort(key=lambda each: (each.bytes, -each.estimate.shards))
+        for attempt in self.attempts:
+            if not _compiles_long(attempt):
+                took = self._problem.took(attempt.program, math.inf)
+                compiled.append(attempt._replace(took=took))
+                is_sure = took <= SURE * attempt.estimate.held.bytes
+                if is_sure or len(compiled) == REFUSALS:
+                    break
         return min(compiled, key=lambda attempt: attempt.bytes)
+
+
+def _compiles_long(attempt: Attempt) -> bool:
+    """Whether the shards of a stage compute very many different things."""
+    return any(
+        len({each.pattern.recipe.static for each in stage.members()}) > MOST_FUNCTIONS
+        for stage in attempt.program.stages
+    )
 
 
 def _fewer(pieces: int, tried: Sequence[int]) -> int:
