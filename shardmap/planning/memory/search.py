@@ -467,7 +467,10 @@ class _Search:
                         way, attempt = less, tried[less, pieces]
             if ROOMY * room <= attempt.bytes <= room:
                 break
-            if self._is_useless(attempt, whole):
+            is_cut = attempt.estimate.shards > whole.estimate.shards
+            if not is_cut or (
+                attempt.whole >= room and self._is_useless(attempt, whole)
+            ):
                 break
         cut = [x for x in tried.values() if x.estimate.shards > whole.estimate.shards]
         self.attempts += cut
