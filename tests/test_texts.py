@@ -29,7 +29,7 @@ TEXTS = [
     ),
 ]
 # A path in a text begins at one of these.
-STARTS = (ROOT, PACKAGE, ROOT / "tests")
+STARTS = (ROOT, PACKAGE, ROOT / "tests", ROOT / "docs")
 FOLDERS = {
     path.name
     for start in (ROOT, PACKAGE)

@@ -74,6 +74,7 @@ class ChunkedFunction(Generic[P, R]):
         self._warned = False
         self._jitted = jit_in_turns(self._bind)
 
+    @api_boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given, named = self._with_statics(args, kwargs)
         try:
