@@ -95,6 +95,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     graph = graph_of(jaxpr)
     if options.memory is None:
         return _made(jaxpr, graph, asked, options.partial)
+    took = functools.cache(functools.partial(_temporaries, jaxpr))
     problem = Problem(
         functools.partial(_made, jaxpr, graph),
         graph,
@@ -104,7 +105,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
         partial=options.partial,
         memory=options.memory,
         in_loops=True,
-        took=lambda cut_program, _: _temporaries(jaxpr, cut_program),
+        took=lambda cut_program, _: took(cut_program),
     )
     return program_within(problem)
 

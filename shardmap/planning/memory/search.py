@@ -181,7 +181,7 @@ class Problem:
             for k, axis in axes:
                 length = values[k].shape[axis]
                 borders = chunks(k, axis) if k < len(self.asked) else None
-                most = length if borders is None else len(borders) + 1
+                most = max(length, 1) if borders is None else len(borders) + 1
                 if pieces > most and borders and not way.along_chunks:
                     rows[k][axis] = _within(borders, length, pieces)
                 else:
@@ -285,6 +285,7 @@ class _Search:
 
     def __init__(self, problem: Problem) -> None:
         self.attempts: list[Attempt] = []
+        self._analysed: dict[tuple[Way, int], Attempt] = {}
         self._problem, self._memory = problem, problem.memory
         self._analyses = self._refused = 0
         # The most that XLA took of an estimate, and the bytes that all need once.
@@ -382,9 +383,10 @@ class _Search:
         candidates: list[Attempt] = []
         for way in ways:
             attempt = self._sized(way, whole, tries=2 if candidates else TRIES)
-            if self._is_useless(attempt, whole) or _compiles_long(attempt):
+            if self._is_useless(attempt, whole):
                 continue
-            if attempt.bytes <= DOUBTFUL * self._memory:
+            may_fit = attempt.bytes <= DOUBTFUL * self._memory
+            if may_fit and not self._compiles_long(attempt):
                 candidates.append(attempt)
                 if self._moves(attempt, READ_ONCE):
                     break
@@ -529,11 +531,10 @@ class _Search:
             pieces = self._pieces(attempt, attempt.estimate.held.bytes, room)
             if len(judged) == 2 and _rises(*judged):
                 pieces = 4 * attempt.pieces
-            if (
-                pieces is None and len(judged) == 1
-            ):  # The estimate may be of another stage.
-                if attempt.bytes <= DOUBTFUL * self._memory:
-                    pieces = FINER * attempt.pieces
+            is_near = attempt.bytes <= DOUBTFUL * self._memory
+            if pieces is None and len(judged) == 1 and is_near:
+                # The estimate may be of another stage.
+                pieces = FINER * attempt.pieces
             if pieces is None or (fits and pieces > 0.75 * fits.pieces):
                 return fits
             way, more = attempt.way, attempt.bytes / self._memory
@@ -548,18 +549,22 @@ class _Search:
             attempt = self._attempt(way, pieces)
             if fits and constant + times * attempt.bytes > self._memory:
                 return fits
-            if _compiles_long(attempt):
+            if self._compiles_long(attempt):
                 return fits
 
     def _attempt(self, way: Way, pieces: int) -> Attempt:
         """The function in so many pieces."""
+        if (way, pieces) in self._analysed:
+            return self._analysed[way, pieces]
         if self._analyses == ANALYSES:
             raise _Spent
         self._analyses += 1
         self._problem.tell(f"in {pieces:,} pieces" if pieces > 1 else "as it is")
         asked = self._problem.points(way, pieces)
         program = self._problem.make(asked, way.partial, way.keeps)
-        return Attempt(way, pieces, program, estimated(program, self._problem.in_loops))
+        estimate = estimated(program, self._problem.in_loops)
+        self._analysed[way, pieces] = Attempt(way, pieces, program, estimate)
+        return self._analysed[way, pieces]
 
     def _judge(self, attempt: Attempt) -> Attempt:
         if self._refused == REFUSED:
@@ -568,12 +573,30 @@ class _Search:
         self._refused += took > self._memory
         scale = took / max(attempt.bytes, 1)
         self._scale = max(self._scale, min(scale, MOST_TIMES))
+        # What it took is known now: the estimate does not compete with it.
+        self.attempts = [x for x in self.attempts if x.program is not attempt.program]
         self.attempts.append(attempt._replace(took=took))
         return self.attempts[-1]
 
+    def _compiles_long(self, attempt: Attempt) -> bool:
+        """Whether the shards of a stage compute very many different things.
+
+        In loops, each group of shards is compiled.
+        """
+        for stage in attempt.program.stages:
+            # To find a group takes long, too: no more are looked at than tell.
+            groups = itertools.islice(stage.members(), 2 * MOST_FUNCTIONS)
+            if self._problem.in_loops:
+                count = len(list(groups))
+            else:
+                count = len({each.pattern.recipe.static for each in groups})
+            if count > MOST_FUNCTIONS:
+                return True
+        return False
+
     def least(self) -> Attempt:
         """What takes the least, compiled: what is told is enough, not an estimate."""
-        self._analyses = 0
+        self._analyses, as_it_is = 0, self.attempts[0]
         for attempt in sorted(self.attempts, key=self._floor)[:REFUSALS]:
             room, most = attempt.whole * (1 + 1 / SMALL) + 1, self._most(attempt.way)
             pieces = self._pieces(attempt, attempt.bytes, room) or 1
@@ -581,23 +604,17 @@ class _Search:
             if pieces > attempt.pieces > 0 and most > 1:
                 self.attempts.append(self._attempt(attempt.way, pieces))
         compiled: list[Attempt] = []
-        self.attempts.sort(key=lambda each: (each.bytes, -each.estimate.shards))
-        for attempt in self.attempts:
-            if not _compiles_long(attempt):
+        # A verdict comes after the estimate of the same program.
+        every = list({each.program: each for each in self.attempts}.values())
+        every.sort(key=lambda each: (each.bytes, -each.estimate.shards))
+        for attempt in every:
+            if attempt is as_it_is or not self._compiles_long(attempt):
                 took = self._problem.took(attempt.program, math.inf)
                 compiled.append(attempt._replace(took=took))
                 is_sure = took <= SURE * attempt.estimate.held.bytes
                 if is_sure or len(compiled) == REFUSALS:
                     break
         return min(compiled, key=lambda attempt: attempt.bytes)
-
-
-def _compiles_long(attempt: Attempt) -> bool:
-    """Whether the shards of a stage compute very many different things."""
-    return any(
-        len({each.pattern.recipe.static for each in stage.members()}) > MOST_FUNCTIONS
-        for stage in attempt.program.stages
-    )
 
 
 def _fewer(pieces: int, tried: Sequence[int]) -> int:
