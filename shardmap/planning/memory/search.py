@@ -285,7 +285,8 @@ class _Search:
 
     def __init__(self, problem: Problem) -> None:
         self.attempts: list[Attempt] = []
-        self._analysed: dict[tuple[Way, int], Attempt] = {}
+        self._analysed: dict[tuple[Asked, bool, bool], tuple[CutProgram, Estimate]]
+        self._analysed = {}
         self._problem, self._memory = problem, problem.memory
         self._analyses = self._refused = 0
         # The most that XLA took of an estimate, and the bytes that all need once.
@@ -554,17 +555,16 @@ class _Search:
 
     def _attempt(self, way: Way, pieces: int) -> Attempt:
         """The function in so many pieces."""
-        if (way, pieces) in self._analysed:
-            return self._analysed[way, pieces]
-        if self._analyses == ANALYSES:
-            raise _Spent
-        self._analyses += 1
-        self._problem.tell(f"in {pieces:,} pieces" if pieces > 1 else "as it is")
         asked = self._problem.points(way, pieces)
-        program = self._problem.make(asked, way.partial, way.keeps)
-        estimate = estimated(program, self._problem.in_loops)
-        self._analysed[way, pieces] = Attempt(way, pieces, program, estimate)
-        return self._analysed[way, pieces]
+        key = asked, way.partial, way.keeps
+        if key not in self._analysed:
+            if self._analyses == ANALYSES:
+                raise _Spent
+            self._analyses += 1
+            self._problem.tell(f"in {pieces:,} pieces" if pieces > 1 else "as it is")
+            program = self._problem.make(*key)
+            self._analysed[key] = program, estimated(program, self._problem.in_loops)
+        return Attempt(way, pieces, *self._analysed[key])
 
     def _judge(self, attempt: Attempt) -> Attempt:
         if self._refused == REFUSED:
