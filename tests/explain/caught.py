@@ -60,7 +60,7 @@ def catching():
     they are called with arrays, and what is explained.
     """
     caught, seen = [], set()
-    explain = api._explain
+    explain = api.explanation_for
 
     def catch(fun, args, kwargs):
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -94,16 +94,16 @@ def catching():
 
         return mock.patch.object(jax, name, transformed)
 
-    def explained(fun, wires, there, args, kwargs):
+    def explained(fun, given, there, args, kwargs, *options, **more):
         catch(fun, args, kwargs)
-        return explain(fun, wires, there, args, kwargs)
+        return explain(fun, given, there, args, kwargs, *options, **more)
 
     with contextlib.ExitStack() as patched:
         for kind in (Mapped, ChunkedFunction):
             patched.enter_context(caught_calls_of(kind))
         for name in TRANSFORMATIONS:
             patched.enter_context(transformed_by(name))
-        patched.enter_context(mock.patch.object(api, "_explain", explained))
+        patched.enter_context(mock.patch.object(api, "explanation_for", explained))
         yield caught
 
 
