@@ -62,10 +62,8 @@ def test_memory_is_that_of_the_machine():
     (equation,) = elements.trace(x, x).jaxpr.eqns
     assert equation.params["batch_size"] is None
 
-    pieces, x = (
-        sm.chunked(attention, memory="16 MB"),
-        jax.ShapeDtypeStruct((2**14, 64), F32),
-    )
+    cuts = {0: sm.AUTO}, {0: sm.AUTO}
+    pieces = sm.chunked(jax.vmap(attention), cuts, memory="150 KB")
     there, here = (
         sm.explain(lambda x: pieces(x, x), devices=machine)(x)
         for machine in ("v5e:2x4", None)

@@ -21,6 +21,7 @@ WAYS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("way", WAYS)
 @given(seed=st.integers(0, 2**30))
 @settings(examples(5))

@@ -150,6 +150,7 @@ def test_only_the_result_comes_to_the_client(checkpoint, dask_client, tmp_path):
         assert list(folder.glob("0-*.bin"))
 
 
+@pytest.mark.deep
 def test_many_small_shards_are_few_tasks(dask_client):
     x = reals(4000)
     shard_plan = plan(lambda x: 2 * x, x, in_slices={0: 4000})

@@ -198,7 +198,7 @@ def test_loops_of_equinox(kind):
     assert_same(chunked(fun, {0: 4})(A), jax.jit(fun)(A))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_adaptive", [True, False])
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_solvers_of_diffrax(is_adaptive, is_saved):
