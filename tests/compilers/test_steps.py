@@ -26,8 +26,8 @@ def sent(step, count):
     if step is steps.FULLY:
         # Weights are gathered forward and backward, gradients summed and scattered.
         bytes_ = 3 * (count - 1) / count * GRADIENTS
-        # Where a product runs meanwhile, parts go around both ways, some twice more than
-        # there are other devices; and a sum may come to all devices.
+        # Where a product runs meanwhile, parts go around both ways, up to twice more
+        # than there are other devices; and a sum may come to all devices.
         return bytes_, max(1.2, (count + 1) / (count - 1)) * bytes_
     data = count // MODEL
     values = BATCH // data * LENGTH * WIDTH * 2 * (MODEL - 1) / MODEL
