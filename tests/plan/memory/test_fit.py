@@ -245,7 +245,7 @@ def test_a_refusal_names_the_least_that_it_can_do_with():
 
     x = jax.ShapeDtypeStruct((512, 4), np.float32)
     message = (
-        r"in \d+ pieces .* holds 2\.[01] MiB \(2,\d+,\d+ bytes\) at .* "
+        r"in \d+ pieces .* holds 2\.0 MiB \(2,\d+,\d+ bytes\) at .* "
         r"Pass memory=2\d+ or more\.$"
     )
     with pytest.raises(ValueError, match=message):
@@ -615,4 +615,4 @@ def test_more_pieces_that_hardly_help_end_a_way():
     x = jax.ShapeDtypeStruct((4, 256, 4, 16), np.float32)
     made = sm.plan(attention, x, x, x, memory=917_504)
     assert len(made.stage_costs) == 1
-    assert made.num_shards <= 32
+    assert made.num_shards <= 16
