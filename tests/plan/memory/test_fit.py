@@ -257,6 +257,18 @@ def test_a_refusal_names_the_least_that_it_can_do_with():
         sm.plan(fun, x, in_slices={1: sm.AUTO}, memory="300 KB")
 
 
+def test_a_refusal_names_what_is_kept_if_that_is_the_largest_value():
+    def fun(x):
+        return (x @ x.T) @ (x @ x.T) @ x
+
+    message = (
+        r"in \d+ pieces .* holds 36\.\d KiB \(3.,... bytes\) at once, of it 36\.0 KiB "
+        r"in float32\[96,96\] made at .*test_fit.py:\d+ .*, kept for later stages"
+    )
+    with pytest.raises(ValueError, match=message):
+        sm.chunked(fun, memory="30 kB")(np.ones((96, 16), np.float32))
+
+
 def test_a_refusal_names_scratch_for_what_has_to_be_kept(tmp_path):
     def fun(x):
         return jnp.histogram(jnp.exp(x) * 1.1, 50)[0]
