@@ -128,8 +128,8 @@ def _of_loop(
         results = differing_results(body, name, differs)
         carry = differs[consts : consts + carries]
         after = tuple(old or new for old, new in zip(carry, results, strict=False))
-        if after == carry:
-            return results, [(body, differs)]
+        if after == carry:  # The first carry is the last of a loop without steps.
+            return [*carry, *results[carries:]], [(body, differs)]
         differs = (*differs[:consts], *after, *differs[consts + carries :])
 
 

@@ -40,7 +40,10 @@ def test_random_gradients(way, seed):
         for shape in ((3,), (3,), (size, 3))
     ]
     try:
-        expected = jax.jit(gradients_of(program, jax.vmap, size, twice))(*args)
+        try:
+            expected = jax.jit(gradients_of(program, jax.vmap, size, twice))(*args)
+        except (KeyError, NotImplementedError):
+            return  # Not by JAX: a checkpoint has a reference of a constant.
         given = gradients_of(program, sm.spmap, size, twice, **options)
         results = (jax.jit(given) if is_jitted else given)(*args)
     except ValueError as error:

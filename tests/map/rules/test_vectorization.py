@@ -65,6 +65,18 @@ def test_unmapped_results_of_unmapped_operands_stay_unbatched():
     same_under_vmap(build, X, spread((2,)))
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_carry_that_all_elements_share_after_a_step_stays_batched(steps):
+    def build(map_):
+        def shared(y):
+            carry = lax.scan(lambda c, _: (lax.psum(c, "i"), None), y, length=steps)
+            return carry[0]
+
+        return map_(lambda x: map_(shared, axis_name="j")(x), axis_name="i")
+
+    same_under_vmap(build, X)
+
+
 def test_the_maps_name_hides_a_vmapped_one():
     def build(map_):
         mapped = map_(lambda x: lax.psum(jnp.sin(x), "i") * x, axis_name="i")
