@@ -77,7 +77,7 @@ class Mapped(Generic[P, R]):
         if not kwargs:
             program = self._recent.get(len(given))
             if program is not None and (
-                not self._donates or programs.may_donate(self._function, program, given)
+                not self._donates or programs.may_donate(given)
             ):
                 try:
                     return program.run(*given)

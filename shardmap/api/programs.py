@@ -6,7 +6,6 @@ and `sharded_jit` do in their own ways is to trace; see `calls.Transformed`.
 
 import collections
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -66,10 +65,9 @@ def run_call(
     if any(program.donated):
         check_donated(function, program, arguments)
     if program.process_local is None:
-        placed = placement.place(leaves, program.shardings, donate=program.donated)
+        placed = placement.place(leaves, program.shardings)
     else:
-        operands = program.process_local.operands
-        placed = list(map(to_global, leaves, operands, program.donated))
+        placed = list(map(to_global, leaves, program.process_local.operands))
     is_moved = any(map(operator.is_not, leaves, placed))
     if is_moved:
         args, kwargs = arguments.with_leaves(placed)
@@ -125,25 +123,17 @@ def find_nan(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
     return transformed.bind(args, kwargs)
 
 
-def may_donate(function: UserFunction, program: CompiledCall, args: Args) -> bool:
-    """Whether a program may be tried with these arguments.
-
-    It may if the donated arrays are committed: `run` moves others, and frees them.
-    """
+def may_donate(args: Args) -> bool:
+    """Whether no array is deleted or passed twice; either can end the process."""
     leaves = jax.tree.leaves(args)
-    if len(set(map(id, leaves))) < len(leaves):
-        check_donated(function, program, Arguments.of(args, {}))
-    return len(leaves) == len(program.donated) and all(
-        map(_is_ready, itertools.compress(leaves, program.donated))
-    )
+    return len(set(map(id, leaves))) == len(leaves) and not any(map(_is_gone, leaves))
 
 
-def _is_ready(leaf: Any) -> bool:
-    """Whether a donated leaf needs no move; `run` names one that is deleted."""
+def _is_gone(leaf: Any) -> bool:
     try:  # For each leaf of each call: isinstance takes as long as the rest.
-        return leaf.committed and not leaf.is_deleted()
+        return bool(leaf.is_deleted())
     except AttributeError:
-        return True
+        return False
 
 
 def check_donated(
@@ -151,22 +141,12 @@ def check_donated(
 ) -> None:
     """Checks that arrays are not deleted, and donated ones are passed once."""
     leaves = arguments.leaves
-    gone = [
-        k
-        for k, leaf in enumerate(leaves)
-        if isinstance(leaf, jax.Array)
-        and not isinstance(leaf, jax.core.Tracer)
-        and leaf.is_deleted()
-    ]
-    if gone:
-        names = function.leaf_names(arguments)
+    if gone := [k for k, leaf in enumerate(leaves) if _is_gone(leaf)]:
         raise RuntimeError(
             f"{function.full_name}: Array has been deleted: "
-            f"{', '.join(names[k] for k in gone)}. Its memory was donated to an "
+            f"{function.leaf_names(arguments)[gone[0]]}. Its memory was donated to an "
             "earlier call, or freed; use what that call returned."
         )
-    if len(set(map(id, leaves))) == len(leaves):
-        return
     counts = collections.Counter(map(id, leaves))
     for k, leaf in enumerate(leaves):
         if program.donated[k] and counts[id(leaf)] > 1 and isinstance(leaf, jax.Array):
@@ -174,8 +154,8 @@ def check_donated(
             same = [names[j] for j, other in enumerate(leaves) if other is leaf]
             raise ValueError(
                 f"{function.full_name}: {names[k]} is donated, and the same array is "
-                f"passed more than once, as {', '.join(same)}: its memory can be "
-                "used once. Pass a copy, such as x.copy()."
+                f"passed more than once, as {', '.join(same)}. Pass a copy, such as "
+                "x.copy()."
             )
 
 

@@ -117,7 +117,7 @@ def spmap(
         mapped.
       donate_argnums: positions of arguments whose memory the results may reuse. They
         can be passed by keyword. An array is deleted if its memory was reused, as with
-        `jax.jit`, or if it was moved to other devices. Default: none.
+        `jax.jit`. Default: none.
       mesh: a mesh to place the axis on, instead of ``devices`` or ``backend``. Nested
         maps on different axes of one mesh are one program.
       mesh_axes: the mesh axes for the elements, a name or several, major to minor. With

@@ -21,7 +21,6 @@ def place(
     arrays: Sequence[Any],
     shardings: Sequence[Sharding] | None,
     uncommitted: bool = False,
-    donate: Sequence[bool] | None = None,
 ) -> list[Any]:
     """Moves arrays to shardings.
 
@@ -30,22 +29,19 @@ def place(
       shardings: one for each; None leaves all of them alone.
       uncommitted: also those that are not committed to devices, such as NumPy arrays,
         instead of leaving them to `jax.jit`. True among several processes.
-      donate: for each whether it may be freed when it had to be moved.
 
     Returns:
       The arrays; those that are sharded as wanted already are the same objects.
     """
     if shardings is None:
         return list(arrays)
-    if donate is None:
-        donate = (False,) * len(arrays)
     # Among several processes `jax.jit` cuts nothing itself.
     uncommitted = uncommitted or jax.process_count() > 1
     return [
-        device_put(array, sharding, donated)
-        if is_misplaced(array, sharding, uncommitted or donated)
+        device_put(array, sharding)
+        if is_misplaced(array, sharding, uncommitted)
         else array
-        for array, sharding, donated in zip(arrays, shardings, donate, strict=True)
+        for array, sharding in zip(arrays, shardings, strict=True)
     ]
 
 
@@ -87,7 +83,7 @@ def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
     return one.is_equivalent_to(other, ndim)
 
 
-def device_put(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
+def device_put(value: Value, sharding: Sharding) -> jax.Array:
     """Copies a value to where ``sharding`` says.
 
     A `jax.Array` that stays on its devices does not go through the host. If the devices
@@ -96,8 +92,6 @@ def device_put(value: Value, sharding: Sharding, donate: bool = False) -> jax.Ar
     Args:
       value: as for `place`.
       sharding: the sharding of the result.
-      donate: frees the memory of ``value``, if it is a `jax.Array`, but for what the
-        result uses of it, where a device had the right part already.
     """
     logging.debug(
         "shardmap: moved %s from %s to %s",
@@ -129,14 +123,8 @@ def device_put(value: Value, sharding: Sharding, donate: bool = False) -> jax.Ar
     )
     if list(held) == list(wanted) and not set(wanted.values()) <= set(held.values()):
         # `jax.device_put` would go through the host.
-        moved, kept = _recut(sharding)(value), set()
-    else:
-        moved, kept = jax.device_put(value, sharding), held.items() & wanted.items()
-    if donate:
-        for shard in value.addressable_shards:
-            if (shard.device, held[shard.device]) not in kept:
-                shard.data.delete()
-    return moved
+        return _recut(sharding)(value)
+    return jax.device_put(value, sharding)
 
 
 @functools.lru_cache(maxsize=1024)

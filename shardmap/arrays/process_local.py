@@ -113,13 +113,12 @@ def is_global_array(value: object) -> bool:
     return sharding is not None and not sharding.is_fully_addressable
 
 
-def to_global(value: Value, shardings: ProcessShardings, donate: bool = False) -> Any:
+def to_global(value: Value, shardings: ProcessShardings) -> Any:
     """The global array that a process-local array is a part of.
 
     Args:
       value: the process-local array, of any type; a global array is resharded.
       shardings: those of both.
-      donate: frees the memory of ``value`` if it had to be moved.
 
     Returns:
       The global array, or a Python scalar. An array that is a weakly typed scalar
@@ -130,14 +129,14 @@ def to_global(value: Value, shardings: ProcessShardings, donate: bool = False) -
     wanted = shardings.global_sharding
     if is_global_array(value):
         if placement.is_misplaced(value, wanted, True):
-            return placement.device_put(value, wanted, donate)
+            return placement.device_put(value, wanted)
         return value
     if isinstance(value, bool | int | float | complex):
         return value
     if not value.shape and getattr(value, "weak_type", False):
         return value.item()
     if placement.is_misplaced(value, shardings.local_sharding, True):
-        value = placement.device_put(value, shardings.local_sharding, donate)
+        value = placement.device_put(value, shardings.local_sharding)
     return jax.make_array_from_single_device_arrays(
         shardings.global_shape(value.shape), wanted, shardings.shards(value)
     )
