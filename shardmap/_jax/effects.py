@@ -119,10 +119,6 @@ jaxpr with a callback of JAX's own."""
 [_ordered_io] = CALLBACK_JAXPR.effects
 [DEBUG_EFFECT] = _effects_of(lambda: jax.debug.callback(lambda: None))
 """The effect of `jax.debug.callback`."""
-[ORDERED_DEBUG_EFFECT] = _effects_of(
-    lambda: jax.debug.callback(lambda: None, ordered=True)
-)
-"""The effect of `jax.debug.callback` with ``ordered=True``."""
 
 
 def is_callback() -> bool:

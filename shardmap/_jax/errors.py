@@ -62,16 +62,6 @@ def explained_axis_names(
         ) from error
 
 
-def names_set_mesh(error: Exception) -> bool:
-    """Whether an array of the mesh of `jax.set_mesh` met a value without that mesh."""
-    return "ontext mesh" in str(error)
-
-
-def names_spec(error: Exception) -> bool:
-    """Whether JAX does not know what the names of a PartitionSpec mean."""
-    return "PartitionSpec" in str(error)
-
-
 def prefix_error(prefix: PyTree, tree: PyTree, name: str) -> str:
     """How JAX says that ``prefix``, called ``name``, is no prefix of ``tree``."""
     try:

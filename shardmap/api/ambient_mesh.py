@@ -6,13 +6,11 @@ from typing import Any
 import jax
 from jax.sharding import (
     AbstractMesh,
-    AxisType,
     Mesh,
     NamedSharding,
     PartitionSpec,
 )
 
-from shardmap._jax.errors import names_set_mesh, names_spec
 from shardmap._jax.types import Aval, Value
 from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
@@ -111,19 +109,3 @@ def same_mesh(options: SpmapOptions, around: AbstractMesh) -> AbstractMesh | Non
         return None
     mesh = options.mesh.abstract_mesh
     return mesh if mesh.shape_tuple == around.shape_tuple else None
-
-
-def explain_meshes(name: str, around: AbstractMesh, error: Exception) -> None:
-    """Adds a note to errors about the mesh of `jax.set_mesh` inside a map."""
-    if names_set_mesh(error) and AxisType.Explicit in around.axis_types:
-        error.add_note(
-            f"spmap of {name} finds an array of the mesh of jax.set_mesh outside of "
-            "its function. As the axes of that mesh are Explicit, pass it as an "
-            "argument: with None in in_axes, or {} for mesh_map."
-        )
-    elif names_spec(error) and not around.empty:
-        error.add_note(
-            f"spmap of {name} does not run on the mesh of jax.set_mesh, "
-            f"{dict(around.shape)}, whose axes a PartitionSpec would name: give it "
-            "mesh= and mesh_axes= of that mesh."
-        )

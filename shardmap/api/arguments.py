@@ -4,7 +4,6 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from shardmap._jax.types import PyTree, TreeDef, Value
 from shardmap.arrays.placement import memory_kind
@@ -62,9 +61,7 @@ def with_types(value: Hashable) -> Hashable:
 
 def wrap_statics(args: tuple[Any, ...], argnums: Collection[int]) -> tuple[Any, ...]:
     """Makes each static argument a `Static`."""
-    count = len(args)
-    static = {argnum % count for argnum in argnums if -count <= argnum < count}
-    return tuple(Static(a) if k in static else a for k, a in enumerate(args))
+    return tuple(Static(a) if k in argnums else a for k, a in enumerate(args))
 
 
 class Arguments(NamedTuple):
@@ -129,47 +126,6 @@ class Arguments(NamedTuple):
     def num_positional(self) -> int:
         """The number of positional arguments."""
         return len(self.in_tree.children()[0].children())
-
-    def advice_on_keywords(self) -> str:
-        """Advice for an error about axes, if arguments were passed by keyword."""
-        if not self.in_tree.children()[1].children():
-            return ""
-        return " Arguments passed by keyword are always mapped along axis 0."
-
-    def advice_on_lists(self, bad: Collection[int]) -> str:
-        """Advice for an error about these leaves, if one is in a list."""
-        args, kwargs = self.with_leaves(self.leaves)
-
-        def is_numbers(value: Any) -> bool:
-            return (
-                type(value) in (list, tuple)
-                and value is not args
-                and all(
-                    isinstance(each, int | float | complex | np.generic)
-                    for each in value
-                )
-            )
-
-        def is_elements(value: Any) -> bool:
-            trees = {*map(jax.tree.structure, value)} if type(value) is list else ()
-            return len(trees) == 1 and len(value) > 1
-
-        for is_list, advice in (
-            (is_numbers, "A list of numbers is a pytree: pass numpy.asarray of it."),
-            (
-                is_elements,
-                "To map over the elements of a list, stack them: "
-                "jax.tree.map(lambda *x: jnp.stack(x), *elements).",
-            ),
-        ):
-            in_lists = [
-                is_list(part)
-                for part in jax.tree.leaves((args, kwargs), is_leaf=is_list)
-                for _ in jax.tree.leaves(part)
-            ]
-            if any(in_lists[k] for k in bad):
-                return f" {advice}"
-        return ""
 
     def donated(self, argnums: Sequence[int], names: Sequence[str]) -> list[bool]:
         """Which leaves are of the arguments at these positions, or of these names."""

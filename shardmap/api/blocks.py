@@ -280,7 +280,6 @@ class BlockMap(Transformed):
                 raise ValueError(
                     f"{who} cuts dimension {dimension} of {name}, "
                     f"{aval.str_short()}, along {names}, but {problem}"
-                    + arguments.advice_on_lists([k])
                 )
 
     def _check_vmaps(self, closed: ClosedJaxpr, names: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax import context
-from shardmap._jax.effects import ORDERED_DEBUG_EFFECT
 from shardmap._jax.types import (
     Aval,
     Axes,
@@ -23,7 +22,6 @@ from shardmap.api.mapped_axes import (
     in_axes_from_front,
     mapped_size,
     out_axes_from_front,
-    refuse_sparse,
 )
 from shardmap.api.programs import run_call
 from shardmap.api.user_function import Args, Kwargs
@@ -157,12 +155,10 @@ class ElementMap(Transformed):
             raise ValueError(
                 f"spmap in_axes has {len(prefix)} entries, one for each positional "
                 f"argument, but {self.function.name} was called with {count}."
-                + arguments.advice_on_keywords()
             )
         in_axes = self.function.broadcast_in("in_axes", prefix, arguments, 0)
-        refuse_sparse("in_axes", in_axes, arguments.in_tree)
         names = functools.partial(self.function.leaf_names, arguments)
-        return in_axes_from_front(in_axes, avals, names, arguments)
+        return in_axes_from_front(in_axes, avals, names)
 
     def _body(
         self,
@@ -176,18 +172,14 @@ class ElementMap(Transformed):
             # A new object, so that JAX calls the function each time.
             element = functools.partial(element)
         around = jax.sharding.get_abstract_mesh()
-        try:
-            return tracing.trace_body(
-                element,
-                list(map(remove_axis, avals, in_axes)),
-                self.options.axis_name,
-                axis_size,
-                ambient_mesh.axis_env_markers(self.function.name, self.options),
-                ambient_mesh.same_mesh(self.options, around),
-            )
-        except (RuntimeError, ValueError) as error:
-            ambient_mesh.explain_meshes(self.function.name, around, error)
-            raise
+        return tracing.trace_body(
+            element,
+            list(map(remove_axis, avals, in_axes)),
+            self.options.axis_name,
+            axis_size,
+            ambient_mesh.axis_env_markers(self.function.name, self.options),
+            ambient_mesh.same_mesh(self.options, around),
+        )
 
     def _on_devices(
         self, params: MapParams, is_top_level: bool, operands: Sequence[Aval]
@@ -217,7 +209,6 @@ class ElementMap(Transformed):
             )
             params = params.on(mesh, mesh_axes, inner_axes)
         set_mesh.check_mesh(name, cast(Mesh, params.mesh))
-        _refuse_ordered_debug(name, params)
         return params
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
@@ -225,7 +216,6 @@ class ElementMap(Transformed):
         given = self.function.broadcast_out(
             "out_axes", self.options.out_axes, body.out_tree
         )
-        refuse_sparse("out_axes", given, body.out_tree)
         out_axes = out_axes_from_front(given, avals)
         if None in out_axes:
             self._check_unmapped(out_axes, body, in_axes)
@@ -281,16 +271,3 @@ def _bind_map(
             ambient_mesh.typed(result, cast(Mesh, params.mesh)) for result in results
         ]
     return results
-
-
-def _refuse_ordered_debug(who: str, params: MapParams) -> None:
-    """Refuses what JAX has on one device only, in its own words without a remedy."""
-    mesh = params.mesh
-    if mesh is None or mesh.size == 1:
-        return
-    if ORDERED_DEBUG_EFFECT in params.call_jaxpr.effects:
-        raise ValueError(
-            f"{who} calls jax.debug.print or jax.debug.callback with ordered=True, "
-            f"which JAX has on one device only, but the map is for {mesh.size}. Use "
-            "shardmap.tap_print or shardmap.tap, which are ordered on each device."
-        )

@@ -6,30 +6,11 @@ Errors name each bad leaf by its key path, with its shape.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
-from shardmap.api.arguments import Arguments
-from shardmap.arrays import trees
-
-
-def refuse_sparse(
-    option: str, axes: Sequence[int | None], tree: jax.tree_util.PyTreeDef
-) -> None:
-    """Refuses mapped sparse arrays, whose parts have an axis that they do not know."""
-    for k, kind in trees.sparse_leaves(tree).items():
-        if axes[k] is not None:
-            raise ValueError(
-                f"spmap {option} maps a sparse array, a {kind}: its parts would be "
-                f"cut, and not its shape. Map data and indices, and make a {kind} of "
-                "them in the function, or use jax.vmap."
-            )
-
 
 def in_axes_from_front(
     axes: Sequence[int | None],
     avals: Sequence[Any],
     names: Callable[[], list[str]],
-    arguments: Arguments,
 ) -> tuple[int | None, ...]:
     """Axes counted from the front.
 
@@ -41,9 +22,8 @@ def in_axes_from_front(
             raise ValueError(
                 f"spmap was requested to map {names()[k]}, {aval.str_short()} of rank "
                 f"{aval.ndim}, along axis {axis}, which it does not have. Give None in "
-                "in_axes for what every element should get whole."
-                + arguments.advice_on_keywords()
-                + arguments.advice_on_lists([k])
+                "in_axes for what every element should get whole; of a list, map "
+                "numpy.stack(list)."
             )
     return tuple(
         None if axis is None else axis % aval.ndim

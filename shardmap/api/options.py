@@ -1,6 +1,5 @@
 """Checks of the options of mapped functions."""
 
-import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +8,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api.arguments import with_types
-from shardmap.arrays.trees import parameters_of
 from shardmap.sharding.mesh import check_axis_names, check_devices, names_of
 from shardmap.units import AUTO, Auto, bytes_of, is_integer, shown
 
@@ -27,25 +25,16 @@ def key_of(options: PyTree, is_leaf: Callable[[Any], bool]) -> Hashable:
 
 
 def _index_tuple(
-    name: str, argnums: int | Iterable[int], caller: str, from_end: bool = False
+    name: str, argnums: int | Iterable[int], caller: str
 ) -> tuple[int, ...]:
-    """Checks the positions of arguments, an int or several, and returns a tuple.
-
-    Args:
-      name: the parameter.
-      argnums: what was given.
-      caller: what it was given to.
-      from_end: whether they may be below 0, counted from the last argument.
-    """
+    """Checks the positions of arguments, an int or several, and returns a tuple."""
     values: tuple[Any, ...] = (argnums,)
     if isinstance(argnums, Iterable) and not isinstance(argnums, str):
         values = tuple(argnums)
     for value in values:
-        is_number = is_integer(value)
-        if not is_number or (value < 0 and not from_end):
-            least = "" if from_end else ", none below 0"
-            raise (ValueError if is_number else TypeError)(
-                f"{caller} {name} must be an int or several{least}, but got "
+        if not is_integer(value) or value < 0:
+            raise (ValueError if is_integer(value) else TypeError)(
+                f"{caller} {name} must be an int or several, none below 0, but got "
                 f"{shown(argnums)}."
             )
     return tuple(map(int, values))
@@ -80,7 +69,6 @@ def positions(
     fun: Callable[..., Any],
     static: tuple[str, int | Iterable[int]],
     donate_argnums: int | Iterable[int],
-    from_end: bool = False,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Checks the positions of static arguments, which are sorted, and of donated ones.
 
@@ -89,44 +77,17 @@ def positions(
       fun: the function whose arguments they are.
       static: the parameter that names static arguments, and what was given.
       donate_argnums: what was given.
-      from_end: whether static ones may be below 0, counted from the last argument.
 
     Raises:
       TypeError: something else than ints.
-      ValueError: donated arguments that the function does not have, or that are static.
+      ValueError: arguments that the function does not have, or that are both.
     """
-    name, given = static
-    static_argnums = _index_tuple(name, given, caller, from_end)
+    static_argnums = _index_tuple(*static, caller)
     donated = _index_tuple("donate_argnums", donate_argnums, caller)
-    _check_donated(caller, fun, donated)
-    if both := sorted(set(static_argnums) & set(donated)):
-        raise ValueError(
-            f"{caller} {name} {static_argnums} and donate_argnums {donated} "
-            f"both have {both}: a static argument has no buffer to donate."
-        )
+    if static_argnums or donated:
+        # Only for its checks.
+        jax.jit(fun, static_argnums=static_argnums, donate_argnums=donated)
     return tuple(sorted(static_argnums)), donated
-
-
-def _check_donated(
-    caller: str, fun: Callable[..., Any], donated: Sequence[int]
-) -> None:
-    """Checks that the function has the donated arguments."""
-    if (parameters := parameters_of(fun)) is None:
-        return
-    kinds = [parameter.kind for parameter in parameters]
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    count = sum(kind in positional for kind in kinds)
-    if inspect.Parameter.VAR_POSITIONAL not in kinds and max(donated, default=0) >= max(
-        count, 1
-    ):
-        raise ValueError(
-            f"{caller} donate_argnums is {tuple(donated)}, but "
-            f"{getattr(fun, '__name__', fun)} takes {count} positional "
-            f"argument{'' if count == 1 else 's'}, counted from 0."
-        )
 
 
 def lowering(name: Lowering, batch_size: object, caller: str = "spmap") -> Lowering:
@@ -251,15 +212,5 @@ def axis_name(name: Hashable) -> Hashable:
         raise TypeError(
             f"spmap axis_name must be no number, but got {name!r}: collectives take "
             "numbers for dimensions of an array. Give it a name, such as a string."
-        )
-    return name
-
-
-def backend(name: str | None) -> str | None:
-    """Checks the name of a backend."""
-    if name is not None and not isinstance(name, str):
-        raise TypeError(
-            f"spmap backend must be a name such as 'cpu' or None, but got "
-            f"{shown(name)}. Give devices as devices=."
         )
     return name

@@ -321,8 +321,7 @@ def sharded_jit(
       out_parts: the same for the result.
       num_partitions: the number of partitions over all processes. Default: that of
         the parts, or 1.
-      static_argnums: positions of arguments that are compile-time constants; negative
-        ones count from the last argument.
+      static_argnums: positions of arguments that are compile-time constants.
       donate_argnums: as for `spmap`.
 
     Returns:
@@ -350,7 +349,7 @@ def sharded_jit(
     count = _checked("sharded_jit num_partitions", given)
     given_static = "static_argnums", static_argnums
     static, donated = options.positions(
-        "sharded_jit", fun, given_static, donate_argnums, from_end=True
+        "sharded_jit", fun, given_static, donate_argnums
     )
     if isinstance(in_parts, list):
         in_parts = tuple(in_parts)

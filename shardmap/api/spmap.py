@@ -180,7 +180,7 @@ def spmap(
         out_axes=out_axes,
         static_argnums=static,
         devices=devices,
-        backend=options.backend(backend),
+        backend=backend,
         axis_size=axis_size,
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),

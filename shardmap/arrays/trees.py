@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,26 +94,6 @@ def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:
             return None
         counts += inner
     return counts
-
-
-def sparse_leaves(tree: TreeDef) -> dict[int, str]:
-    """Which leaves are parts of a sparse array of JAX, and the name of its type."""
-    sparse: Any = sys.modules.get("jax.experimental.sparse")
-    kinds: dict[int, str] = {}
-
-    def visit(tree: TreeDef, first: int) -> None:
-        kind = (tree.node_data() or (None,))[0]
-        if isinstance(kind, type) and issubclass(kind, sparse.JAXSparse):
-            leaves = range(first, first + tree.num_leaves)
-            kinds.update(dict.fromkeys(leaves, kind.__name__))
-            return
-        for child in tree.children():
-            visit(child, first)
-            first += child.num_leaves
-
-    if sparse is not None:
-        visit(tree, 0)
-    return kinds
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:

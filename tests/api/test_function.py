@@ -89,7 +89,7 @@ def test_static_arguments(kind):
 
 @every_kind
 def test_what_is_static_is_not_donated(kind):
-    with pytest.raises(ValueError, match=rf"{kind} static.*\[1\]: a static argument"):
+    with pytest.raises(ValueError, match=r"static.* and donate_\w+ cannot intersect"):
         mapped(kind, shifted, static=1, donate_argnums=(0, 1))
 
 

@@ -34,7 +34,6 @@ def maps(find):
         "spmap": sm.spmap(fun, static_broadcasted_argnums=1),
         "spmd": sm.spmap(fun, static_broadcasted_argnums=1, lowering="spmd"),
         "sharded_jit": sm.sharded_jit(fun, (2,), (2,), static_argnums=1),
-        "last": sm.sharded_jit(fun, (2,), (2,), static_argnums=-1),
     }, expected
 
 
@@ -59,7 +58,7 @@ def without_jit(f, k):
     ("called", "wrapped"),
     [(called, "tuple") for called in CALLED] + [("eagerly", how) for how in WRAPPED],
 )
-@pytest.mark.parametrize("kind", ["spmap", "spmd", "sharded_jit", "last"])
+@pytest.mark.parametrize("kind", ["spmap", "spmd", "sharded_jit"])
 def test_equal_constants_of_other_types_are_others(kind, wrapped, called):
     wrap, find = WRAPPED[wrapped]
     mapped, expected = maps(find)

@@ -168,7 +168,7 @@ def test_ordered_debug_callbacks_are_for_one_device():
         return lax.while_loop(goes_on, lambda x: x + 1, x)
 
     x = np.arange(4, dtype=np.int32)
-    with pytest.raises(ValueError, match="which JAX has on one device only"):
+    with pytest.raises(ValueError, match="not supported for more than 1 device"):
         sm.spmap(f)(x)
     first = {"devices": jax.devices()[:1]}
     with pytest.raises(NotImplementedError, match="an ordered call of the host in the"):
