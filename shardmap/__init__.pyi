@@ -33,6 +33,7 @@ from shardmap.planning.chunked import chunked as chunked
 from shardmap.planning.in_slices import AS_CHUNKED as AS_CHUNKED
 from shardmap.planning.in_slices import EACH as EACH
 from shardmap.planning.in_slices import Pieces as Pieces
+from shardmap.planning.lax.per_piece import per_piece as per_piece
 from shardmap.planning.plan import ShardPlan as ShardPlan
 from shardmap.planning.plan import plan as plan
 from shardmap.planning.run.failures import ShardError as ShardError

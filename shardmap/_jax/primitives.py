@@ -76,6 +76,12 @@ PURE_CALLBACK = primitive_of(
 )
 
 
+def callback_of(params: Params) -> Callable[..., Any]:
+    """The function of a `jax.pure_callback`, by the parameters of its equation."""
+    function: Callable[..., Any] = params["callback"].callback_func
+    return function
+
+
 def manual_axes_of(equation: Equation) -> frozenset[str]:
     """The mesh axes that a shard_map makes manual."""
     return frozenset(equation.params["newly_manual_axes"])

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardmap.planning.labelled_groups import reduced_groups
+from shardmap.planning.lax.per_piece import per_piece
 from shardmap.planning.sources.labelled import is_dataset
 
 
@@ -151,6 +152,57 @@ def each_interpolated(
     return self.map(one, keep_attrs=True)
 
 
+def not_written(name: str) -> Callable[..., Any]:
+    """`xarray.Dataset.to_zarr` or ``to_netcdf`` of values that are not known yet."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{name} writes values, which are not known while a plan traces its "
+            "function: return the arrays, and write them while shards run, with "
+            f"plan(...).run(..., out=arrays of zarr), or call {name} of what run "
+            "returns"
+        )
+
+    return method
+
+
+WRITES = {name: not_written(name) for name in ("to_zarr", "to_netcdf")}
+
+
+def vectorized(self: Any, *arrays: Any, **kwargs: Any) -> Any:
+    """`numpy.vectorize`, by which ``apply_ufunc`` has ``vectorize=True``, per piece."""
+    if kwargs or not any(isinstance(x, jax.core.Tracer) for x in arrays):
+        return NotImplemented
+    ins, outs = self._in_and_out_core_dims or ([()] * len(arrays), [()])
+    rank = max(np.ndim(x) - len(dims) for x, dims in zip(arrays, ins, strict=True))
+    spread, sizes = [], dict[str, int]()
+    for x, dims in zip(arrays, ins, strict=True):
+        x = jnp.expand_dims(x, tuple(range(rank + len(dims) - np.ndim(x))))
+        spread.append(x)
+        sizes.update(zip(dims, x.shape[rank:], strict=True))
+    unknown = [dim for dims in outs for dim in dims if dim not in sizes]
+    if unknown or not self.otypes:
+        what = f"the length of {unknown[0]!r}" if unknown else "output_dtypes="
+        raise TypeError(
+            f"vectorize=True in a plan needs {what}: call "
+            f"{getattr(self.pyfunc, '__name__', 'the function')} by "
+            "shardmap.per_piece, whose result= has shapes and dtypes"
+        )
+    loops = np.broadcast_shapes(*(x.shape[:rank] for x in spread))
+    results = [
+        jax.ShapeDtypeStruct(
+            (*loops, *map(sizes.get, dims)), jax.dtypes.canonicalize_dtype(dtype)
+        )
+        for dims, dtype in zip(outs, self.otypes, strict=True)
+    ]
+    axes = " -> ".join(
+        ", ".join(" ".join(["...", *"*" * len(dims)]) for dims in side)
+        for side in (ins, outs)
+    )
+    result = results[0] if len(results) == 1 else tuple(results)
+    return per_piece(self, result, *spread, axes=axes)
+
+
 METHODS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "core.groupby.DataArrayGroupByBase": {"reduce": reduced_groups},
     "core.groupby.DatasetGroupByBase": {"reduce": reduced_groups},
@@ -160,11 +212,13 @@ METHODS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "idxmax": place_of_extreme("idxmax"),
         "idxmin": place_of_extreme("idxmin"),
         "interp": interpolated,
+        **WRITES,
     },
     "Dataset": {
         "ffill": each_filled("ffill"),
         "bfill": each_filled("bfill"),
         "interp": each_interpolated,
+        **WRITES,
     },
 }
 
@@ -185,6 +239,7 @@ def wrapped() -> Iterator[None]:
             for kind, methods in METHODS.items():
                 for name, method in methods.items():
                     _wrap(operator.attrgetter(kind)(xarray), name, method)
+            _wrap(np.vectorize, "__call__", vectorized)
     try:
         yield
     finally:
@@ -209,5 +264,7 @@ def _wrap(kind: type, name: str, ours: Callable[..., Any]) -> None:
 
 
 def _is_traced(value: Any) -> bool:
+    if isinstance(value, np.vectorize):
+        return True  # Its arguments tell.
     arrays = value.data_vars.values() if is_dataset(value) else [value]
     return any(isinstance(x.variable._data, jax.core.Tracer) for x in arrays)

@@ -116,7 +116,8 @@ def _values_refused() -> Iterator[None]:
                     f"{name} of xarray needs the values of an "
                     "array, which are not known while a plan traces its function: call "
                     "it on the arguments or the results of the plan, or write it with "
-                    "jax.numpy and xarray.apply_ufunc"
+                    "jax.numpy and xarray.apply_ufunc; functions of NumPy and SciPy by "
+                    "shardmap.per_piece"
                 ) from error
         raise
 

@@ -31,6 +31,14 @@ def test_pmap_is_told_from_shard_map():
     assert not primitives.is_pmap(mapped(by_hand))
 
 
+def test_the_function_of_a_callback_is_told():
+    def called(x):
+        return jax.pure_callback(np.sin, X, x)
+
+    [equation] = jax.make_jaxpr(called)(X).eqns
+    assert primitives.callback_of(equation.params) is np.sin
+
+
 def test_what_is_inside_of_jitted_functions_is_found_without_jit_too():
     with jax.disable_jit():
         found = primitives.equation_of("sin", jax.jit(lambda x: jnp.sin(x)), 1.0)

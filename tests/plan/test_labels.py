@@ -171,7 +171,6 @@ def test_functions_of_jax_on_the_data(ds):
 @pytest.mark.parametrize(
     ("name", "fun"),
     [
-        ("DataArray.interpolate_na", lambda a: a.interpolate_na("x")),
         ("DataArray.dropna", lambda a: a.dropna("x")),
         ("DataArray.polyfit", lambda a: a.polyfit("x", 1)),
         ("DataArray.sortby", lambda a: a.sortby(a[0])),
@@ -183,6 +182,54 @@ def test_functions_of_jax_on_the_data(ds):
 def test_what_needs_values_is_named(name, fun, ds):
     with pytest.raises(TypeError, match=rf"^{name} of xarray needs the values .*apply"):
         plan(fun, ds.t)
+
+
+def spread_and_sorted(row, weights):
+    return row.max() - row.min(), np.sort(row * weights)
+
+
+def vectorized(a, dims=("time",), **options):
+    outs = {"input_core_dims": [["time"], ["time"]], "output_core_dims": [[], dims]}
+    return xr.apply_ufunc(
+        *(spread_and_sorted, a, a.mean("x")),
+        **(outs | {"vectorize": True, "output_dtypes": [float, "f4"]} | options),
+    )
+
+
+def test_functions_of_numpy_are_vectorized_per_piece(ds):
+    shard_plan = plan(vectorized, ds.t, in_slices={"x": 3})
+    assert len(shard_plan.stage_shards(1)) == 3
+    for got, want in zip(shard_plan.run(ds.t), vectorized(ds.t), strict=True):
+        xr.testing.assert_allclose(got, want.astype("f4"))
+    one = plan(
+        lambda a: xr.apply_ufunc(np.square, a, vectorize=True, output_dtypes=["f4"]),
+        *(ds.t,),
+        in_slices={"x": 3, "time": 2},
+    )
+    xr.testing.assert_allclose(one.run(ds.t), ds.t**2)
+    missing = ds.t.where(ds.t > 0).assign_coords(time=np.arange(24))
+    filled = plan(lambda a: a.interpolate_na("time"), missing, in_slices={"x": 3})
+    xr.testing.assert_allclose(filled.run(missing), missing.interpolate_na("time"))
+    with pytest.raises(TypeError, match="needs output_dtypes=: call spread_and_sorted"):
+        plan(lambda a: vectorized(a, output_dtypes=None), ds.t)
+    with pytest.raises(
+        TypeError, match=r"needs the length of 'dim.': call .* by shard"
+    ):
+        plan(lambda a: vectorized(a, ("other",)), ds.t)
+
+
+@pytest.mark.parametrize("name", ["to_zarr", "to_netcdf"])
+def test_what_is_written_is_returned(name, ds, tmp_path):
+    def fun(each):
+        getattr(each * 2, name)(tmp_path / "out")
+        return each
+
+    for each in (ds, ds.t):
+        with pytest.raises(
+            TypeError, match=rf"^{name} writes values, .*run\(..., out="
+        ):
+            plan(fun, each)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_function_that_jax_numpy_lacks_is_named(ds):

@@ -10,13 +10,10 @@ from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.planning.engine.factors import Factors, taken_whole
 from shardmap.planning.engine.nodes import Node, Refused
 from shardmap.planning.engine.rules import Factor, Reason, RuleMaker
+from shardmap.planning.lax import per_piece
 
 TALKS = Reason(
     "it talks to the other elements of a mapped axis", "cut an axis that is not mapped"
-)
-OUTSIDE = Reason(
-    "code outside of JAX may look at all of its operands",
-    "write it with JAX operations, or give the primitive a rule",
 )
 TRANSPOSED = Reason("it is a placeholder that only differentiation puts in")
 
@@ -61,6 +58,6 @@ REMEDIES = {p.rng_uniform_p: ": draw with jax.random.uniform and a key"}
 
 RULES: dict[Any, RuleMaker] = {
     **dict.fromkeys(STATEFUL, stateful),
-    PURE_CALLBACK: partial(taken_whole, reason=OUTSIDE),
+    PURE_CALLBACK: per_piece.rule,
     p.custom_lin_p: partial(taken_whole, reason=TRANSPOSED),
 }

@@ -167,6 +167,12 @@ class Exported:
                     "shards are sent to other processes as jax.export bytes, which "
                     "need the package flatbuffers: pip install flatbuffers"
                 ) from error
+            except NotImplementedError as error:
+                raise ValueError(
+                    "a shard that calls the host is not sent to other processes: run "
+                    "it in threads, executor=ThreadPoolExecutor(4), or as an array "
+                    f"job, task= ({error})"
+                ) from error
         return self._blobs[function]
 
 

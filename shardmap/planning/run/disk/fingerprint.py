@@ -15,10 +15,11 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
-from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.primitives import PURE_CALLBACK, callback_of
 from shardmap._jax.walk import equations
 from shardmap._version import __version__
 from shardmap.planning.engine.keys import is_key
+from shardmap.planning.lax.per_piece import text_of
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.source import source_of
 
@@ -43,15 +44,18 @@ def fingerprint(cut_program: CutProgram) -> str:
     """A digest of the shards of a plan.
 
     Raises:
-      ValueError: it calls the host, whose code no digest tells.
+      ValueError: it calls the host, and nothing tells what runs there.
     """
     closed = cut_program.closed
-    for equation in equations(closed):
-        if equation.primitive is PURE_CALLBACK:
+    called = [e for e in equations(closed) if e.primitive is PURE_CALLBACK]
+    texts = [text_of(callback_of(equation.params)) for equation in called]
+    for equation, text in zip(called, texts, strict=True):
+        if text is None:
             raise ValueError(
                 f"checkpoint: {equation.primitive} at {source_of(equation)} calls the "
                 "host, and nothing tells whether that code is the same when the run "
-                "goes on: compute what it returns before, and pass it as an argument"
+                "goes on: call a function that closes over nothing by per_piece, or "
+                "compute what it returns before, and pass it as an argument"
             )
     with cut_program.settings():
         lowered = jax.jit(jex_core.jaxpr_as_fun(closed)).lower(*closed.in_avals)
@@ -59,6 +63,7 @@ def fingerprint(cut_program: CutProgram) -> str:
     told = [
         (cut_program.x64, cut_program.partitionable, str(cut_program.out_tree)),
         [str(rules[node.number]) for node in nodes],
+        texts,
         [[loop.pieces for loop in stage.loops] for stage in cut_program.stages],
         [
             [(result.value.number, result.axes) for result in stage.results]

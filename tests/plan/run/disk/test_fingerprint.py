@@ -1,5 +1,6 @@
 """Digests of plans and arguments: all that counts is in them, and nothing else."""
 
+import functools
 import os
 
 import jax
@@ -10,6 +11,7 @@ from jax.interpreters import mlir
 
 from shardmap.extend import register_rule
 from shardmap.planning.cutting import cut_function
+from shardmap.planning.lax.per_piece import per_piece
 from shardmap.planning.plan import plan
 from shardmap.planning.run.disk import checkpoint
 from shardmap.planning.run.disk import fingerprint as digests
@@ -88,6 +90,25 @@ def test_a_function_that_calls_the_host_has_no_checkpoint(wrap, tmp_path):
     with pytest.raises(ValueError, match=r"pure_callback at .* calls the host"):
         shard_plan.run(X, checkpoint=tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def by_rows(function):
+    return lambda x: per_piece(function, x, x, axes="i * -> i *")
+
+
+def test_a_function_per_piece_is_known_by_its_text(tmp_path):
+    def again(function, folder="one"):
+        return plan(by_rows(function), X, in_slices={0: 4}).run(
+            X, checkpoint=tmp_path / folder
+        )
+
+    np.testing.assert_array_equal(again(np.sort), np.sort(X))
+    np.testing.assert_array_equal(again(np.sort), np.sort(X))
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        again(np.flip)
+    for holds in (functools.partial(np.sort, axis=1), lambda x: np.sort(x, tmp_path)):
+        with pytest.raises(ValueError, match="a function that closes over nothing"):
+            again(holds)
 
 
 @pytest.mark.parametrize("name", ["shardmap", "jax", "jaxlib", "backend"])
