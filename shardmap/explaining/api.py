@@ -12,8 +12,10 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 from shardmap._jax import api_boundary
 from shardmap._jax.errors import explained_axis_names
 from shardmap._jax.hlo import Module, compiled_with_buffers
+from shardmap._jax.primitives import vmaps_around
 from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import Value
+from shardmap._jax.walk import equations
 from shardmap.arrays import array_likes
 from shardmap.explaining import elsewhere
 from shardmap.explaining.chips import CHIPS, capacity_of, machine_of, wiring_of
@@ -32,8 +34,8 @@ from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.products import products_of, read_bytes
 from shardmap.explaining.read.remarks import LARGE
-from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
-from shardmap.explaining.read.vmaps import marked
+from shardmap.explaining.read.visitor import Facts, facts_of
+from shardmap.explaining.read.vmaps import VmapAxis, marked, vmaps_over
 from shardmap.explaining.report import Collective, Cost
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.source import definition_of
@@ -78,9 +80,8 @@ def explain(
     and loops anywhere in it. A function that is not jitted is explained as `jax.jit`
     would run it.
 
-    * Axes are read from the jaxpr, which does not contain the names and sizes of
-      `jax.vmap`. A second trace finds those of vmaps over the arguments of ``fun``;
-      others are unknown.
+    * Axes are read from the jaxpr, which does not contain those of `jax.vmap`. A second
+      trace finds those of vmaps over the arguments of ``fun``; others are left out.
     * Collectives are read from the compiled program. Those that only the compiler added
       are marked.
     * A program over a `jax.sharding.AbstractMesh` needs ``devices``, as many as that.
@@ -178,7 +179,8 @@ def explanation_for(
     # Facts of the jaxpr.
     with elsewhere.traced_for(there):
         traced = _trace(fun, args, kwargs)
-        facts = _facts(fun, traced, args, kwargs)
+        facts = facts_of(traced.jaxpr.jaxpr, definition_of(fun))
+        vmaps = _vmaps(fun, traced, args, kwargs)
     if there:
         traced = elsewhere.moved(traced, there)
     meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
@@ -211,8 +213,9 @@ def explanation_for(
     # A map has this axis even without replicas of its elements.
     mesh_axes = tuple(each for each in sizes.items() if each != (REPLICAS, 1))
     cuts = sharded.sharded_dimensions(layouts_of_arrays, layouts)
-    asked = sharded.constrained(facts.constraints)
-    axes = sharded.with_devices(facts, layouts_of_arrays, cuts, asked, mesh_axes)
+    axes = sharded.with_devices(
+        facts.axes, vmaps, layouts_of_arrays, cuts, facts.constraints, mesh_axes
+    )
     arguments = sharded.sharded_arguments(layouts_of_arrays, cuts)
     collectives = compiled_collectives(
         module, sources, mesh_axes, facts.constraints, arguments
@@ -268,7 +271,6 @@ def explanation_for(
             *remarks.copies(layouts_of_arrays),
             *remarks.constants(traced.jaxpr.consts, num_devices),
             *remarks.outside(traced.jaxpr, module, sources, num_devices),
-            *remarks.looped(axes, cuts),
             *remarks.unrolled(traced.jaxpr),
             *remarks.of_collectives(collectives, device.platform),
         ),
@@ -332,21 +334,17 @@ def _lower(
     return getattr(lowered, "lowered", lowered)
 
 
-def _facts(
+def _vmaps(
     fun: Callable[..., Any], traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Facts:
-    """The facts of the jaxpr, with the vmaps over the arguments."""
-    source = definition_of(fun)
-    facts = facts_of(traced.jaxpr.jaxpr, source)
-    # Marks would keep a function in pieces from being cut.
-    has_vmaps = any(axis.kind == "vmap" for axis in facts.axes)
-    if not has_vmaps or CHUNKED in facts.primitives:
-        return facts
+) -> list[VmapAxis]:
+    """The vmaps over the arguments, for which the function is traced again."""
+    if not any(map(vmaps_around, equations(traced.jaxpr.jaxpr))):
+        return []
     try:
         traced = _trace(fun, *marked((args, kwargs)))
+        return vmaps_over(traced.jaxpr.jaxpr, definition_of(fun))
     except Exception:
-        return facts  # The function looked for an array and found a mark.
-    return facts_of(traced.jaxpr.jaxpr, source)
+        return []  # The function looked for an array and found a mark.
 
 
 def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:

@@ -14,7 +14,9 @@ from shardmap.explaining.interconnect import Interconnect, Wiring, sent_bytes
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import duration, size, size_of
 
-AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
+AxisKind = Literal[
+    "spmap", "vmap", "loop", "while", "chunked", "shard_map", "pmap", "sharding"
+]
 MAPS: tuple[AxisKind, ...] = ("spmap", "shard_map", "pmap")
 """The kinds of axes that are laid on devices."""
 
@@ -28,38 +30,31 @@ class Axis:
       size: the number of elements; None if only the running program knows.
       kind: what made the axis. "spmap", "shard_map" (also for `mesh_map`), "pmap" and
         "sharding" (only arrays are sharded) run on devices; "vmap" is one batched
-        operation; "loop" and "while" are steps one after another.
+        operation; "loop", "while" and "chunked", for the pieces of a function, are
+        steps one after another.
       devices: how many devices share the elements, 1 for one program.
-      vectorised: how many elements are one batched operation on a device; None if
-        unknown, as for some vmaps in the middle of a program.
+      vectorised: how many elements are one batched operation on a device.
       steps: how many batched operations a device does one after another; None if
         only the running program knows.
       depth: how many axes of this explanation are around it.
       inside: the number, in ``axes``, of the axis directly around it, or None.
       source: the line of the program that made it, as ``file:line (function)``.
-      running: a sentence that says how the elements run.
-      change: a sentence that says which argument changes it.
-      in_turn: whether each step needs the result of the step before.
+      in_turn: whether each step takes what the step before gave.
       is_repeated: whether all of its devices do the same work, because nothing is
         sharded along the axis.
-      over: the key paths of the arguments that the axis maps over: along the first
-        dimension for a loop, along any dimension for a vmap.
     """
 
     name: str | None
     size: int | None
     kind: AxisKind
     devices: int
-    vectorised: int | None
+    vectorised: int
     steps: int | None
     depth: int
     inside: int | None
     source: str | None
-    running: str
-    change: str
     in_turn: bool = False
     is_repeated: bool = False
-    over: tuple[str, ...] = ()
 
     @property
     def idle_places(self) -> int:
@@ -71,7 +66,7 @@ class Axis:
     @property
     def last_step(self) -> int | None:
         """The number of elements of a shorter last step, or None."""
-        if self.size is None or self.vectorised is None or self.steps is None:
+        if self.size is None or self.steps is None:
             return None
         before = self.vectorised * (self.steps - 1)
         last = -(-self.size // self.devices) - before
@@ -89,16 +84,13 @@ class Axis:
     @property
     def layout(self) -> str:
         """How the elements run, such as ``8 devices x 4 vectorised x 1 step``."""
+        steps = "unknown" if self.steps is None else f"{self.steps:,}"
         return (
             f"{self.devices:,} device{'s' * (self.devices != 1)} x "
-            f"{_number(self.vectorised)} vectorised x "
-            f"{_number(self.steps)} step{'s' * (self.steps != 1)}"
+            f"{self.vectorised:,} vectorised x "
+            f"{steps} step{'s' * (self.steps != 1)}"
             + ("" if self.last_step is None else f", the last of {self.last_step:,}")
         )
-
-
-def _number(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"
 
 
 @dataclasses.dataclass(frozen=True)

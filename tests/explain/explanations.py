@@ -40,8 +40,6 @@ def axis(**changes):
         "depth": 0,
         "inside": None,
         "source": "train.py:12 (step)",
-        "running": "on 8 devices at once, 32 elements are one batched operation",
-        "change": "devices= for other devices",
     }
     return Axis(**{**fields, **changes})
 
@@ -151,7 +149,7 @@ def long_words():
     return explanation(
         name=LONG,
         mesh=((LONG, 4), ("b", 2)),
-        axes=(axis(name=LONG, source=f"{LONG}.py:1 ({LONG})", running=LONG),),
+        axes=(axis(name=LONG, source=f"{LONG}.py:1 ({LONG})"),),
         arrays=(array(ROWS, (8, 64), path=LONG, layout=LONG),),
         collectives=(collective(axes=(LONG,), source=LONG),),
         remarks=(Remark(LONG, LONG, LONG),),
@@ -165,11 +163,7 @@ def hostile():
         name=MARKUP,
         mesh=((MARKUP, 4), ("b", 2)),
         device_kind=MARKUP,
-        axes=(
-            axis(
-                name=MARKUP, kind=MARKUP, running=MARKUP, change=MARKUP, source=MARKUP
-            ),
-        ),
+        axes=(axis(name=MARKUP, source=MARKUP),),
         arrays=(
             array(ROWS, (8, 64), path=MARKUP, dtype=MARKUP, layout=MARKUP, role=MARKUP),
         )

@@ -55,7 +55,7 @@ LEAST_SHOWN = 0.01
 def of_report(report: Report) -> Document:
     """The document of a report."""
     said: set[str] = set()  # The summary has the first remark.
-    axes = [_axis(axis, said) for axis in report.axes]
+    axes = [_axis(axis, report.axes, said) for axis in report.axes]
     remarks = [_remark(number, each) for number, each in enumerate(report.remarks)]
     return Document(
         report.name,
@@ -223,18 +223,58 @@ def _holds(report: Report) -> list[str]:
     return [f"Memory on a device: {text}."]
 
 
-def _axis(axis: Axis, said: set[str]) -> Card:
-    blocks = [paragraph(_sentence(axis.running))]
-    if axis.change not in said:
-        blocks.append(paragraph(f"To change: {axis.change}"))
-    said.add(axis.change)
+_CHANGES = {
+    "vmap": "Use spmap to run it on devices, or jax.lax.map with batch_size= to bound "
+    "the memory.",
+    "shard_map": "The shape of mesh= sets the number of devices. in_specs= and "
+    "out_specs= of jax.shard_map, or in_axes= and out_axes= of mesh_map, set what is "
+    "sharded.",
+    "pmap": "Give jax.pmap devices=. Its axis has one element per device; the axis of "
+    "shardmap.spmap may have any length.",
+    "sharding": "The arrays' shardings say how many devices: jax.device_put, "
+    "in_shardings= or jax.lax.with_sharding_constraint.",
+    "while": "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps.",
+    "loop": "No step needs the one before: vmap runs all at once, spmap runs them on "
+    "devices, and jax.lax.map with batch_size= vectorises some at a time.",
+    "loop in turn": "Each step takes what the one before gave. If that is only a sum, "
+    "vmap the rest of the step and add up the results; if the step is associative, use "
+    "jax.lax.associative_scan.",
+    "chunked": "in_slices= of chunked sets the cuts, and memory= the memory of a "
+    "piece. Fewer, larger pieces need more memory.",
+    "spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; axis_size=, "
+    "or longer arrays, for more elements.",
+    "spmap in steps": "Give devices=, or mesh= and mesh_axes=, for other devices; "
+    "batch_size= to vectorise fewer elements at once; axis_size=, or longer arrays, "
+    "for more elements.",
+    "spmap inside": "The outermost map has the devices: give it more of them, or give "
+    "both maps mesh= and mesh_axes= of one mesh.",
+}
+"""What changes how an axis runs, by its kind."""
+
+
+def _axis(axis: Axis, axes: Sequence[Axis], said: set[str]) -> Card:
+    kind: str = axis.kind
+    if axis.in_turn:
+        kind = "loop in turn"
+    elif kind == "vmap" and axis.devices > 1:
+        kind = "sharding"
+    elif kind == "spmap" and "spmap" in _kinds_around(axis, axes):
+        kind = "spmap inside"
+    elif kind == "spmap" and axis.vectorised > 1:
+        kind = "spmap in steps"
+    blocks = []
+    if kind not in said:
+        blocks.append(paragraph(f"To change: {_CHANGES[kind]}"))
+    said.add(kind)
     if axis.source:
         blocks.append(_source(axis.source))
     return Card((f"{axis} ({axis.kind})",), tuple(blocks), axis.depth)
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+def _kinds_around(axis: Axis, axes: Sequence[Axis]) -> Iterator[str]:
+    while axis.inside is not None:
+        axis = axes[axis.inside]
+        yield axis.kind
 
 
 def _source(source: str) -> Paragraph:

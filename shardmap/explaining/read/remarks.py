@@ -15,7 +15,6 @@ from shardmap._jax.walk import equations, jaxprs
 from shardmap.explaining.read.hlo.causes import AGAIN, CUT, REMATERIALISED
 from shardmap.explaining.read.hlo.flops import product_flops, valid_positions
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.sharded import ShardedDimension
 from shardmap.explaining.report import (
     MAPS,
     ArrayLayout,
@@ -267,26 +266,6 @@ def _flops(equation: Equation) -> int:
         sizes = Window(kernel[of_kernel[2 + k]], stride, *padding, *dilations)
         flops *= valid_positions(sizes, taken[of_taken[2 + k]], given[of_given[2 + k]])
     return flops
-
-
-def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
-    """Remarks on loops over a sharded dimension: every device does all steps."""
-    return [
-        Remark(
-            f"a loop of {axis.steps:,} steps goes over dimension 0 of {cut.path}, "
-            f"which is sharded over {cut.shards:,} devices: each of them does all of "
-            "the steps",
-            "Each step needs the one before: shard another dimension, so that the "
-            "devices share the work of a step."
-            if axis.in_turn
-            else "vmap over it, or spmap, with batch_size= to bound the memory: each "
-            "device then does its own part.",
-            axis.source,
-        )
-        for axis in axes
-        if axis.kind == "loop" and axis.inside is None
-        for cut in [c for c in cuts if c.dimension == 0 and c.path in axis.over][:1]
-    ]
 
 
 def unrolled(closed: ClosedJaxpr) -> list[Remark]:

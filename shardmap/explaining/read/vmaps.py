@@ -1,10 +1,9 @@
-"""The names and sizes of vmaps, which a jaxpr does not keep.
+"""The names and sizes of vmaps over arguments, which a jaxpr does not keep.
 
-An equation has only the number of vmaps around it. To find their names and sizes, the
-function is traced again, on marked arguments: each array is a pytree node in a pytree
-node. `jax.jit` flattens and unflattens its arguments, which removes the outer node; a
-`jax.vmap` over them removes the inner one. Then `mark_p` is bound, whose batching rule
-records each vmap around it. The sizes of vmaps over other values stay unknown.
+The function is traced again, on marked arguments: each array is a pytree node in a
+pytree node. `jax.jit` flattens and unflattens its arguments, which removes the outer
+node; a `jax.vmap` over them removes the inner one. Then `mark_p` is bound, whose
+batching rule records the vmap around it. Other vmaps leave no trace.
 """
 
 from typing import Any, NamedTuple
@@ -13,19 +12,20 @@ import jax
 import jax.extend.core as jex_core
 from jax.interpreters import ad
 
-from shardmap._jax.primitives import vmaps_around
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import Equation, PyTree, Value
+from shardmap._jax.types import Jaxpr, PyTree, Value
+from shardmap._jax.walk import equations
+from shardmap.explaining.report import Axis
+from shardmap.source import source_of
 
 mark_p = jex_core.Primitive("mark")
 
 
-class MarkedVmap(NamedTuple):
-    """The name, size and mapped dimension of a vmap around a mark."""
+class VmapAxis(NamedTuple):
+    """The axis of a vmap, and the arguments and their dimensions that it is over."""
 
-    name: str | None
-    size: int
-    dimension: int | None
+    axis: Axis
+    over: list[tuple[int, int]]
 
 
 @mark_p.def_abstract_eval
@@ -33,13 +33,10 @@ def _abstract_eval(aval: Any, **_: Any) -> Any:
     return aval
 
 
-def _batching_rule(
-    vmap: Vmap, operands: Any, dims: Any, *, vmaps: tuple[MarkedVmap, ...]
-) -> tuple[Any, Any]:
+def _batching_rule(vmap: Vmap, operands: Any, dims: Any, **_: Any) -> tuple[Any, Any]:
     # JAX's own objects stand for axes without a name.
     name = vmap.name if isinstance(vmap.name, str) else None
-    vmaps = (*vmaps, MarkedVmap(name, vmap.size, dims[0]))
-    return mark_p.bind(*operands, vmaps=vmaps), dims[0]
+    return mark_p.bind(*operands, over=(name, vmap.size, dims[0])), dims[0]
 
 
 ad.deflinear2(mark_p, lambda cotangent, _, **params: [cotangent])
@@ -60,9 +57,10 @@ class _Marked:
     def tree_unflatten(cls, layers: int, children: Any) -> Any:
         (leaf,) = children
         # JAX also unflattens trees with other leaves than arrays.
-        if isinstance(leaf, jax.core.Tracer):
-            leaf = mark_p.bind(leaf, vmaps=())
-        return leaf if layers == 1 else cls(leaf, layers - 1)
+        if layers > 1:
+            return cls(leaf, layers - 1)
+        is_array = isinstance(leaf, jax.core.Tracer)
+        return mark_p.bind(leaf, over=None) if is_array else leaf
 
 
 def marked(tree: PyTree) -> Any:
@@ -72,11 +70,22 @@ def marked(tree: PyTree) -> Any:
     )
 
 
-def vmaps_of(equation: Equation) -> tuple[MarkedVmap, ...]:
-    """The vmaps of its jaxpr around a mark, outermost first."""
-    if equation.primitive is not mark_p:
-        return ()
-    # The innermost comes first; those around the jaxpr come last.
-    count = vmaps_around(equation)
-    inside = equation.params["vmaps"][:count]
-    return tuple(reversed(inside)) if len(inside) == count else ()
+def vmaps_over(jaxpr: Jaxpr, line: str | None) -> list[VmapAxis]:
+    """The vmaps over the arguments of a program that was traced with marks.
+
+    Args:
+      jaxpr: the program.
+      line: the line of the function, for equations without a line.
+    """
+    vmaps: dict[Any, VmapAxis] = {}
+    for equation in equations(jaxpr):
+        if equation.primitive is not mark_p or equation.params["over"] is None:
+            continue
+        name, size, dimension = equation.params["over"]
+        source = source_of(equation) or line
+        axis = Axis(name, size, "vmap", 1, size, 1, 0, None, source)
+        vmap = vmaps.setdefault((name, size, source), VmapAxis(axis, []))
+        if equation.invars[0] in jaxpr.invars:
+            argument = jaxpr.invars.index(equation.invars[0])
+            vmap.over.append((argument, dimension))
+    return [*vmaps.values()]

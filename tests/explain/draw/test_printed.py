@@ -252,7 +252,7 @@ def test_control_characters_in_names_are_escapes():
     name = "x\033[31m\u202e"
     report = explanations.explanation(
         name=name,
-        axes=(explanations.axis(name=name, running=name),),
+        axes=(explanations.axis(name=name),),
         arrays=(explanations.array(explanations.ROWS, (8, 64), path=name),),
         collectives=(explanations.collective(kind=name, source=name, axes=(name,)),),
         notes=(name,),
