@@ -210,13 +210,17 @@ class WithOptions(functools.partial[Any]):
 
 
 PIECES = "give the lengths of the pieces as in_slices, such as {0: Pieces(256)}"
+STATIC = "give positions as static_broadcasted_argnums, as to jax.pmap"
 
 INSTEAD = {
-    "chunked": {"batch_size": PIECES, "chunk_size": PIECES},
+    "chunked": dict.fromkeys(("batch_size", "chunk_size", "chunks"), PIECES),
     "spmap": {
-        "static_argnums": "it is static_broadcasted_argnums, as of jax.pmap",
+        **dict.fromkeys(("static_argnums", "static_argnames"), STATIC),
+        **dict.fromkeys(("in_specs", "in_shardings"), "use mesh_map, for blocks"),
         "num_devices": "give devices=jax.devices()[:n]",
         "axis": "give in_axes=",
+        "name": "give axis_name=",
+        "chunk_size": "give batch_size=",
     },
 }
 """By transformation, the options that others have -> what to write instead."""
@@ -232,19 +236,30 @@ def decorator_with_options(transformation: Callable[..., Any]) -> Callable[..., 
     (6, 6)
     """
 
-    instead = INSTEAD.get(transformation.__name__, {})
+    who = transformation.__name__
+    instead = INSTEAD.get(who, {})
+    by_position = [
+        parameter.name
+        for parameter in inspect.signature(transformation).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
 
     @functools.wraps(transformation)
     def transform(fun: Any = None, *args: Any, **options: Any) -> Any:
         for option, text in instead.items():
             if option in options:
-                raise TypeError(f"{transformation.__name__} has no {option}=: {text}")
+                raise TypeError(f"{who} has no {option}=: {text}")
+        if len(args) >= len(by_position):
+            raise TypeError(
+                f"{who} takes {', '.join(by_position)} by position, and other options "
+                "by keyword"
+            )
         if fun is not None:
             return transformation(fun, *args, **options)
         try:
             given = inspect.signature(transformation).bind(None, *args, **options)
         except TypeError as error:
-            raise TypeError(f"{transformation.__name__}() {error}") from None
+            raise TypeError(f"{who}() {error}") from None
         del given.arguments["fun"]
         return WithOptions(transform, **given.arguments)
 

@@ -1,28 +1,37 @@
 """JAX's and XLA's errors whose texts are read; their classes alone do not tell them."""
 
 import contextlib
+import linecache
 import re
 from collections.abc import Collection, Hashable, Iterator
 from traceback import walk_tb
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-
-from shardmap._jax.types import PyTree
 
 _UNBOUND = re.compile(r"(?:Found an )?(unbound axis name: (.*?))(?:\. To fix this.*)?")
 _REMEDY = ". Give the map that is meant this axis_name"
 _BOUND = ", or use one that is bound here: "
 
+_WITHOUT_VALUES = {
+    jax.errors.TracerBoolConversionError: " Use jax.numpy.where or jax.lax.cond.",
+    jax.errors.TracerIntegerConversionError: " For a loop, use jax.lax.fori_loop.",
+    jax.errors.NonConcreteBooleanIndexError: ": use jax.numpy.where(mask, x, 0)",
+    jax.errors.ConcretizationTypeError: "",
+}
+"""What a traced function cannot do -> what to do instead."""
+
 
 @contextlib.contextmanager
-def explained_axis_names(
+def explained_errors(
     *bound: Hashable, mesh_axes: Collection[str] = ()
 ) -> Iterator[None]:
-    """Context in which JAX's error for an unbound axis name lists the bound ones.
+    """Context in which JAX's errors of a traced function say what to do.
 
-    JAX's own text advises `jax.shard_map`. Its error for a `jax.lax.pcast` and the
-    like, whose result has a type that only a mesh allows, names the class of that type.
+    JAX's text for an unbound axis name advises `jax.shard_map`; here it lists the bound
+    ones. Its error for a `jax.lax.pcast` and the like, whose result has a type that
+    only a mesh allows, names the class of that type.
 
     Args:
       *bound: the names that are bound here.
@@ -48,6 +57,14 @@ def explained_axis_names(
             text += f"{', ' if _BOUND in text else _BOUND}{name!r}"
         error.args = (text,)
         raise
+    except jax.errors.TracerArrayConversionError as error:
+        error.args = (_numpy_called(error),)
+        raise
+    except tuple(_WITHOUT_VALUES) as error:
+        text, *_ = str(error).partition("\nSee https://")
+        text = text.strip().replace("\n\n", "\n")
+        error.args = (text + _WITHOUT_VALUES[type(error)],)
+        raise
     except (AssertionError, ValueError) as error:
         a_type = jax.core.ShapedArray((), np.dtype(bool)).manual_axis_type
         if type(a_type).__name__ not in str(error):
@@ -62,13 +79,20 @@ def explained_axis_names(
         ) from error
 
 
-def prefix_error(prefix: PyTree, tree: PyTree, name: str) -> str:
-    """How JAX says that ``prefix``, called ``name``, is no prefix of ``tree``."""
-    try:
-        jax.tree.broadcast(prefix, tree)
-    except ValueError as error:
-        return str(error).replace("broadcast_prefix prefix_tree", name)
-    return ""
+def _numpy_called(error: Exception) -> str:
+    """Where a traced function calls NumPy, and what to do."""
+    where, line = "", ""
+    for frame, number in walk_tb(error.__traceback__):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("jax", "jaxlib", "numpy", "shardmap"):
+            file = frame.f_code.co_filename
+            where, line = f" at {file}:{number}", linecache.getline(file, number)
+    called = re.search(r"\bnp\.(\w+)\(", line)
+    of_jax = called and hasattr(jnp, called[1]) and f", as jnp.{called[1]}"
+    return (
+        f"the function calls NumPy{where}, which needs the values of its arrays before "
+        f"they are known: write it with jax.numpy{of_jax or ''}"
+    )
 
 
 def is_lost_connection(error: Exception) -> bool:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from shardmap._jax.context import check_live, varying_axes
 from shardmap._jax.effects import axes_used
-from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import (
     AnyMesh,
     Aval,
@@ -104,7 +104,7 @@ class BlockMap(Transformed):
         block = function.flat_function(arguments)
         # A `spmap` tells its own name.
         told = names if options.lowering == "manual" else ()
-        with types_of_mesh_around(), explained_axis_names(*told):
+        with types_of_mesh_around(), explained_errors(*told):
             traced: Any = jax.make_jaxpr(
                 self._over(names, block, in_specs), return_shape=True
             )(*(a if varying_axes(a) else without_sharding(a) for a in avals))

@@ -14,7 +14,7 @@ import jax
 from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import Aval, Jaxpr, PyTree, Value, without_sharding
 from shardmap._jax.walk import equations_with
 from shardmap.api import options
@@ -54,6 +54,12 @@ def _is_leaf(value: object) -> bool:
     return type(value) is tuple and bool(value) and all(map(is_integer, value))
 
 
+_NAMES = (
+    " These count the parts of each dimension; for names of mesh axes, use jax.jit and "
+    "jax.lax.with_sharding_constraint."
+)
+
+
 def _checked(name: str, parts: PyTree) -> PyTree:
     """Parts, each leaf a tuple of counts of at least 1, or None."""
     leaves, tree = jax.tree.flatten(parts, is_leaf=_is_leaf)
@@ -65,7 +71,7 @@ def _checked(name: str, parts: PyTree) -> PyTree:
         ):
             raise TypeError(
                 f"{name} must be a tuple of ints, None, or a (nested) container with "
-                f"these as leaves, but got {shown(parts)}."
+                f"these as leaves, but got {shown(parts)}.{_NAMES}"
             )
         if any(count is not None and count < 1 for count in counts):
             raise ValueError(f"{name} must be counts of at least 1, but got {parts}.")
@@ -183,7 +189,7 @@ class PartitionedFunction(Transformed):
         in_names = functools.partial(function.leaf_names, arguments)
         _check_shapes(function.full_name, in_names, avals, in_parts)
         flat = function.flat_function(arguments)
-        with types_of_mesh_around(), explained_axis_names():
+        with types_of_mesh_around(), explained_errors():
             traced: Any = jax.make_jaxpr(flat, return_shape=True)(
                 *map(without_sharding, avals)
             )

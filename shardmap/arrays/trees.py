@@ -1,5 +1,6 @@
 """Pytrees of arguments: the axes and the names of their leaves."""
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -7,8 +8,8 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.errors import prefix_error
 from shardmap._jax.types import PyTree, TreeDef
+from shardmap.units import shown
 
 
 @jax.tree_util.register_pytree_node_class
@@ -58,42 +59,49 @@ def broadcast_axes(
     structure = (
         tree if isinstance(tree, jax.tree_util.PyTreeDef) else jax.tree.structure(tree)
     )
-    counts = _leaf_counts(prefix, structure)
-    if counts is None:
+    try:
+        counts = _leaf_counts(prefix, structure, name)
+    except ValueError as error:
+        text = f"{caller} {name} must be a pytree prefix of {described}: {error}."
         one = jax.tree.structure((axes,), is_leaf=is_leaf)
-        if _leaf_counts(one, structure) is not None:
-            raise ValueError(
-                f"{caller} {name} must be a pytree prefix of {described}: {name} is "
-                f"{axes}. For the one argument, write {name}=({axes},)."
-            )
-        whole = with_leaves(structure, [object() for _ in range(structure.num_leaves)])
-        numbered = jax.tree.unflatten(prefix, range(len(leaves)))
-        raise ValueError(
-            f"{caller} {name} must be a pytree prefix of {described}: {name} is "
-            f"{axes}, which does not fit {structure}. "
-            f"{prefix_error(numbered, whole, name)}"
-        )
+        with contextlib.suppress(ValueError):
+            _leaf_counts(one, structure, name)
+            text += f" For the one argument, write {name}=({axes},)."
+        raise ValueError(text) from None
     return tuple(itertools.chain.from_iterable(map(itertools.repeat, leaves, counts)))
 
 
-def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:
+def _leaf_counts(prefix: PyTree, structure: TreeDef, path: str) -> list[int]:
     """How many leaves of ``structure`` each leaf of a prefix stands for.
 
-    None if it is not a prefix. Only structures are compared, as classes of users may
-    take nothing but arrays.
+    Only structures are compared, as classes of users may take nothing but arrays.
+
+    Raises:
+      ValueError: it is not a prefix; says where, by the path.
     """
     if jax.tree_util.treedef_is_leaf(prefix) and prefix.num_leaves == 1:
         return [structure.num_leaves]
     ours, theirs = prefix.children(), structure.children()
     if prefix.node_data() != structure.node_data() or len(ours) != len(theirs):
-        return None
+        raise ValueError(
+            f"{path} is {_described(prefix)}, but stands for {_described(structure)}"
+        )
+    kind, keys = prefix.node_data() or (None, ())
+    names = keys if kind is dict else range(len(ours))
     counts = []
-    for child, other in zip(ours, theirs, strict=True):
-        inner = _leaf_counts(child, other)
-        if inner is None:
-            return None
-        counts += inner
+    for name, child, other in zip(names, ours, theirs, strict=True):
+        counts += _leaf_counts(child, other, f"{path}[{name!r}]")
     return counts
+
+
+def _described(tree: TreeDef) -> str:
+    """What a structure is at its root."""
+    if tree.node_data() is None:
+        return "None" if tree.num_leaves == 0 else "an array"
+    kind, keys = tree.node_data()
+    if kind is dict:
+        return f"a dict with the keys {shown(keys)}"
+    return f"a {kind.__name__} of {len(tree.children())}"
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, overload, runtime_checkable
 
 import jax
+import numpy as np
 from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import api_boundary
-from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.context import check_live
+from shardmap._jax.errors import explained_errors
 from shardmap._jax.hlo import Module, compiled_with_buffers
 from shardmap._jax.primitives import vmaps_around
 from shardmap._jax.stages import is_compile_only
@@ -146,8 +148,11 @@ def explain(
 
 
 def _as_function(fun: Any) -> Any:
-    """Wraps a bound method, whose ``lower`` and ``trace`` belong to the function."""
-    if not inspect.ismethod(fun):
+    """Wraps a bound method, whose ``lower`` and ``trace`` belong to the function.
+
+    And a function of NumPy, which `jax.jit` does not take.
+    """
+    if not inspect.ismethod(fun) and not isinstance(fun, np.ufunc):
         return fun
     bound: Any = functools.partial(fun)
     bound.__name__ = fun.__name__
@@ -172,8 +177,9 @@ def explanation_for(
       is_quick: whether to compile with few optimizations.
     """
     with_path = jax.tree_util.tree_map_with_path
-    args = with_path(functools.partial(_as_array, "args"), args)
-    kwargs = with_path(functools.partial(_as_array, "kwargs"), kwargs)
+    is_jitted = isinstance(fun, jax.stages.Wrapped)
+    args = with_path(functools.partial(_as_array, is_jitted, "args"), args)
+    kwargs = with_path(functools.partial(_as_array, is_jitted, "kwargs"), kwargs)
     if there:
         args, kwargs = elsewhere.unplaced(fun, args, kwargs, there)
     # Facts of the jaxpr.
@@ -318,8 +324,11 @@ def _trace(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Traces the function as a call does: by itself, or by `jax.jit`."""
     if not isinstance(fun, jax.stages.Wrapped):
         fun = jax.jit(fun)
-    with explained_axis_names():
+    with explained_errors():
         traced = fun.trace(*args, **kwargs)
+        if len(traced.jaxpr.in_avals) > len(jax.tree.leaves(traced.args_info)):
+            # A tracer that has left its trace is an argument, too, till the run.
+            check_live(jax.make_jaxpr(fun)(*args, **kwargs).consts)
     # The stages of a library, such as `flax.nnx.jit`, hold those of JAX.
     return getattr(traced, "traced", traced)
 
@@ -374,19 +383,27 @@ def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
     return notes
 
 
-def _as_array(group: str, path: tuple[Any, ...], leaf: Value) -> Any:
+def _as_array(is_jitted: bool, group: str, path: tuple[Any, ...], leaf: Value) -> Any:
     """Replaces an array of another library by its shape and dtype.
 
+    Args:
+      is_jitted: whether the function may have static arguments.
+      group, path: the place of the leaf.
+      leaf: the array.
+
     Raises:
-      TypeError: JAX has no such dtype, or the labels would be lost.
+      TypeError: no array, JAX has no such dtype, or the labels would be lost.
     """
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
         return leaf
     try:
         aval = array_likes.abstract_value(leaf)
     except TypeError:
-        if (why := array_likes.refusal(leaf)) is not None:
-            place = group + jax.tree_util.keystr(path)
-            raise TypeError(f"explain argument {place} {why}") from None
-        return leaf  # A static argument, perhaps.
+        why = array_likes.refusal(leaf)
+        if why is None and is_jitted:
+            return leaf  # A static argument, perhaps.
+        raise TypeError(
+            f"explain argument {group}{jax.tree_util.keystr(path)} "
+            + (why or f"is {shown(leaf)}, no array: fix it with functools.partial")
+        ) from None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

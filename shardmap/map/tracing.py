@@ -19,7 +19,7 @@ from shardmap._jax.context import (
     check_live,
     refuse_check_vma,
 )
-from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import without_sharding
 from shardmap._jax.walk import per_jaxpr, without_constants
 from shardmap.arrays.trees import Flattened
@@ -119,7 +119,7 @@ def trace_body(
     with element_trace(axis_name, axis_size, markers, mesh):
         named = () if axis_name == UNNAMED else (axis_name,)
         over = {each.mesh_axis for each in markers if isinstance(each, MeshAxisMarker)}
-        with explained_axis_names(*named, mesh_axes=over):
+        with explained_errors(*named, mesh_axes=over):
             closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
                 *map(without_sharding, avals)
             )

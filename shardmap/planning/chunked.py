@@ -9,14 +9,13 @@ import jax
 import jax.extend.core
 
 from shardmap._jax import api_boundary
-from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.errors import explained_errors
 from shardmap._jax.stages import argument_names, trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.running import jit_in_turns
 from shardmap.arrays.trees import leaf_paths
 from shardmap.planning import report
-from shardmap.planning.cutting import numpy_calls_named
 from shardmap.planning.engine.nodes import Refused
 from shardmap.planning.in_slices import Asked, InSlices, asked_points
 from shardmap.planning.inside import primitive
@@ -175,7 +174,7 @@ class ChunkedFunction(Generic[P, R]):
             return results
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
-        with numpy_calls_named("chunked"), explained_axis_names():
+        with explained_errors():
             jaxpr = jax.make_jaxpr(flat)(*leaves)
         jaxpr, held = without_tracers(jaxpr)
         asked += tuple(((),) * value.ndim for value in held)
@@ -311,6 +310,12 @@ def chunked(
     """
     if not callable(fun):
         raise TypeError(f"chunked takes a function, got {shown(fun)}")
+    if hasattr(in_slices, "shape"):
+        name = getattr(fun, "__name__", "fun")
+        raise TypeError(
+            f"chunked takes only the function: write chunked({name})(x), not "
+            f"chunked({name}, x)"
+        )
     check_bool("partial", partial)
     check_bool("strict", strict)
     if not (isinstance(remat, bool) or callable(remat)):

@@ -1,17 +1,15 @@
 """Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
 
-import contextlib
 import functools
 import os
-import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import numpy as np
 
 from shardmap._jax.context import check_live
-from shardmap._jax.errors import explained_axis_names
+from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import (
     abstract_value,
@@ -71,7 +69,7 @@ def cut_function(
     }
     given = asked_points("plan", in_slices, cut_args)
     given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
-    with numpy_calls_named("plan"), explained_axis_names():
+    with explained_errors():
         closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
             *jax.tree.unflatten(in_tree, avals)
         )
@@ -129,27 +127,6 @@ def cut_function(
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(cut_program)
     return cut_program
-
-
-@contextlib.contextmanager
-def numpy_calls_named(who: str) -> Iterator[None]:
-    """Says where a function that is traced calls NumPy, and what to do.
-
-    Raises:
-      TypeError: it does.
-    """
-    try:
-        yield
-    except jax.errors.TracerArrayConversionError as error:
-        where = ""
-        for frame, line in traceback.walk_tb(error.__traceback__):
-            package = frame.f_globals.get("__name__", "").partition(".")[0]
-            if package not in ("jax", "jaxlib", "numpy", "shardmap"):
-                where = f" at {frame.f_code.co_filename}:{line}"
-        raise TypeError(
-            f"{who}: the function calls NumPy{where}, which needs the values of its "
-            "arrays before they are known: write it with jax.numpy"
-        ) from error
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:

@@ -82,6 +82,12 @@ class _AsChunked:
 AS_CHUNKED = _AsChunked()
 
 
+CUTS = (
+    "a number of pieces, a tuple of lengths, a list of (start, stop) pairs or slices, "
+    "Pieces(length), AS_CHUNKED, or EACH for an axis."
+)
+LISTS = "A list of numbers is a pytree: pass numpy.asarray of it."
+
 AxisCut: TypeAlias = (
     int
     | tuple[int, ...]
@@ -125,16 +131,14 @@ def asked_points(
 
     Raises:
       TypeError: something in ``in_slices`` is no cut.
-      ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
+      ValueError: ``in_slices`` does not fit the arguments.
     """
     leaves = jax.tree_util.tree_leaves_with_path(args)
     one = what == "args" and len(args) == 1
     if isinstance(in_slices, dict) and not _has_axes(in_slices) and one:
         in_slices = (in_slices,)  # For the one argument, which is a dict.
     specs = _spread(in_slices, args, option)
-    problems: list[str] = []
     asked: list[tuple[Points | Auto, ...]] = []
-    kinds: set[type] = set()
     for (path, leaf), spec in zip(leaves, specs, strict=True):
         shape = np.shape(leaf)
         name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
@@ -150,18 +154,11 @@ def asked_points(
                     else cut_points(cut, shape[number], borders(leaf, number))
                 )
             except (TypeError, ValueError) as error:
-                kinds.add(type(error))
-                problems.append(f"* {name}, axis {axis}: {error}")
+                raise type(error)(
+                    f"{who} cannot cut {name}, axis {axis}: {error}. "
+                    + (LISTS if path and not shape else f"{option} takes {CUTS}")
+                ) from None
         asked.append(tuple(row))
-    if problems:
-        kind = TypeError if kinds == {TypeError} else ValueError
-        whole = "the arguments" if what == "args" else "the results"
-        raise kind(
-            f"{who} cannot cut {whole} as {option} says:\n"
-            + "\n".join(problems)
-            + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
-            "(start, stop) pairs or slices, Pieces(length), AS_CHUNKED, or EACH."
-        ) from None
     return tuple(asked)
 
 
@@ -205,12 +202,18 @@ def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
             return [spec] * count
         has = list(tree) if isinstance(tree, dict) else "none"
         raise ValueError(f"{where} has the keys {list(spec)}, the arguments have {has}")
-    if not isinstance(spec, tuple | list) or len(spec) != len(children):
+    if not isinstance(spec, tuple | list):
         mean = f": did you mean {{0: {spec}}}?" if _is_cut(spec) else ""
         raise ValueError(
             f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
             f"{len(children)} of them, one for each part of the arguments, got "
             f"{shown(spec)}{mean}"
+        )
+    if len(spec) != len(children):
+        raise ValueError(
+            f"{where} has {len(spec)} entries, but the number of "
+            f"{'arguments' if where == 'in_slices' else 'parts'} is {len(children)}: "
+            "give an entry for each, None for what stays whole"
         )
     return [
         cuts

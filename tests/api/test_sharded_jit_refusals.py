@@ -122,9 +122,3 @@ def test_counts_below_one():
         sharded_jit(jnp.sin, (2, 0), None)
     with pytest.raises(ValueError, match=r"num_partitions must be counts of at least"):
         sharded_jit(jnp.sin, None, None, 0)
-
-
-def test_an_axis_name_that_no_map_binds_is_explained():
-    cut = sharded_jit(lambda x: jax.lax.psum(x, "i"), (8,), (8,))
-    with pytest.raises(NameError, match=r"name: i. Give the map that is meant this"):
-        cut(np.ones(8))

@@ -167,11 +167,6 @@ def test_what_is_no_function_is_refused():
         sm.explain(3)
 
 
-def test_arguments_go_to_what_explain_gives():
-    with pytest.raises(TypeError, match=r"write explain\(sin\)\(x\), not"):
-        sm.explain(jnp.sin, ones(3))
-
-
 def test_errors_are_those_of_a_call():
     mapped = sm.spmap(jnp.add)
     with pytest.raises(ValueError, match="spmap got inconsistent sizes"):

@@ -25,10 +25,10 @@ from tests.plan.plan_programs import X, Y
             r"args\[0\] of shape \(8, 6\), axis 5: it has 2 axes",
         ),
         (({0: 2.5}, None), TypeError, "must be an integer, got 2.5"),
-        (({0: (3, 3)}, {0: 0}), ValueError, r"sum to 6(.|\n)*at least 1, got 0"),
+        (({0: (3, 3)}, {0: 0}), ValueError, r"lengths \(3, 3\) sum to 6"),
         (({"a": 2}, None), TypeError, "an axis must be an int"),
         ((4, None), TypeError, r"in_slices\[0\] is 4"),
-        (({0: 2},), ValueError, "a sequence of 2 of them"),
+        (({0: 2},), ValueError, "has 1 entries, but the number of arguments is 2"),
     ],
 )
 def test_bad_cuts_are_named(in_slices, kind, message):

@@ -128,7 +128,7 @@ def picture(
     if shape is not None or mesh is not None:
         raise TypeError(
             "picture takes shape and mesh with a ShardingSpec, a Sharding or a "
-            f"PartitionSpec, got them with a value of type {type(value).__name__}"
+            f"PartitionSpec, which comes first: got {shown(value)} there"
         )
     leaves = jax.tree_util.tree_leaves_with_path(value)
     drawings = {

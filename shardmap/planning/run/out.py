@@ -38,10 +38,9 @@ def outputs(
       leaves: the arguments, flat.
 
     Raises:
-      ValueError: ``out`` does not fit; all that is wrong is listed.
+      ValueError: ``out`` does not fit.
     """
     given = _given(cut_program.out_tree, out)
-    problems = misfits(cut_program, given)
     places: list[OutputPlace] = []
     taken: set[Value | None] = set()
     for operand, array in zip(cut_program.graph.outputs, given, strict=True):
@@ -50,10 +49,11 @@ def outputs(
             value = None
         taken.add(value)
         places.append((value, array))
-    if not problems:
-        problems = list(_overlaps(cut_program, places, leaves))
-    if problems:
-        raise ValueError("plan.run cannot write to out:\n" + "\n".join(problems))
+    problem = misfit(cut_program, given) or next(
+        _overlaps(cut_program, places, leaves), None
+    )
+    if problem:
+        raise ValueError(f"plan.run cannot write to out: {problem}")
     return places
 
 
@@ -75,8 +75,8 @@ def _given(tree: TreeDef, out: PyTree) -> list[Any]:
     if len(given) == count and not _is_plain(tree):
         return given  # For an object of xarray: an array, or a dict by name.
     raise ValueError(
-        f"out has the structure {shown(structure)}, but the function returns "
-        f"{shown(tree)}: give one array-like, or None, for each array"
+        f"out has arrays for {shown(list(arrays))}, but the function returns "
+        f"{shown(names)}: give one array-like, or None, for each"
     )
 
 
@@ -88,15 +88,14 @@ def _is_plain(tree: TreeDef) -> bool:
     )
 
 
-def misfits(cut_program: CutProgram, arrays: Sequence[Any]) -> list[str]:
-    """Messages that say why outputs cannot be put in array-likes; None is skipped."""
-    problems = []
+def misfit(cut_program: CutProgram, arrays: Sequence[Any]) -> str | None:
+    """Why an output, the first, cannot be put in its array-like; None is skipped."""
     names, operands = cut_program.result_names, cut_program.graph.outputs
     for name, operand, array in zip(names, operands, arrays, strict=True):
         problem = None if array is None else _misfit(data_aval(operand.aval), array)
         if problem:
-            problems.append(f"* {name} {problem}")
-    return problems
+            return f"{name} {problem}"
+    return None
 
 
 def _misfit(aval: Aval, array: Any) -> str | None:
@@ -179,12 +178,12 @@ def _overlaps(
             continue
         for name, (_, other) in zip(names[:k], places[:k], strict=True):
             if other is not None and _share(array, other):
-                yield f"* {name} and {names[k]} share memory: give them arrays apart"
+                yield f"{name} and {names[k]} share memory: give them arrays apart"
         for name, leaf in zip(cut_program.names, leaves, strict=True):
             # An output without a value is written after everything is read.
             if value is not None and _share(array, leaf):
                 yield (
-                    f"* {names[k]} shares memory with {name}: shards would read what "
+                    f"{names[k]} shares memory with {name}: shards would read what "
                     f"others have written; give another array, or a copy of {name}"
                 )
 

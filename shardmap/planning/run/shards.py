@@ -16,7 +16,7 @@ from shardmap.planning.engine.slices import slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run import buffers
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
-from shardmap.planning.run.out import misfits
+from shardmap.planning.run.out import misfit
 from shardmap.planning.run.static import in_order
 from shardmap.planning.run.tasks import Target, targets
 from shardmap.planning.sources.handlers import sliceable
@@ -187,10 +187,8 @@ class Shard:
             array if isinstance(v, Value) else None
             for v, array in zip(outputs, arrays, strict=True)
         ]
-        if problems := misfits(self._cut_program, shards):
-            raise ValueError(
-                f"no results can be put into {name}:\n" + "\n".join(problems)
-            )
+        if problem := misfit(self._cut_program, shards):
+            raise ValueError(f"no results can be put into {name}: {problem}")
 
     @property
     def writes(self) -> list[Target]:
