@@ -41,21 +41,6 @@ def test_chunks_are_counted_as_often_as_they_are_read(cut, often):
     assert told == (often != "once")
 
 
-@pytest.mark.parametrize("cut", ["plan", "chunked"])
-def test_a_function_that_calls_numpy_is_told_where(cut):
-    def fun(x):
-        return np.nanmean(x, 0)
-
-    call = {
-        "plan": lambda: sm.plan(fun, X, in_slices={0: 2}),
-        "chunked": lambda: sm.chunked(fun, {0: 2})(X),
-    }
-    line = fun.__code__.co_firstlineno + 1
-    told = rf"{cut}: the function calls NumPy at .*test_told.py:{line}, .*jax.numpy"
-    with pytest.raises(TypeError, match=told):
-        call[cut]()
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("given", [{"static_argnums": 1}, {"static_argnames": "n"}])
 def test_chunked_takes_static_arguments(given):
