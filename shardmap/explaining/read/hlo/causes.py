@@ -29,6 +29,7 @@ REMATERIALISED = (
 AGAIN = "again in the gradient, as jax.checkpoint computes it again"
 CUT = "of which each device then keeps a part"
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
+_SUMS = ("all-reduce", "reduce-scatter")
 _PASSED = frozenset("bitcast copy transpose reshape convert fusion parameter".split())
 """Instructions that pass a value on to the ones that compute with it."""
 _MOVED = frozenset(
@@ -123,8 +124,10 @@ def cause_of(
       arguments: those that are sharded, by name.
     """
     maker = sources.made_for(sent)
-    place, operation = one or (None, operation_of(maker))
-    name = maker.op_name if place is None else merged_names(sent.op_name)[place]
+    is_unnamed_sum = kind in _SUMS and not maker.op_name
+    named = _before(operand) if is_unnamed_sum else maker
+    place, operation = one or (None, operation_of(named if named.op_name else maker))
+    name = named.op_name if place is None else merged_names(sent.op_name)[place]
     layout = _layout_of(sent, place, sources.of(sent), asked)
     takers = _takers(sent, sent.operands.index(operand))
     about = maker, name, operation, takers, sources
@@ -143,7 +146,10 @@ def _layout_of(
     if not sent.opcode.startswith(_MOVES):
         return None
     is_exchange = sent.opcode.startswith("all-to-all")
-    shapes = [each.sizes for each in sent.shape.arrays()]
+    # Of what runs on the side, results also have scalars, for its state.
+    shapes = [each.sizes for each in sent.shape.arrays() if each.sizes]
+    if not shapes:
+        return None
     if place is not None and not is_exchange:
         shapes = shapes[place : place + 1]
     # XLA drops, adds and transposes dimensions; an all-to-all sends pieces.
@@ -200,11 +206,13 @@ def _of_weights(seen: _Seen) -> Cause | None:
 
 def _overlapped(seen: _Seen) -> Cause | None:
     """What goes around while a product is computed from the parts that are there."""
-    if seen.kind != "collective-permute" or not is_generated(seen.sent):
+    name = seen.sent.op_name
+    if seen.kind != "collective-permute" or not any(
+        each.op_name == name for each in _products(seen)
+    ):
         return None
-    before, name = _before(seen.operand), seen.sent.op_name
-    is_sum = before.opcode in ("add", "select", "while") or product_flops(before)
-    if not is_sum or not _products(seen):
+    before = _before(seen.operand)
+    if before.opcode not in ("add", "select", "while") and not product_flops(before):
         return None
     seen = seen._replace(name=name, operation=operation_of(seen.sent))
     return _summed(seen)._replace(source=seen.sources.line(seen.sent))
@@ -262,7 +270,7 @@ def _part(seen: _Seen) -> Cause | None:
 
 
 def _sum(seen: _Seen) -> Cause | None:
-    if seen.kind not in ("all-reduce", "reduce-scatter"):
+    if seen.kind not in _SUMS:
         return None
     cause = _summed(seen)
     is_cut = seen.kind == "all-reduce" and _only_cut_again(seen)
