@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from shardmap.planning.engine.keys import data_aval
-from shardmap.planning.engine.monoids import Combiner, start
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, slices
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.blocks import Blocks
+from shardmap.planning.run.blocks import Blocks, put_together
 from shardmap.planning.run.buffers import put
 from shardmap.planning.run.cut_program import CutProgram, spec
 from shardmap.planning.run.disk.checkpoint import Checkpoint
@@ -111,7 +110,7 @@ class ArrayJob(Accumulator):
         later = [each for each in self.cut_program.stages if each.number > stage.number]
         for result in stage.results:
             value = result.value
-            stored = Stored(value, result.combiner, needs[value], self.load)
+            stored = Stored(value, needs[value], self.load)
             self.stored[value] = stored
             if any(value in each.reads for each in later):
                 is_large = self.cut_program.is_large(value)
@@ -170,7 +169,6 @@ class Stored:
 
     Args:
       value: the value.
-      combiner: how its parts were combined.
       made: box -> the task, and the number of its result, that has it.
       load: returns a result of a task.
     """
@@ -178,13 +176,12 @@ class Stored:
     def __init__(
         self,
         value: Value,
-        combiner: Combiner,
         needs: Mapping[Box, tuple[Task, int]],
         load: Callable[[Task, int], np.ndarray],
     ) -> None:
         aval = data_aval(value.aval)
         self.shape, self.dtype, self.made = aval.shape, aval.dtype, needs
-        self._value, self._combiner, self._load = value, combiner, load
+        self._value, self._load = value, load
         self._blocks = Blocks(needs, len(value.shape))
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
@@ -194,12 +191,11 @@ class Stored:
         )
         if box in self.made:
             return self._load(*self.made[box])
-        shape, dtype = spec(self._value, box)
-        is_whole = self._combiner == "insert"
-        array = np.full(shape, 0 if is_whole else start(self._combiner, dtype), dtype)
-        for need, there, here in self._blocks.overlapping(box):
-            array[slices(here)] = self._load(*need)[slices(there)]
-        return array
+        parts = (
+            (self._load(*need)[slices(there)], here)
+            for need, there, here in self._blocks.overlapping(box)
+        )
+        return put_together(*spec(self._value, box), parts)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[tuple(slice(0, n) for n in self._value.shape)], dtype)

@@ -2,10 +2,12 @@
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
-from shardmap.planning.engine.slices import Box, Interval
+import numpy as np
+
+from shardmap.planning.engine.slices import Box, Interval, slices
 
 T = TypeVar("T")
 
@@ -58,6 +60,20 @@ class Blocks(Generic[T]):
         cuts = self._cuts[axis]
         first = bisect.bisect_left(cuts, (start - self._longest[axis], 0))
         return cuts[first : bisect.bisect_left(cuts, (stop, 0))]
+
+
+def put_together(
+    shape: tuple[int, ...], dtype: Any, parts: Iterable[tuple[np.ndarray, Box]]
+) -> np.ndarray:
+    """An array of parts, each with its place."""
+    array = None
+    for part, here in parts:
+        if np.shape(part) == shape:
+            return np.asarray(part, dtype)
+        if array is None:
+            array = np.zeros(shape, dtype)
+        array[slices(here)] = part
+    return np.zeros(shape, dtype) if array is None else array
 
 
 def _inside(part: list[Interval], box: Box) -> Box:

@@ -8,9 +8,10 @@ worker is lost.
 
 import importlib
 import itertools
+import pickle
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,35 +23,15 @@ from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, shape_of, slices
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.blocks import Blocks
+from shardmap.planning.run.blocks import Blocks, put_together
 from shardmap.planning.run.buffers import start_dtype
-from shardmap.planning.run.cut_program import CutProgram, spec
+from shardmap.planning.run.cut_program import CutProgram, Spec, spec
 from shardmap.planning.run.disk.checkpoint import Checkpoint, TaskFile
-from shardmap.planning.run.failures import (
-    ShardError,
-    ShardFailure,
-    WorkerError,
-    contained,
-)
-from shardmap.planning.run.processes import (
-    Exported,
-    RemoteAccess,
-    Write,
-    computed,
-    written,
-)
+from shardmap.planning.run.failures import ShardError, ShardFailure, contained
+from shardmap.planning.run.processes import Exported, RemoteAccess, Write, computed
 from shardmap.planning.run.shards import Accumulator, Shard
-from shardmap.planning.run.tasks import (
-    Start,
-    Target,
-    Task,
-    all_tasks,
-    run_fold,
-    shard_tasks,
-)
+from shardmap.planning.run.tasks import Start, Target, Task, all_tasks, run_fold
 from shardmap.planning.sources.handlers import sliceable
-from shardmap.planning.sources.registry import RemoteRef
-from shardmap.units import error_text
 
 SMALL = 2**10
 """The most bytes of an array that is sent with each task that needs it."""
@@ -74,48 +55,24 @@ class Place(NamedTuple):
     at: tuple[int, int] | None
 
 
-class Piece(NamedTuple):
-    """A part of a block that another task has made, and its place in an argument."""
-
-    need: int
-    at: tuple[int, int] | None
-    there: Box
-    here: Box
-
-
 class Gathered(NamedTuple):
     """An argument that is put together of blocks that other tasks have made.
 
     Attributes:
-      box: of the value that it is a part of.
-      shape, dtype: of the argument.
-      pieces: of the blocks.
-      written: the array that tasks write blocks to which they do not return.
+      spec: its shape and dtype.
+      pieces: of each block, which of the results that the task needs it is, its place
+        there, and the part of it that goes to a part of the argument.
     """
 
-    box: Box
-    shape: tuple[int, ...]
-    dtype: Any
-    pieces: Sequence[Piece]
-    written: RemoteRef | None
+    spec: Spec
+    pieces: Sequence[tuple[int, tuple[int, int] | None, Box, Box]]
 
     def array(self, needs: Sequence[Any]) -> np.ndarray:
-        array = np.zeros(self.shape, self.dtype)
+        parts = []
         for need, at, there, here in self.pieces:
             block = needs[need] if at is None else needs[need][at[0]][at[1]]
-            if block is None and self.written is not None:
-                starts = [start for start, _ in self.box]
-                whole = [
-                    (start + first, start + stop)
-                    for start, (first, stop) in zip(starts, here, strict=True)
-                ]
-                part = self.written.open()[slices(tuple(whole))]
-            else:
-                part = block[slices(there)]
-            if np.shape(part) == self.shape:
-                return np.asarray(part, self.dtype)
-            array[slices(here)] = part
-        return array
+            parts.append((block[slices(there)], here))
+        return put_together(*self.spec, parts)
 
 
 class Job(NamedTuple):
@@ -125,7 +82,7 @@ class Job(NamedTuple):
       stage, number: of the shard.
       function: which of the task's functions it runs.
       args: a `Read`, a `Gathered`, or an array for each.
-      writes: where results go that it does not return.
+      writes: for each result, where it goes, and whether it is returned.
       file: of a checkpoint.
     """
 
@@ -133,16 +90,16 @@ class Job(NamedTuple):
     number: int
     function: int
     args: Sequence[Any]
-    writes: Sequence[Write | None]
+    writes: Sequence[tuple[Write | None, bool]]
     file: TaskFile | None
 
 
 def run_shards(
-    functions: Sequence[bytes], jobs: Sequence[Job], needs: Sequence[Any]
+    functions: Sequence[bytes], jobs: bytes, needs: Sequence[Any]
 ) -> list[list[np.ndarray | None]]:
     """Runs shards one after the other, and returns the results of each."""
     results = []
-    for job in jobs:
+    for job in pickle.loads(jobs):
         try:
             results.append(_run_shard(functions[job.function], job, needs))
         except Exception as error:
@@ -162,7 +119,12 @@ def _run_shard(
         results = computed(function, args)
         if job.file:
             job.file.save(results)
-    return written(results, job.writes)
+    returned: list[np.ndarray | None] = []
+    for part, (write, is_returned) in zip(results, job.writes, strict=True):
+        if write is not None:
+            write.put(part)
+        returned.append(part if is_returned else None)
+    return returned
 
 
 @contained
@@ -195,36 +157,36 @@ class Graph:
     Args:
       cut_program: the plan.
       leaves: its arguments.
-      acc: the accumulator, with the arrays that results are written to.
+      given: the arrays that results are written to, by value.
+      kept: the values whose blocks are wanted, besides those that stages read.
       saved: the checkpoint that workers keep results in.
 
     Attributes:
       layers, dependencies: those of a `HighLevelGraph`.
       blocks: where the blocks of each value are.
-      shards: for each layer of shards, its stage, and how many of them are one task.
-      made: for each task of the plan, its task in the graph, and its place there.
-      nbytes: for each task, the bytes of the results that it returns.
+      ends: for each task that makes a part of the function's result, which of its
+        results are still to be put where.
     """
 
     def __init__(
         self,
         cut_program: CutProgram,
         leaves: Sequence[Any],
-        acc: Accumulator,
+        given: Mapping[Value, Any],
+        kept: Iterable[Any] = (),
         saved: Checkpoint | None = None,
     ) -> None:
         self.dask: Any = importlib.import_module("dask.task_spec")
-        self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
-        self.saved = saved
+        self.pickle: Any = importlib.import_module("cloudpickle")
+        self.cut_program, self.leaves, self.saved = cut_program, leaves, saved
         inputs = cut_program.graph.inputs
-        self.access = RemoteAccess(inputs, leaves, acc.given)
+        self.access = RemoteAccess(inputs, leaves, given)
         self.exported = Exported()
         self.layers: dict[str, dict[Key, Any]] = {}
         self.dependencies: dict[str, set[str]] = {}
         self.blocks: dict[Value, Blocks[Place]] = {}
-        self.shards: dict[str, tuple[Stage, int]] = {}
-        self.made: dict[str, tuple[Key, int]] = {}
-        self.nbytes: dict[Key, int] = {}
+        self.ends: dict[Key, list[tuple[tuple[int, int], Target]]] = {}
+        self._kept = {*kept, *(v for each in cut_program.stages for v in each.reads)}
         self._shared: dict[Any, Any] = {}
         self._token = uuid.uuid4().hex
         for value in inputs:
@@ -238,20 +200,18 @@ class Graph:
         graph: Any = importlib.import_module("dask.highlevelgraph").HighLevelGraph
         return graph(self.layers, self.dependencies)
 
-    def add(self, layer: str, function: Any, *args: Any) -> Key:
-        """Adds a task to a layer; returns its key."""
-        name = f"{layer}-{self._token}"
-        tasks = self.layers.setdefault(name, {})
-        key = name, len(tasks)
-        tasks[key] = task = self.dask.Task(key, function, *args)
-        others = {needed[0] for needed in task.dependencies if type(needed) is tuple}
+    def add(self, key: Key, function: Any, *args: Any) -> Key:
+        """Adds a task to the layer that its key names; returns the key."""
+        name = key[0]
+        task = self.dask.Task(key, function, *args)
+        self.layers.setdefault(name, {})[key] = task
+        others = {needed[0] for needed in task.dependencies}
         self.dependencies.setdefault(name, set()).update(others - {name})
         return key
 
-    def refs(self, keys: Iterable[Any]) -> Any:
-        """An argument of a task: the results of others. One is a key, or a future."""
-        ref: Any = self.dask.TaskRef
-        return self.dask.List(*(ref(k) if isinstance(k, tuple) else k for k in keys))
+    def refs(self, keys: Iterable[Key]) -> Any:
+        """An argument of a task: the results of others."""
+        return self.dask.List(*map(self.dask.TaskRef, keys))
 
     def _add_leaf(self, value: Value, leaf: Any) -> None:
         (leaf,) = importlib.import_module("dask").optimize(leaf)
@@ -268,118 +228,127 @@ class Graph:
         self.blocks[value] = Blocks(places, len(cuts))
 
     def _add_stage(self, stage: Stage) -> None:
-        shards: list[Task] = []
-        folds: list[Task] = []
-        for task in all_tasks(self.cut_program, stage):
-            (folds if task.needs else shards).append(task)
+        shards, folds = (
+            f"{kind}-{stage.number}-{self._token}" for kind in ("shards", "folds")
+        )
         nbytes = Shard(self.cut_program, stage, 0).nbytes
-        at_once = max(1, min(len(shards) // FEW, AT_ONCE // max(nbytes, 1)))
-        self.shards[f"shards-{stage.number}-{self._token}"] = stage, at_once
-        for first in range(0, len(shards), at_once):
-            self._add_shards(shards[first : first + at_once])
-        for task in folds:
-            self._add_fold(task)
-        places: dict[Value, dict[Box, Place]] = {r.value: {} for r in stage.results}
-        for task in itertools.chain(shards, folds):
-            key, shard = self.made[task.name]
+        at_once = max(1, min(stage.num_shards // FEW, AT_ONCE // max(nbytes, 1)))
+        places: dict[Value, dict[Box, Place]] = {}
+        together: list[Task] = []
+
+        def place(task: Task) -> tuple[Key, int]:
+            if task.needs:
+                return (folds, task.name), 0
+            number, shard = divmod(task.number, at_once)
+            return (shards, number), shard
+
+        for task in all_tasks(self.cut_program, stage):
+            key, shard = place(task)
+            if task.needs:
+                needs = [(*place(need), at) for need, at in task.needs]
+                taken = [(which, at) for _, which, at in needs]
+                refs = self.refs(need for need, *_ in needs)
+                args = task.combiner, task.starts, taken, refs
+                self.add(key, run_fold_there, *args)
+            else:
+                together.append(task)
+                if shard == at_once - 1 or task.number == stage.num_shards - 1:
+                    self._add_shards(key, together)
+                    together.clear()
             for k, (box, combiner, value) in enumerate(task.writes):
-                if combiner == "insert":
-                    places[value][box] = Place(key, (shard, k))
+                if combiner == "insert" and value in self._kept:
+                    places.setdefault(value, {})[box] = Place(key, (shard, k))
+                if combiner == "insert" and value in self.cut_program.output_names:
+                    ends = self.ends.setdefault(key, [])
+                    if self.access.write(box, combiner, value) is None or task.needs:
+                        ends.append(((shard, k), (box, combiner, value)))
         for value, blocks in places.items():
             self.blocks[value] = Blocks(blocks, len(value.shape))
 
-    def _add_shards(self, tasks: Sequence[Task]) -> None:
+    def _add_shards(self, key: Key, tasks: Sequence[Task]) -> None:
         """Adds one task for several shards."""
-        functions: dict[Any, int] = {}
-        needs: dict[Any, int] = {}
+        functions: dict[Key, int] = {}
+        needs: dict[Key, int] = {}
         jobs = []
         for task in tasks:
             shard = Shard(self.cut_program, task.stage, task.number)
             starts = shard.recipe.starts
             args = [self._arg(value, box, needs) for value, box in shard.recipe.reads]
             args.append(np.asarray(starts, start_dtype(starts)))
-            function = self._function(shard)
+            blob = self.exported(shard)
+            function = self._held("function", blob, blob)
             which = functions.setdefault(function, len(functions))
-            writes = [self.access.write(*write) for write in task.writes]
+            writes = []
+            for box, combiner, value in task.writes:
+                write = self.access.write(box, combiner, value)
+                writes.append((write, write is None or value in self._kept))
             file = self.saved.file(task) if self.saved else None
             jobs.append(Job(task.stage.number, task.number, which, args, writes, file))
-        refs = self.refs(functions), jobs, self.refs(needs)
-        key = self.add(f"shards-{tasks[0].stage.number}", run_shards, *refs)
-        self.made.update((task.name, (key, k)) for k, task in enumerate(tasks))
-        results = [
-            (box, value)
-            for task, job in zip(tasks, jobs, strict=True)
-            for (box, _, value), write in zip(task.writes, job.writes, strict=True)
-            if write is None
-        ]
-        self.nbytes[key] = sum(box_bytes(value, box) for box, value in results)
+        # As bytes, which take a tenth of the client's memory.
+        content = self.pickle.dumps(jobs)
+        self.add(key, run_shards, self.refs(functions), content, self.refs(needs))
 
-    def _add_fold(self, task: Task) -> None:
-        keys = [self.made[need.name] for need, _ in task.needs]
-        taken = [
-            (shard, at) for (_, shard), (_, at) in zip(keys, task.needs, strict=True)
-        ]
-        key = self.add(
-            f"folds-{task.stage.number}",
-            run_fold_there,
-            task.combiner,
-            task.starts,
-            taken,
-            self.refs(key for key, _ in keys),
-        )
-        self.made[task.name] = key, 0
-        self.nbytes[key] = sum(box_bytes(value, box) for box, _, value in task.writes)
-
-    def _arg(self, value: Value, box: Box, needs: dict[Any, int]) -> Any:
+    def _arg(self, value: Value, box: Box, needs: dict[Key, int]) -> Any:
         """An argument of a shard; adds the tasks that have it to ``needs``."""
         if value in self.blocks:
             pieces = [
-                Piece(needs.setdefault(place.key, len(needs)), place.at, there, here)
+                (needs.setdefault(place.key, len(needs)), place.at, there, here)
                 for place, there, here in self.blocks[value].overlapping(box)
             ]
-            written = self.access.source(value)
-            return Gathered(box, *spec(value, box), pieces, written)
+            return Gathered(spec(value, box), pieces)
         if (read := self.access.read(value, box)) is not None:
             return read
-        held = self._shared.get((value, box))
-        if held is None:
+        key = self._shared.get((value, box))
+        if key is None:
             array = np.asarray(self.cut_program.read_one(value, box, self.leaves, {}))
             if array.nbytes <= SMALL:
                 return array
-            held = self.add("argument", unchanged, array)
-            # Several shards need a whole argument.
-            if box == tuple((0, size) for size in value.shape):
-                self._shared[value, box] = held
-        need = needs.setdefault(held, len(needs))
+            key = self._held("argument", (value, box), array)
         whole = tuple((0, size) for size in shape_of(box))
-        piece = Piece(need, None, whole, whole)
-        return Gathered(box, *spec(value, box), [piece], None)
+        need = needs.setdefault(key, len(needs))
+        return Gathered(spec(value, box), [(need, None, whole, whole)])
 
-    def _function(self, shard: Shard) -> Key:
-        blob = self.exported(shard)
-        if blob not in self._shared:
-            self._shared[blob] = self.add("function", unchanged, blob)
-        key: Key = self._shared[blob]
+    def _held(self, layer: str, what: Any, thing: Any) -> Key:
+        """The task that holds an argument or a function, which is added once."""
+        if what not in self._shared:
+            new = f"{layer}-{self._token}", len(self._shared)
+            self._shared[what] = self.add(new, unchanged, thing)
+        key: Key = self._shared[what]
         return key
 
     def add_array(self, value: Value) -> tuple[str, tuple[tuple[int, ...], ...]]:
         """Adds the chunks of a value as an array of Dask; its name, and its chunks."""
         name = f"result-{len(self.layers)}-{self._token}"
-        blocks = self.blocks[value].places
         cuts = []
         for axis, size in enumerate(value.shape):
-            ends = {end for box in blocks for end in box[axis]}
+            ends = {end for box in self.blocks[value].places for end in box[axis]}
             cuts.append([*itertools.pairwise(sorted({0, size, *ends}))] or [(0, 0)])
-        tasks = self.layers.setdefault(name, {})
         for index in np.ndindex(*map(len, cuts)):
             box = tuple(cuts[axis][k] for axis, k in enumerate(index))
-            needs: dict[Any, int] = {}
+            needs: dict[Key, int] = {}
             array = self._arg(value, box, needs)
-            key = name, *index
-            tasks[key] = self.dask.Task(key, gathered, array, self.refs(needs))
-        others = {key[0] for task in tasks.values() for key in task.dependencies}
-        self.dependencies[name] = others
+            self.add((name, *index), Gathered.array, array, self.refs(needs))
         return name, tuple(tuple(stop - start for start, stop in each) for each in cuts)
+
+    def collect(self) -> dict[Key, list[Target]]:
+        """Adds tasks that collect what comes to the client; what each of them has.
+
+        Of what a worker has written nothing comes, but that it is done.
+        """
+        ends = [*self.ends.items()]
+        most = max(
+            (sum(box_bytes(v, box) for _, (box, _, v) in each) for _, each in ends),
+            default=0,
+        )
+        count = max(1, min(TOGETHER, AT_ONCE // max(most, 1)))
+        coming = {}
+        for first in range(0, len(ends), count):
+            group = ends[first : first + count]
+            taken = [[at for at, _ in each] for _, each in group]
+            key = f"results-{self._token}", first
+            self.add(key, collected, taken, self.refs(key for key, _ in group))
+            coming[key] = [target for _, each in group for _, target in each]
+        return coming
 
 
 def run_on_cluster(
@@ -389,7 +358,7 @@ def run_on_cluster(
     acc: Accumulator,
     saved: Checkpoint | None,
     retries: int,
-    step: Callable[[Task], None] | None,
+    progress: bool,
 ) -> None:
     """Runs a plan on the workers of a `distributed.Client`.
 
@@ -400,41 +369,28 @@ def run_on_cluster(
       acc: the accumulator, which gets the results that workers do not write.
       saved: the checkpoint that workers write.
       retries: how often a task that fails is tried again.
-      step: is called with each shard that is done.
+      progress: whether to show Dask's bar.
 
     Raises:
       ShardError: a task failed for good.
     """
     distributed: Any = importlib.import_module("distributed")
 
-    graph = Graph(cut_program, leaves, acc, saved)
-    coming = _coming(graph)
+    graph = Graph(cut_program, leaves, acc.given, saved=saved)
+    coming = graph.collect()
     futures = client.get(graph.joined(), [*coming], sync=False, retries=retries)
-    progress = _Progress(client, graph, step)
+    del graph
+    if progress:
+        distributed.progress(futures, notebook=False)
     try:
-        waiting = {*futures}
-        while waiting:
-            try:
-                ended = distributed.wait(waiting, 1, "FIRST_COMPLETED")
-            except TimeoutError:
-                progress.look()
-                continue
-            waiting = ended.not_done
-            for future in ended.done:
-                parts = future.result()
-                for target, part in zip(coming[future.key], parts, strict=True):
-                    acc.put([target], [part])
-            progress.look()
-        progress.end()
+        for future in distributed.as_completed(futures):
+            for target, part in zip(coming[future.key], future.result(), strict=True):
+                acc.put([target], [part])
+            future.release()
     except ShardFailure as error:
         stage, number, cause = error.args
         shard = Shard(cut_program, cut_program.stages[stage], number)
-        often = f" {retries + 1} times" if retries else ""
-        text = str(cause) if isinstance(cause, WorkerError) else error_text(cause)
-        raise ShardError(
-            f"shard {number} of stage {stage} failed{often}; it reads "
-            f"{shard.in_slices}: {text}"
-        ) from cause
+        raise shard.error(cause, retries + 1) from cause
     except distributed.KilledWorker as error:
         raise ShardError(
             f"workers end while they run a shard: {error}; run again with more "
@@ -442,76 +398,6 @@ def run_on_cluster(
         ) from error
     finally:
         client.cancel([*futures])
-
-
-def _coming(graph: Graph) -> dict[Key, list[Target]]:
-    """Adds tasks that collect what comes to the client; returns what each collects.
-
-    What a worker has written comes as None, which says that it is done.
-    """
-    wanted: dict[Key, list[tuple[tuple[int, int], Target]]] = {}
-    for value in graph.cut_program.graph.outputs:
-        if isinstance(value, Value):
-            for box, (key, at) in graph.blocks[value].places.items():
-                if at is not None:
-                    wanted.setdefault(key, []).append((at, (box, "insert", value)))
-    coming: dict[Key, list[Target]] = {}
-    group: list[Key] = []
-    nbytes = 0
-    ends: list[Key | None] = [*wanted, None]
-    for task in ends:
-        more = graph.nbytes[task] if task else 0
-        if group and (
-            task is None or len(group) == TOGETHER or nbytes + more > AT_ONCE
-        ):
-            taken = [[at for at, _ in wanted[each]] for each in group]
-            results = graph.add("results", collected, taken, graph.refs(group))
-            coming[results] = [target for each in group for _, target in wanted[each]]
-            group, nbytes = [], 0
-        if task:
-            group.append(task)
-            nbytes += more
-    return coming
-
-
-class _Progress:
-    """Tells which shards are done, as the scheduler knows."""
-
-    def __init__(self, client: Any, graph: Graph, step: Any) -> None:
-        self._client, self._step = client, step
-        self._shards = graph.shards
-        self._told = dict.fromkeys(graph.shards, 0)
-
-    def look(self) -> None:
-        if self._step:
-            names = [*self._shards]
-            counts = self._client.run_on_scheduler(_count_finished, names=names)
-            for name, count in counts.items():
-                self._tell(name, count * self._shards[name][1])
-
-    def end(self) -> None:
-        for name, (stage, _) in self._shards.items():
-            self._tell(name, stage.num_shards)
-
-    def _tell(self, name: str, count: int) -> None:
-        stage, _ = self._shards[name]
-        numbers = range(self._told[name], min(count, stage.num_shards))
-        for task in shard_tasks(stage, numbers if self._step else ()):
-            self._step(task)
-        self._told[name] = max(self._told[name], numbers.stop)
-
-
-def _count_finished(names: Sequence[str], dask_scheduler: Any) -> dict[str, int]:
-    """How many tasks of each layer are done; runs on the scheduler."""
-    groups = {
-        n: dask_scheduler.task_groups[n]
-        for n in names
-        if n in dask_scheduler.task_groups
-    }
-    return {
-        name: sum(group.states[state] for state in ("memory", "released", "forgotten"))
-        for name, group in groups.items()
-    }
 
 
 def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
@@ -526,22 +412,17 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
             "jax.random.key_data of them"
         )
     leaves = list(map(sliceable, cut_program.leaves(args)))
-    graph = Graph(cut_program, leaves, Accumulator(cut_program))
     outputs = cut_program.graph.outputs
-    made = {v: graph.add_array(v) for v in outputs if isinstance(v, Value)}
+    graph = Graph(cut_program, leaves, {}, kept=outputs)
+    added = {v: graph.add_array(v) for v in outputs if isinstance(v, Value)}
     joined = graph.joined()
     arrays = [
-        da.Array(joined, *made[v], v.aval.dtype)
+        da.Array(joined, *added[v], v.aval.dtype)
         if isinstance(v, Value)
         else da.asarray(np.asarray(v.value, v.aval.dtype))
         for v in outputs
     ]
     return jax.tree.unflatten(cut_program.out_tree, arrays)
-
-
-def gathered(array: Gathered, needs: Sequence[Any]) -> np.ndarray:
-    """A chunk of an array of Dask."""
-    return array.array(needs)
 
 
 def is_dask(array: Any) -> bool:

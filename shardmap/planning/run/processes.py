@@ -7,7 +7,7 @@ back. No object of JAX is pickled.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -48,7 +48,7 @@ class Write(NamedTuple):
     sink: RemoteRef
     box: Box
 
-    def put(self, part: np.ndarray) -> None:
+    def put(self, part: Any) -> None:
         index: Any = slices(self.box)
         array = self.sink.open(writable=True)
         array[index] = part
@@ -71,24 +71,17 @@ def computed(blob: bytes, args: Sequence[Arg]) -> list[np.ndarray]:
         return [*map(np.asarray, _imported(blob)(*arrays))]
 
 
-def written(
-    results: Sequence[np.ndarray], writes: Sequence[Write | None]
-) -> list[np.ndarray | None]:
-    """Writes results; returns them with None for those that were written."""
-    returned: list[np.ndarray | None] = [*results]
-    for k, write in enumerate(writes):
-        if write is not None:
-            write.put(results[k])
-            returned[k] = None
-    return returned
-
-
 @contained
 def run_task(
     blob: bytes, args: Sequence[Arg], writes: Sequence[Write | None]
 ) -> list[np.ndarray | None]:
     """Runs one shard, and returns its results; None for those that it has written."""
-    return written(computed(blob, args), writes)
+    results: list[np.ndarray | None] = [*computed(blob, args)]
+    for k, write in enumerate(writes):
+        if write is not None:
+            write.put(results[k])
+            results[k] = None
+    return results
 
 
 class RemoteAccess:
@@ -190,24 +183,14 @@ class ProcessWorkers(Workers):
             for there in (*self.access.sources.values(), *self.access.sinks.values()):
                 there.check_pickles()
 
-    def arg(self, value: Value, box: Box) -> Any:
-        """A box for a shard: where it is, or its array."""
-        return self.access.read(value, box) or self.held(value, box)
-
-    def held(self, value: Value, box: Box) -> np.ndarray:
-        """A box that is read here and sent."""
-        kept = self.acc.kept
-        return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Starts a function, and returns its future."""
-        future: Future[Any] = self.executor.submit(function, *args)
-        return future
-
     def submit(self, task: Task) -> Any:
         shard = self.shard(task)
-        starts = shard.recipe.starts
-        args = [self.arg(value, box) for value, box in shard.recipe.reads]
+        starts, kept = shard.recipe.starts, self.acc.kept
+        args: list[Any] = [
+            self.access.read(value, box)
+            or np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
+            for value, box in shard.recipe.reads
+        ]
         args.append(np.asarray(starts, start_dtype(starts)))
         writes = [self.access.write(*write) for write in task.writes]
-        return self.call(run_task, self.exported(shard), args, writes)
+        return self.executor.submit(run_task, self.exported(shard), args, writes)

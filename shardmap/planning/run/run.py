@@ -97,11 +97,11 @@ def run(
             for stage in cut_program.stages
         ]
         step = None
-        if progress:
+        if progress and engine:
             bar = _progress(cut_program, sum(map(len, numbers)))
             step = stack.enter_context(bar)
         if engine is None:
-            run_on_cluster(pool, cut_program, leaves, acc, saved, retries, step)
+            run_on_cluster(pool, cut_program, leaves, acc, saved, retries, progress)
             stages: Sequence[Stage] = []
         else:
             work = engine(pool, cut_program, leaves, acc, saved)

@@ -16,11 +16,12 @@ from shardmap.planning.engine.slices import slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run import buffers
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
+from shardmap.planning.run.failures import ShardError, WorkerError
 from shardmap.planning.run.out import misfit
 from shardmap.planning.run.static import in_order
 from shardmap.planning.run.tasks import Target, targets
 from shardmap.planning.sources.handlers import sliceable
-from shardmap.units import integer_of
+from shardmap.units import error_text, integer_of
 
 
 class Shard:
@@ -200,6 +201,15 @@ class Shard:
         """The bytes that it reads and writes."""
         boxes = [*self.recipe.reads, *((value, box) for box, _, value in self.writes)]
         return sum(box_bytes(value, box) for value, box in boxes)
+
+    def error(self, cause: Exception, attempts: int) -> ShardError:
+        """The error that says that it failed for good."""
+        often = f" {attempts} times" if attempts > 1 else ""
+        text = str(cause) if isinstance(cause, WorkerError) else error_text(cause)
+        return ShardError(
+            f"shard {self.number} of stage {self.stage} failed{often}; it reads "
+            f"{self.in_slices}: {text}"
+        )
 
     def __repr__(self) -> str:
         return (

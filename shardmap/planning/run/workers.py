@@ -16,10 +16,9 @@ from shardmap._jax.context import config_value
 from shardmap.planning.engine.keys import box_bytes
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.disk.checkpoint import Checkpoint
-from shardmap.planning.run.failures import ShardError, WorkerError, contained
+from shardmap.planning.run.failures import ShardError, contained
 from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Target, Task
-from shardmap.units import error_text
 
 READ_AHEAD = 2
 """How many shards are read or computed at once in this process by default."""
@@ -113,7 +112,14 @@ class Workers:
                 try:
                     result = self.result(task, future)
                 except Exception as error:
-                    self._raise_if_last(task, attempt, retries, error)
+                    if isinstance(error, BrokenExecutor):
+                        raise ShardError(
+                            f"the executor broke down while shard {task.number} of "
+                            f"stage {task.stage.number} was under way ({error}); run "
+                            "again with a new one, checkpoint= keeps what is done"
+                        ) from error
+                    if attempt > retries:
+                        raise self.shard(task).error(error, attempt) from error
                     waiting[number] = task, attempt + 1, self._submitted(task)
                     continue
                 if self.saved:
@@ -125,23 +131,6 @@ class Workers:
         finally:
             for *_, future in waiting.values():
                 future.cancel()
-
-    def _raise_if_last(
-        self, task: Task, attempt: int, retries: int, error: Exception
-    ) -> None:
-        """Raises the error of a shard that is not tried again."""
-        name = f"shard {task.number} of stage {task.stage.number}"
-        if isinstance(error, BrokenExecutor):
-            raise ShardError(
-                f"the executor broke down while {name} was under way ({error}); run "
-                "again with a new one, checkpoint= keeps what is done"
-            ) from error
-        if attempt > retries:
-            often = f" {attempt} times" if attempt > 1 else ""
-            text = str(error) if isinstance(error, WorkerError) else error_text(error)
-            raise ShardError(
-                f"{name} failed{often}; it reads {self.shard(task).in_slices}: {text}"
-            ) from error
 
     def _submitted(self, task: Task) -> Any:
         """The future of a task, with the error if it cannot be submitted."""

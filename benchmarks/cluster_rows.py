@@ -1,0 +1,107 @@
+"""What a cluster costs its client: `python -m benchmarks.cluster_rows`.
+
+Shards of no work run on two workers of Dask. Scheduler and workers are other processes,
+as on a cluster. Each number of shards is measured in a fresh process.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+import shardmap as sm
+
+SHARDS = 100, 10_000, 100_000
+WORKERS = 2
+CLUSTER = f"""
+import distributed
+if __name__ == "__main__":
+    cluster = distributed.LocalCluster(
+        n_workers={WORKERS}, threads_per_worker=1, dashboard_address=None
+    )
+    print(cluster.scheduler_address, flush=True)
+    input()
+    cluster.close()
+"""
+
+
+@contextlib.contextmanager
+def scheduler(folder: pathlib.Path) -> Iterator[str]:
+    """The address of the scheduler of a cluster in another process."""
+    script = folder / "cluster.py"
+    script.write_text(CLUSTER)
+    with subprocess.Popen(
+        [sys.executable, script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        yield process.stdout.readline().strip()
+        process.communicate("\n")
+
+
+def cpu() -> float:
+    """CPU seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def megabytes() -> float:
+    """The peak of this process's memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(address: str, folder: pathlib.Path, count: int) -> str:
+    """One row of the table: run in a fresh process."""
+    import distributed
+
+    x = np.lib.format.open_memmap(folder / f"x{count}", "w+", np.float32, (count,))
+    y = np.lib.format.open_memmap(folder / f"y{count}", "w+", np.float32, (count,))
+    small = np.lib.format.open_memmap(folder / f"s{count}", "w+", np.float32, (4,))
+    with distributed.Client(address) as client:
+        # Imports, and the first connection of each worker.
+        sm.plan(lambda x: x + 1, small, in_slices={0: 4}).run(small, executor=client)
+        made = sm.plan(lambda x: x + 1, x, in_slices={0: count})
+        before, started, used = megabytes(), time.perf_counter(), cpu()
+        made.run(x, out=y, executor=client)
+        wall = time.perf_counter() - started
+        used, grown = cpu() - used, megabytes() - before
+    assert (y == 1).all()
+    per_shard = f"{1e3 * used / count:.2f} | {1e3 * wall / count:.2f}"
+    return f"| {count:,} | {per_shard} | {before:.0f} | {grown:.0f} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_rows")
+    parser.add_argument("--shards", type=int, nargs="+", default=SHARDS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        address, folder, count = options.one
+        print(measure(address, pathlib.Path(folder), int(count)))
+        return 0
+    print("| shards | client CPU, ms | until done, ms | client, MB | it grows by, MB |")
+    print("|---:|---:|---:|---:|---:|", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        with scheduler(pathlib.Path(name)) as address:
+            for count in options.shards:
+                command = [sys.executable, "-m", "benchmarks.cluster_rows"]
+                command += ["--one", address, name, str(count)]
+                subprocess.run(command, check=True)
+    names = "shardmap", "jax", "dask", "distributed"
+    versions = [f"{each} {importlib.metadata.version(each)}" for each in names[1:]]
+    print(f"\nMeasured with shardmap {sm.__version__}, {', '.join(versions)}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
