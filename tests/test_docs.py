@@ -86,6 +86,22 @@ def test_code_that_is_not_run_is_python():
         compile(block, name, "exec")
 
 
+# Who compares the output that is no example's.
+COMPARED = {
+    "before_the_machine.md": "compilers/test_page.py",
+    "examples.md": "test_examples.py",
+    "old.md": "commands/test_old.py",
+    "processes.md": "process_programs/check_the_rest.py",
+}
+
+
+def test_all_output_is_compared():
+    pages = [page for page in DOCS.rglob("*.md") if "```text" in page.read_text()]
+    assert {page.name for page in pages} == set(COMPARED)
+    for page, test in COMPARED.items():
+        assert f"docs/{page}" in (ROOT / "tests" / test).read_text()
+
+
 def test_a_page_without_examples_has_none():
     assert [name for name in WITHOUT_CODE if ">>>" in (DOCS / name).read_text()] == []
 

@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import python
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "examples.md").read_text()
+PAGE = (ROOT / "docs/examples.md").read_text()
 SMALL = {
     "chains": ["--chains", "12", "--steps", "100"],
     "data_parallel": ["--epochs", "4"],

@@ -1,5 +1,6 @@
 """`python -m shardmap old` runs a program as Python does, and tells what to edit."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,30 @@ TITLE = (
     "python -m shardmap old: old names that were used, and the edits that make them "
     "permanent\n"
 )
+
+# What docs/old.md shows is told of this program, by its lines.
+SHOWN = {
+    2: "import jax, numpy as np",
+    3: "from jax import soft_pmap",
+    6: "rows = soft_pmap(lambda x: 2 * x)(np.arange(8.0))",
+    9: "jax.tree_map(np.shape, [rows])",
+    12: "step = jax.pmap(lambda x: (x, {'loss': x}))",
+    15: "def report():",
+    16: "    params, metrics = step(rows)",
+    20: "    print(metrics['loss'][0])",
+    24: "    return jax.tree_map(lambda x: x[0], params)",
+}
+
+
+def test_the_page_shows_what_is_printed(folder):
+    page = (ROOT / "docs/old.md").read_text()
+    told, elements = re.findall(r"(?s)```text\n(.*?)```", page)
+    source = "\n".join(SHOWN.get(k, "") for k in range(1, 25))
+    write(folder, "train.py", source)
+    assert shardmap("old", "train.py", cwd=folder).stderr == told
+    listed = shardmap("old", "--check", "train.py", cwd=folder).stdout
+    assert listed == told.partition("\n")[2].replace("  train", "train") + elements
+
 
 # Prints all that a program may know of how it is run.
 INTROSPECTIVE = """
