@@ -5,36 +5,35 @@ what comes after the map. JAX has no public way to register another rule.
 """
 
 import functools
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax._src import checkify
 
-from shardmap._jax.types import Param, Primitive
+from shardmap._jax.types import Jaxpr, Param, Primitive
 
 
-def def_checkify(primitive: Primitive, bind: Callable[..., list[Any]]) -> None:
+def def_checkify(primitive: Primitive, bind: Callable[..., Any]) -> None:
     """Registers how checks inside a map are functionalised.
 
     Args:
       primitive: of maps.
-      bind: takes the operands, the function of one element as ``subfuns`` and the other
-        parameters. The function returns leaves of an error, then the results; of the
-        former, ``bind`` returns those of all elements, along a new first axis.
+      bind: takes the function of one element, which returns an error and the results,
+        then the operands as a list, and the parameters but ``call_jaxpr``. Returns the
+        errors of all elements, along a new first axis, and the results.
     """
 
-    def rule(*args: Any, **params: Param) -> tuple[Any, Any]:
-        # From JAX 0.12 on, a context comes before the error.
-        place = [isinstance(arg, checkify.Error) for arg in args].index(True)
-        context, error, rest = args[:place], args[place], args[place + 1 :]
-        binder: Any = types.SimpleNamespace(bind=bind)
-        each, results = checkify.default_checkify_rule(
-            binder, *context, checkify.init_error, *rest, **params
+    def rule(*args: Any, call_jaxpr: Jaxpr, **params: Param) -> tuple[Any, Any]:
+        context, error, enabled, operands = _arguments(args)
+        closed = jex_core.ClosedJaxpr(call_jaxpr, ())
+        checked = functools.partial(
+            checkify.checkify_jaxpr, *context, closed, enabled, checkify.init_error
         )
+        each, results = bind(checked, operands, **params)
         return _with_first(error, each), results
 
     checkify.error_checks[primitive] = rule
@@ -51,12 +50,19 @@ def checkify_what_runs(primitive: Primitive, run: Callable[..., list[Any]]) -> N
     """
 
     def rule(*args: Any, **params: Param) -> tuple[Any, Any]:
-        place = [isinstance(arg, checkify.Error) for arg in args].index(True)
-        context, (error, enabled, *operands) = args[:place], args[place:]
+        context, error, enabled, operands = _arguments(args)
         closed = jax.make_jaxpr(functools.partial(run, **params))(*operands)
         return checkify.checkify_jaxpr(*context, closed, enabled, error, *operands)
 
     checkify.error_checks[primitive] = rule
+
+
+def _arguments(args: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, list[Any]]:
+    """The context, the error, the enabled checks and the operands of a rule."""
+    # From JAX 0.12 on, a context comes before the error.
+    place = [isinstance(arg, checkify.Error) for arg in args].index(True)
+    error, enabled, *operands = args[place:]
+    return args[:place], error, enabled, operands
 
 
 def _with_first(error: Any, each: Any) -> Any:

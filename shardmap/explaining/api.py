@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 from shardmap._jax import api_boundary
 from shardmap._jax.context import check_live
 from shardmap._jax.errors import explained_errors
-from shardmap._jax.hlo import Module, compiled_with_buffers
+from shardmap._jax.hlo import compiled_with_protos
 from shardmap._jax.primitives import vmaps_around
 from shardmap._jax.stages import is_compile_only
 from shardmap._jax.types import Value
@@ -33,6 +33,7 @@ from shardmap.explaining.read.hlo.cost import (
 )
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
+from shardmap.explaining.read.hlo.module import Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.products import products_of, read_bytes
 from shardmap.explaining.read.remarks import LARGE
@@ -202,14 +203,15 @@ def explanation_for(
         lowered = elsewhere.lowered_for(there, traced)
     else:
         lowered = _lower(fun, traced, args, kwargs)
-    compiled = assignment = refused = None
-    module = Module()
+    compiled = refused = None
+    record = buffers = b""
     try:
-        compiled, module, assignment = compiled_with_buffers(lowered, is_quick)
+        compiled, record, buffers = compiled_with_protos(lowered, is_quick)
     except jax.errors.JaxRuntimeError as error:
         refused = too_large.refused(error)
         if refused is None:
             raise
+    module = Module(record)
     sources = Sources(module)
     layouts_of_arrays, layouts = arrays.array_layouts(traced, compiled, meshes)
     # Both together.
@@ -241,7 +243,7 @@ def explanation_for(
     inputs = [array for array in layouts_of_arrays if array.role == "input"]
     if compiled is not None:
         capacity = capacity_of(device)
-        memory = memory_of(assignment, sources, device.platform)
+        memory = memory_of(buffers, module, sources, device.platform)
         cost, largest = cost_of(compiled, module, memory), memory.largest
     else:
         assert refused is not None

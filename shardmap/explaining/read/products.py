@@ -2,10 +2,10 @@
 
 import collections
 
-from shardmap._jax.hlo import Computation, Instruction
 from shardmap.explaining.read.hlo.flops import product_flops
 from shardmap.explaining.read.hlo.instructions import inside
 from shardmap.explaining.read.hlo.loops import steps_of
+from shardmap.explaining.read.hlo.module import Computation, Instruction
 
 _PRECISIONS = {1: " high", 2: " highest", "HIGH": " high", "HIGHEST": " highest"}
 

@@ -8,12 +8,12 @@ from typing import Any
 from jax.extend.core import Literal
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 
-from shardmap._jax.hlo import Module, Window
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import ClosedJaxpr, Equation, aval_of
 from shardmap._jax.walk import equations, jaxprs
 from shardmap.explaining.read.hlo.causes import AGAIN, CUT, REMATERIALISED
 from shardmap.explaining.read.hlo.flops import product_flops, valid_positions
+from shardmap.explaining.read.hlo.module import Module, Window
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import (
     MAPS,

@@ -23,4 +23,4 @@ RULES = (
 )
 """The rules of each map primitive. `dce`, `remat` and `evaluation` have `spmap_p`'s."""
 
-MapPrimitive.def_rules(RULES, checkify.bind_function)
+MapPrimitive.def_rules(RULES)

@@ -16,9 +16,6 @@ from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.params import MapParams
 from shardmap.units import size
 
-PROBES = 4
-"""The most numbers of elements that are compiled besides one, two and all."""
-
 
 def batch_that_fits(params: MapParams, memory: int) -> int | None:
     """The most elements at once whose temporary values fit, None for all.
@@ -46,18 +43,10 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
     # About a constant, and as much more for each element.
     count = block if took(block) < math.inf else 2
     each = (took(count) - took(1)) / (count - 1)
-    count = int(1 + (memory - took(1)) / max(each, 1))
-    fits, below = 1, block
-    for _ in range(PROBES):
-        if below - fits <= 1:
-            break
-        count = min(max(count, fits + 1), below - 1)
-        if took(count) <= memory:
-            fits = count
-        else:
-            below = count
-        count = (fits + below) // 2
-    return fits
+    count = min(int(1 + (memory - took(1)) / max(each, 1)), block - 1)
+    while took(count) > memory:
+        count //= 2
+    return count
 
 
 def _compile_only(mesh: AnyMesh | None) -> jax.Device | None:

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.extend.linear_util import WrappedFun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.context import (
@@ -48,7 +47,6 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import as_open_jaxpr, jaxprs_in
 from shardmap.map.primitives.explicit_sharding import drop_sharding
 from shardmap.map.primitives.params import MapParams
-from shardmap.units import shown
 
 __all__ = ["MapPrimitive", "spmap_p"]
 
@@ -91,7 +89,6 @@ class MapPrimitive(jex_core.Primitive):
 
     multiple_results = True
     map_primitive = True
-    _function_bind: ClassVar[Callable[..., list[Any]]]
     _rules: ClassVar[Sequence[Callable[["MapPrimitive"], None]]] = ()
 
     def __init__(self, name: str) -> None:
@@ -102,20 +99,14 @@ class MapPrimitive(jex_core.Primitive):
             register(self)
 
     @classmethod
-    def def_rules(
-        cls,
-        rules: Sequence[Callable[["MapPrimitive"], None]],
-        function_bind: Callable[..., list[Any]],
-    ) -> None:
+    def def_rules(cls, rules: Sequence[Callable[["MapPrimitive"], None]]) -> None:
         """Sets the rules of all map primitives, once.
 
         Args:
           rules: each registers one with a primitive: with `spmap_p` now, and with each
             other one when it is made.
-          function_bind: how maps are bound with a function instead of a jaxpr; takes
-            the primitive, the function of one element, the operands and the parameters.
         """
-        cls._rules, cls._function_bind = rules, staticmethod(function_bind)
+        cls._rules = rules
         for register in rules:
             register(spmap_p)
 
@@ -136,10 +127,8 @@ class MapPrimitive(jex_core.Primitive):
         """Binds the primitive: runs it, or adds its equation to a jaxpr being traced.
 
         Args:
-          *args: the operands, flat, with the mapped axes. The first may be the function
-            of one element instead of ``call_jaxpr``, of flat values.
-          **params: see the class. With a function, ``out_axes_thunk`` may return
-            ``out_axes`` once the function is traced.
+          *args: the operands, flat, with the mapped axes.
+          **params: see the class.
 
         Returns:
           The results, flat, as a list.
@@ -147,28 +136,12 @@ class MapPrimitive(jex_core.Primitive):
         Raises:
           TypeError: a parameter that every map has is missing, or does not fit.
         """
-        args = (*params.pop("subfuns", ()), *args)
-        first = args[0] if args else None
-        is_called = callable(first) or isinstance(first, WrappedFun)
-        given = {*params, "call_jaxpr"} if is_called else {*params}
-        if is_called and "out_axes_thunk" in given:
-            given.add("out_axes")
-        if missing := [name for name in _OF_EVERY_MAP if name not in given]:
+        if missing := [name for name in _OF_EVERY_MAP if name not in params]:
             raise TypeError(
                 f"{self.name}.bind needs the parameters that every map has: "
                 f"{', '.join(missing)} missing"
             )
-        if is_called:
-            return self._function_bind(self, first, args[1:], params)
         return self._bind(*args, **params)
-
-    def check_count(self, what: str, count: int, option: str, axes: Any) -> None:
-        """Raises a TypeError unless ``axes`` is a tuple of one for each of ``what``."""
-        if not isinstance(axes, tuple) or len(axes) != count:
-            raise TypeError(
-                f"{self.name}: {option} must be a tuple of one axis for each of the "
-                f"{count} {what}, got {shown(axes)}"
-            )
 
     def _bind(self, *args: Value, **params: Param) -> list[Any]:
         # Where nothing is traced, JAX does not look at the types of operands.

@@ -1,54 +1,34 @@
-"""Maps bound with a function instead of a jaxpr, as by `jax.experimental.checkify`."""
+"""The rule of `jax.experimental.checkify` for maps."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.linear_util import WrappedFun
 
 from shardmap._jax.checkify import def_checkify
+from shardmap._jax.types import Param
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
 from shardmap.map.tracing import bind_map, trace_body
 
 
-def bind_function(
+def _bind_checked(
     primitive: MapPrimitive,
-    function: WrappedFun | Callable[..., Any],
+    checked: Callable[..., Any],
     operands: Sequence[Any],
-    params: dict[str, Any],
-    checks: bool = False,
-) -> list[Any]:
-    """Binds a map of ``function``.
-
-    Args:
-      primitive: to bind.
-      function: of one element, over flat operands.
-      operands: the map's.
-      params: the map's parameters, without ``call_jaxpr``.
-      checks: whether the function may return other values before the results. All
-        elements' are returned, along a new first axis.
-
-    Raises:
-      TypeError: there are not as many axes as operands or results.
-    """
-    in_axes = params.pop("in_axes")
-    primitive.check_count("operands", len(operands), "in_axes", in_axes)
+    *,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    **params: Param,
+) -> Any:
+    """Binds a map of a function that returns an error before its results."""
     avals = list(map(remove_axis, map(jax.typeof, operands), in_axes))
-    call = function.call_wrapped if isinstance(function, WrappedFun) else function
-    body = trace_body(
-        lambda *args: call(*args), avals, params["axis_name"], params["axis_size"]
-    )
-    thunk = params.pop("out_axes_thunk", None)
-    out_axes = params.pop("out_axes") if thunk is None else tuple(thunk())
-    results = len(body.jaxpr.outvars)
-    if not checks:
-        primitive.check_count("results", results, "out_axes", out_axes)
-    count = results - len(out_axes)
-    return bind_map(body, operands, in_axes, (0,) * count + out_axes, params, primitive)
+    body = trace_body(checked, avals, params["axis_name"], params["axis_size"])
+    of_error = (0,) * (len(body.jaxpr.outvars) - len(out_axes))
+    results = bind_map(body, operands, in_axes, of_error + out_axes, params, primitive)
+    return jax.tree.unflatten(body.out_tree, results)
 
 
 def register(primitive: MapPrimitive) -> None:
-    def bind(*operands: Any, subfuns: tuple[Any], **params: Any) -> list[Any]:
-        return bind_function(primitive, *subfuns, operands, params, checks=True)
-
-    def_checkify(primitive, bind)
+    """Registers the rule of checkify."""
+    def_checkify(primitive, functools.partial(_bind_checked, primitive))

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from shardmap._jax.hlo import Instruction
 from shardmap.explaining.read.constraints import LayoutConstraint
 from shardmap.explaining.read.hlo.flops import POINTWISE, product_flops
 from shardmap.explaining.read.hlo.instructions import (
@@ -19,6 +18,7 @@ from shardmap.explaining.read.hlo.instructions import (
     reached,
 )
 from shardmap.explaining.read.hlo.loops import given, origin
+from shardmap.explaining.read.hlo.module import Instruction
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.sharded import ShardedArgument
 

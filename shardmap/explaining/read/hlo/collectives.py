@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from shardmap._jax.hlo import Groups, Instruction, Module, Shape
 from shardmap.explaining.read.constraints import LayoutConstraint
 from shardmap.explaining.read.hlo.causes import cause_of
 from shardmap.explaining.read.hlo.instructions import (
@@ -20,6 +19,7 @@ from shardmap.explaining.read.hlo.instructions import (
     types,
 )
 from shardmap.explaining.read.hlo.loops import runs
+from shardmap.explaining.read.hlo.module import Groups, Instruction, Module, Shape
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.sharded import ShardedArgument
 from shardmap.explaining.report import Collective

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.hlo import Instruction, Module
 from shardmap.explaining.read.hlo.flops import operations_of
 from shardmap.explaining.read.hlo.instructions import parts_of
 from shardmap.explaining.read.hlo.loops import runs
 from shardmap.explaining.read.hlo.memory import Memory
+from shardmap.explaining.read.hlo.module import Instruction, Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import Cost
 

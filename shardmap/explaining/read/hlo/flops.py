@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardmap._jax.hlo import Computation, Instruction, Shape, Window
 from shardmap.explaining.read.hlo.loops import steps_of
+from shardmap.explaining.read.hlo.module import Computation, Instruction, Shape, Window
 
 TRANSCENDENTAL = frozenset(
     "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic "

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Callable, Iterable, Iterator
 
-from shardmap._jax.hlo import Instruction, Shape
+from shardmap.explaining.read.hlo.module import Instruction, Shape
 
 AROUND = ("fusion", "async-start")
 """Instructions that stand for those of a computation: one kernel, or one operation."""

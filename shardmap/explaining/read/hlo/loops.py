@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from shardmap._jax.hlo import Computation, Instruction, Module
+from shardmap.explaining.read.hlo.module import Computation, Instruction, Module
 
 _PASSED = frozenset(
     "copy copy-start copy-done convert bitcast reshape broadcast".split()

@@ -4,9 +4,9 @@ import collections
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from shardmap._jax.hlo import Assignment, Buffer, Event, Instruction
 from shardmap.explaining.read.hlo.instructions import operation_of
 from shardmap.explaining.read.hlo.loops import origin
+from shardmap.explaining.read.hlo.module import Instruction, Message, Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import Held
 
@@ -29,39 +29,69 @@ class Memory(NamedTuple):
     largest: tuple[Held, ...] = ()
 
 
-def memory_of(assignment: Assignment | None, sources: Sources, platform: str) -> Memory:
+class Buffer(NamedTuple):
+    """A value in memory.
+
+    Attributes:
+      size: its bytes.
+      instruction, path: what defines it, and the place in the tuple.
+    """
+
+    size: int
+    instruction: Instruction
+    path: tuple[int, ...]
+
+
+def memory_of(record: bytes, module: Module, sources: Sources, platform: str) -> Memory:
     """The memory of a program.
 
     Args:
-      assignment: the compiler's record of it, if there is one.
+      record: the ``HloProto`` with the compiler's record of it; empty without one.
+      module: the program.
       sources: the lines of its instructions.
       platform: such as "tpu". TPUs have memories on the chip and of the host beside
         the main one; the numbers of those of GPUs are of parts of the main one.
     """
-    if assignment is None:
+    if not record:
         return Memory()
-    there = [
-        each for each in assignment.allocations if each.space == 0 or platform != "tpu"
-    ]
-    held = []
-    for each in there:
-        if not each.is_temporary and not each.is_parameter:
-            buffers = [assignment.buffers[k] for k in each.buffers]
-            largest = [buffer for buffer in buffers if buffer.size == each.size]
-            held.append((each.size, largest))
-    temporary = {k for each in there if each.is_temporary for k in each.buffers}
-    for trace in assignment.traces:
-        events = [each for each in trace if each.buffer in temporary]
-        held += _alive(events, assignment.buffers)
+    assignment = Message(record).message(3)
+    buffers = {}
+    for each in assignment.messages(1):
+        place = each.message(3)
+        instruction = module.by_id[place.number(4)]
+        path = tuple(place.numbers(3))
+        buffers[each.number(1)] = Buffer(each.number(2), instruction, path)
+    peak, held, temporary = 0, [], set[int]()
+    for each in assignment.messages(3):
+        size, numbers = each.number(2), [part.number(1) for part in each.messages(9)]
+        is_of_thread, space = each.number(3), each.number(8)
+        if is_of_thread or (space and platform == "tpu"):
+            continue
+        peak += size
+        is_parameter, is_result, is_constant = map(each.number, (5, 7, 12))
+        if not (is_parameter or is_result or is_constant):
+            temporary.update(numbers)
+        elif not is_parameter:
+            whole = [buffers[k] for k in numbers if buffers[k].size == size]
+            held.append((size, whole))
+    for trace in assignment.messages(4):
+        events = [(e.number(1), e.number(2), e.number(5)) for e in trace.messages(1)]
+        held += _alive([each for each in events if each[1] in temporary], buffers)
     held.sort(key=lambda each: -each[0])
-    told = [_held(size, buffers, sources) for size, buffers in held[:MOST_HELD]]
-    return Memory(sum(each.size for each in there), tuple(filter(None, told)))
+    told = [_held(size, there, sources) for size, there in held[:MOST_HELD]]
+    return Memory(peak, tuple(filter(None, told)))
 
 
 def _alive(
-    events: Iterable[Event], buffers: dict[int, Buffer]
+    events: Iterable[tuple[int, int, int]], buffers: dict[int, Buffer]
 ) -> Iterator[tuple[int, list[Buffer]]]:
-    """The bytes of each place that is taken at the peak, and what is put there."""
+    """The bytes of each place that is taken at the peak, and what is put there.
+
+    Args:
+      events: what happens, the buffer, and another one. 0: it is allocated, 1: freed,
+        2: put into the place of the other.
+      buffers: by number.
+    """
     first: dict[int, int] = {}  # The buffer that took the place of each.
     sharing: collections.Counter[int] = collections.Counter()
     put: dict[int, list[Buffer]] = {}

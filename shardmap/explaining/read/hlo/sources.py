@@ -4,7 +4,6 @@ import functools
 import re
 from collections.abc import Callable
 
-from shardmap._jax.hlo import Instruction, Module
 from shardmap.explaining.read.hlo.instructions import (
     around,
     inside,
@@ -13,6 +12,7 @@ from shardmap.explaining.read.hlo.instructions import (
     parts_of,
     reached,
 )
+from shardmap.explaining.read.hlo.module import Instruction, Module
 from shardmap.source import user_line
 
 _MOVES = re.compile("all-gather|all-to-all|collective-permute")

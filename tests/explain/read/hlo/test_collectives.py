@@ -3,9 +3,9 @@
 import pytest
 from jaxlib._hlo import hlo_module_from_text
 
-from shardmap._jax.hlo import Module
 from shardmap.explaining.read.hlo import collectives
 from shardmap.explaining.read.hlo.loops import steps_of
+from shardmap.explaining.read.hlo.module import Module
 from shardmap.explaining.read.hlo.sources import Sources
 
 
