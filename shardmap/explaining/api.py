@@ -28,7 +28,6 @@ from shardmap.explaining.read.hlo.collectives import compiled_collectives, unsee
 from shardmap.explaining.read.hlo.cost import (
     busiest_lines,
     cost_of,
-    library_bytes,
     loops_of,
 )
 from shardmap.explaining.read.hlo.loops import steps_of
@@ -36,13 +35,12 @@ from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.module import Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.products import products_of, read_bytes
-from shardmap.explaining.read.remarks import LARGE
 from shardmap.explaining.read.visitor import Facts, facts_of
 from shardmap.explaining.read.vmaps import VmapAxis, marked, vmaps_over
 from shardmap.explaining.report import Collective, Cost
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.source import definition_of
-from shardmap.units import shown, size
+from shardmap.units import shown
 
 
 @runtime_checkable
@@ -213,7 +211,7 @@ def explanation_for(
             raise
     module = Module(record)
     sources = Sources(module)
-    layouts_of_arrays, layouts = arrays.array_layouts(traced, compiled, meshes)
+    layouts_of_arrays, layouts = arrays.array_layouts(traced, compiled)
     # Both together.
     named = [each.mesh for each in layouts if isinstance(each, NamedSharding)]
     mesh = max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
@@ -225,9 +223,7 @@ def explanation_for(
         facts.axes, vmaps, layouts_of_arrays, cuts, facts.constraints, mesh_axes
     )
     arguments = sharded.sharded_arguments(layouts_of_arrays, cuts)
-    collectives = compiled_collectives(
-        module, sources, mesh_axes, facts.constraints, arguments
-    )
+    collectives = compiled_collectives(module, sources, mesh_axes, arguments)
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
     devices = arrays.devices_of(layouts, meshes, there)
@@ -278,7 +274,6 @@ def explanation_for(
             *remarks.short_axes(axes),
             *remarks.copies(layouts_of_arrays),
             *remarks.constants(traced.jaxpr.consts, num_devices),
-            *remarks.outside(traced.jaxpr, module, sources, num_devices),
             *remarks.unrolled(traced.jaxpr),
             *remarks.of_collectives(collectives, device.platform),
         ),
@@ -328,11 +323,12 @@ def _trace(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         fun = jax.jit(fun)
     with explained_errors():
         traced = fun.trace(*args, **kwargs)
+        # The stages of a library, such as `flax.nnx.jit`, hold those of JAX.
+        traced = getattr(traced, "traced", traced)
         if len(traced.jaxpr.in_avals) > len(jax.tree.leaves(traced.args_info)):
             # A tracer that has left its trace is an argument, too, till the run.
             check_live(jax.make_jaxpr(fun)(*args, **kwargs).consts)
-    # The stages of a library, such as `flax.nnx.jit`, hold those of JAX.
-    return getattr(traced, "traced", traced)
+    return traced
 
 
 def _lower(
@@ -363,8 +359,7 @@ def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
     notes = []
     if loops := loops_of(module):
         notes.append(
-            "Bytes and operations per byte count the steps of a loop once. Operations "
-            "count in all steps."
+            "Bytes read and written count the steps of a loop once, operations all."
         )
     if any(steps_of(loop) is None for loop in loops):
         notes.append(
@@ -372,12 +367,6 @@ def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
             "one."
         )
     notes += unseen(module)
-    besides = library_bytes(module)
-    if besides >= LARGE:
-        notes.append(
-            f"XLA's library for products on CPU may take up to {size(besides)} "
-            "besides the memory at the peak."
-        )
     if has_collectives and cond_p.name in facts.primitives:
         notes.append(
             "Collectives in a branch count as if the branch were always taken."

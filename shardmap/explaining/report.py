@@ -6,7 +6,7 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from shardmap.explaining.chips import CHIPS
@@ -143,45 +143,9 @@ class ArrayLayout:
         return self.spec.num_shards // shards
 
 
-_KEY = re.compile(r"""\[(?:'[^']*'|"[^"]*"|[^\]]*)\]|\.\w+""")
-_MOST_ROOTS = 6
-"""More parts of an argument than these, such as layers, are not told apart."""
-
-
 def argument_of(path: str) -> str:
     """The argument at the start of a key path, such as ``x`` of ``x['w'][0]``."""
     return re.split(r"[\[.]", path, maxsplit=1)[0]
-
-
-def roots_of(paths: Sequence[str]) -> list[str]:
-    """What each array belongs to: an argument, or a part of it with a name.
-
-    The elements of a result are like arguments.
-
-    >>> roots_of(["state['params']['w']", "state['step']", "weights[0]['w']"])
-    ["state['params']", 'state', 'weights']
-    >>> roots_of(["result[0].params['w']", "result[0].opt['w']", "result[1]"])
-    ['result[0].params', 'result[0].opt', 'result']
-    """
-    roots = [_root_of(path) for path in paths]
-    parts: dict[str, set[str]] = {}
-    for path, root in zip(paths, roots, strict=True):
-        parts.setdefault(argument_of(path), set()).add(root)
-    return [
-        root if len(parts[argument_of(root)]) <= _MOST_ROOTS else argument_of(root)
-        for root in roots
-    ]
-
-
-def _root_of(path: str) -> str:
-    start = argument_of(path)
-    keys = _KEY.findall(path, len(start))[:-1]
-    is_element = start == "result" and re.fullmatch(r"\[\d+\]", "".join(keys[:1]))
-    first = keys[:1] if is_element else []
-    named = keys[len(first) : len(first) + 1]
-    if named and not re.fullmatch(r"\[\d+\]", named[0]):
-        first = [*first, *named]
-    return start + "".join(first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,15 +242,13 @@ class Cost:
 
     Attributes:
       flops: arithmetic operations, by the rules of XLA's cost analysis, in all steps of
-        loops of known length. Products of convolutions with padding do not count.
+        loops of known length, without exponentials, sines and the like. Products of
+        convolutions with padding do not count.
       bytes_accessed: bytes read and written in memory. A loop counts as one step.
       peak_bytes: the most bytes in use at once: arguments, results and temporary
         values, less what donated arguments save.
       argument_bytes, output_bytes, temporary_bytes: the parts of ``peak_bytes``.
-      transcendentals: exponentials, sines and the like, which ``flops`` leaves out, in
-        all steps.
       donated_bytes: the bytes of results that reuse donated arguments.
-      later_flops: the part of ``flops`` in the steps of loops after the first.
       host_bytes: the bytes of the host's memory that the program uses, which
         ``peak_bytes`` does not have; None for none.
     """
@@ -297,17 +259,8 @@ class Cost:
     argument_bytes: int | None
     output_bytes: int | None
     temporary_bytes: int | None
-    transcendentals: float | None = None
     donated_bytes: int | None = None
-    later_flops: float = 0
     host_bytes: int | None = None
-
-    @property
-    def intensity(self) -> float | None:
-        """Arithmetic intensity: flops per byte accessed, with a step of each loop."""
-        if self.flops is None or not self.bytes_accessed:
-            return None
-        return (self.flops - self.later_flops) / self.bytes_accessed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -470,8 +423,8 @@ class Report:
         """The explanation as dicts, lists, strings and numbers, as JSON has them.
 
         It includes derived values: ``layout`` of an axis,
-        ``copies`` of an array, ``link_bytes`` of a collective, ``intensity`` of the
-        cost, ``seconds`` of all collectives.
+        ``copies`` of an array, ``link_bytes`` of a collective, ``seconds`` of all
+        collectives.
         """
         return _plain(self)
 
@@ -480,7 +433,6 @@ _DERIVED: dict[type, tuple[str, ...]] = {
     Axis: ("layout", "idle_places", "last_step"),
     ArrayLayout: ("num_devices", "copies"),
     Collective: ("link_bytes",),
-    Cost: ("intensity",),
     Report: ("seconds", "fits", "sent_bytes", "least_seconds", "in_turn", "bound_by"),
 }
 

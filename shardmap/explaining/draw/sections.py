@@ -36,7 +36,6 @@ from shardmap.explaining.report import (
     Remark,
     Report,
     argument_of,
-    roots_of,
 )
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import count, duration, size, size_of
@@ -285,10 +284,9 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
     """A card for equal arrays; for many arrays, one for each layout, and folds."""
     drawn: dict[str, str] = {}
     if len(arrays) > MOST_CARDS:
-        roots = roots_of([array.path for array in arrays])
-        by_layout: dict[str, list[tuple[ArrayLayout, str]]] = {}
-        for array, root in zip(arrays, roots, strict=True):
-            by_layout.setdefault(array.layout, []).append((array, root))
+        by_layout: dict[str, list[ArrayLayout]] = {}
+        for array in arrays:
+            by_layout.setdefault(array.layout, []).append(array)
         for alike in by_layout.values():
             yield _card_of_layout(alike, drawn)
         return
@@ -302,27 +300,21 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
         yield Card((Code(", ".join(paths)), f": {text}"), blocks)
 
 
-def _card_of_layout(
-    arrays: Sequence[tuple[ArrayLayout, str]], drawn: dict[str, str]
-) -> Card:
-    """A layout and its picture, and a fold for each argument or part of one.
+def _card_of_layout(arrays: Sequence[ArrayLayout], drawn: dict[str, str]) -> Card:
+    """A layout and its picture, and a fold for each argument.
 
     Args:
-      arrays: those that have the layout, and what each belongs to.
+      arrays: those that have the layout.
       drawn: the first array of each picture.
     """
-    first = arrays[0][0]
+    first = arrays[0]
     picture = tuple(_layout(first, drawn))[1:]  # Without the spec of the first.
     are_cut = picture and first.copies != first.num_devices
-    if are_cut and any(array.shape != first.shape for array, _ in arrays):
+    if are_cut and any(array.shape != first.shape for array in arrays):
         picture = (paragraph("For ", Code(first.path), ":"), *picture)
-    often = collections.Counter(root for _, root in arrays)
-    # Parts with one array each, such as layers, need no folds of their own.
-    is_each = max(often.values()) == 1
-    roots = [argument_of(root) if is_each else root for _, root in arrays]
     parts: dict[str, list[ArrayLayout]] = {}
-    for (array, _), root in zip(arrays, roots, strict=True):
-        parts.setdefault(root, []).append(array)
+    for array in arrays:
+        parts.setdefault(argument_of(array.path), []).append(array)
     folds = []
     for root, those in parts.items():
         paths = [array.path for array in those]
@@ -498,18 +490,14 @@ def _cost(report: Report) -> Iterator[Block]:
     cost = report.cost
     if cost is None:
         return
-    rows = [Row(("Floating point operations", _count(cost.flops)))]
-    if cost.transcendentals is not None:
-        rows.append(Row(("Exponentials and the like", _count(cost.transcendentals))))
-    rows += [
-        Row(("Bytes read and written", _size(cost.bytes_accessed))),
-        Row(("Operations a byte (arithmetic intensity)", _count(cost.intensity))),
-    ]
-    if report.is_refused:
-        rows.clear()
-    rows += [
-        Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost)),
-    ]
+    rows = [Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost))]
+    if not report.is_refused:
+        operations = UNKNOWN if cost.flops is None else count(cost.flops)
+        rows = [
+            Row(("Floating point operations", operations)),
+            Row(("Bytes read and written", _size(cost.bytes_accessed))),
+            *rows,
+        ]
     if cost.host_bytes is not None:
         rows.append(Row(("Memory of the host", size(cost.host_bytes))))
     yield Table(("", ""), tuple(rows))
@@ -549,7 +537,3 @@ def _held(held: Held, times: int) -> Paragraph:
 
 def _size(value: float | None) -> str:
     return UNKNOWN if value is None else size(round(value))
-
-
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else count(value)

@@ -1,6 +1,5 @@
 """Which devices a program runs on, and how its inputs and outputs are sharded."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from shardmap.arrays import trees
 from shardmap.explaining.read.constraints import axis_sizes
 from shardmap.explaining.read.too_large import shardings_of
 from shardmap.explaining.report import ArrayLayout
-from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
+from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
 
@@ -77,14 +76,12 @@ def devices_of(
 def array_layouts(
     traced: jax.stages.Traced,
     compiled: jax.stages.Compiled | None,
-    meshes: Sequence[Any] = (),
 ) -> tuple[tuple[ArrayLayout, ...], list[Any]]:
     """How each argument and each result is sharded.
 
     Args:
       traced: the program's trace.
       compiled: the program; None if the compiler refuses it.
-      meshes: the meshes of the program, the largest first.
 
     Returns:
       The layouts, and the sharding of each; `UNUSED` for an argument that is not used.
@@ -95,26 +92,33 @@ def array_layouts(
         *argument_names(jaxpr),
         *trees.result_names(jax.tree.structure(traced.out_info)),
     ]
-    if compiled is None:
-        ins, outs = shardings_of(traced)
-    else:
-        # An argument that is not used has None, which is no leaf.
-        ins = [
-            each or UNUSED for each in tree_in.flatten_up_to(compiled.input_shardings)
-        ]
-        outs = jax.tree.leaves(compiled.output_shardings)
+    ins, outs = shardings_of(traced)
     shardings = [*ins, *outs]
     avals = jax.tree.leaves((traced.args_info, traced.out_info))
-    mesh = next(iter(meshes), None)
+    if compiled is not None:
+        # An argument that is not used has None, which is no leaf.
+        ins = tree_in.flatten_up_to(compiled.input_shardings)
+        outs = jax.tree.leaves(compiled.output_shardings)
+        shardings = [
+            _named(*each) for each in zip([*ins, *outs], shardings, avals, strict=True)
+        ]
     layouts = [
-        _array_layout("input" if k < tree_in.num_leaves else "output", *each, mesh)
+        _array_layout("input" if k < tree_in.num_leaves else "output", *each)
         for k, each in enumerate(zip(names, avals, shardings, strict=True))
     ]
     return tuple(layouts), shardings
 
 
+def _named(compiled: Any, known: Any, aval: Aval) -> Any:
+    """The sharding by the compiler, with the names of the program where it has none."""
+    if isinstance(compiled, NamedSharding) or not isinstance(known, NamedSharding):
+        return compiled or UNUSED
+    is_same = compiled and compiled.is_equivalent_to(known, len(aval.shape))
+    return known if is_same else compiled or UNUSED
+
+
 def _array_layout(
-    role: Literal["input", "output"], path: str, aval: Aval, layout: Any, mesh: Any
+    role: Literal["input", "output"], path: str, aval: Aval, layout: Any
 ) -> ArrayLayout:
     """The layout of an array.
 
@@ -123,7 +127,6 @@ def _array_layout(
       path: its key path.
       aval: its shape and dtype.
       layout: its sharding, or `UNKNOWN` or `UNUSED`.
-      mesh: the mesh of the program, or None.
     """
     shape, itemsize = tuple(aval.shape), aval.dtype.itemsize
     spec = shard_shape = None
@@ -137,9 +140,8 @@ def _array_layout(
         else:
             places: Any = layout.devices_indices_map(shape)
             devices = tuple(device.id for device in places)
-            if [*places] != _devices_of(mesh):
-                mesh = None
-            layout = describe(spec, _names(layout, spec, mesh))
+            names = [list(sizes) for sizes in _axis_sizes(layout)]
+            layout = describe(spec, names)
     return ArrayLayout(
         role=role,
         path=path,
@@ -156,54 +158,22 @@ def _array_layout(
 
 def ids_of(mesh: Any) -> tuple[int, ...]:
     """The ids of the devices of a mesh; () for 0, 1, 2 and so on, or unknown ones."""
-    return _unless_counted(tuple(device.id for device in _devices_of(mesh)))
+    devices = mesh.devices.flat if isinstance(mesh, Mesh) else ()
+    return _unless_counted(tuple(device.id for device in devices))
 
 
 def _unless_counted(ids: tuple[int, ...]) -> tuple[int, ...]:
     return () if ids == tuple(range(len(ids))) else ids
 
 
-def _devices_of(mesh: Any) -> list[jax.Device]:
-    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
-
-
-def _names(layout: Sharding, spec: ShardingSpec, mesh: Any) -> list[list[str]]:
-    """The mesh axes of each dimension; [] without names.
-
-    Args:
-      layout: the sharding.
-      spec: how it cuts the array.
-      mesh: the mesh of the program, whose axes a sharding without names may be along.
-    """
-    if isinstance(layout, NamedSharding):
-        return [
-            [name for name, size in sizes.items() if size > 1]
-            for sizes in axis_sizes(layout)
-        ]
-    if mesh is None or mesh.size != spec.num_shards:
+def _axis_sizes(layout: Sharding) -> list[dict[str, int]]:
+    """The mesh axes of each dimension that cut it; [] for a sharding without names."""
+    if not isinstance(layout, NamedSharding):
         return []
-    axes = [(name, size) for name, size in mesh.shape.items() if size > 1]
-    along: dict[int, list[str]] = {}
-    for part, size in zip(spec.mesh_mapping, spec.mesh_shape, strict=True):
-        names = []
-        while size > 1 and axes and size % axes[0][1] == 0:
-            name, length = axes.pop(0)
-            names.append(name)
-            size //= length
-        if size > 1:
-            return []
-        if isinstance(part, ShardedAxis):
-            along[part.axis] = names
-    # The sharded axes are numbered in the order of the dimensions.
-    numbers = iter(range(len(along)))
     return [
-        [name for number in itertools.islice(numbers, count) for name in along[number]]
-        for count in map(_sharded_axes, spec.sharding)
+        {name: size for name, size in sizes.items() if size > 1}
+        for sizes in axis_sizes(layout)
     ]
-
-
-def _sharded_axes(entry: Any) -> int:
-    return len(entry.chunks) if isinstance(entry, Chunked) else int(entry is not None)
 
 
 def describe(spec: ShardingSpec, names: Sequence[Sequence[str]] = ()) -> str:

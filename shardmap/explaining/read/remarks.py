@@ -1,29 +1,23 @@
 """Remarks: what to change in a program, with numbers and the remedy."""
 
 import collections
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import Literal
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 
-from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import ClosedJaxpr, Equation, aval_of
-from shardmap._jax.walk import equations, jaxprs
+from shardmap._jax.types import ClosedJaxpr, aval_of
+from shardmap._jax.walk import jaxprs
 from shardmap.explaining.read.hlo.causes import AGAIN, CUT, REMATERIALISED
-from shardmap.explaining.read.hlo.flops import product_flops, valid_positions
-from shardmap.explaining.read.hlo.module import Module, Window
-from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import (
     MAPS,
     ArrayLayout,
     Axis,
     Collective,
     Remark,
-    roots_of,
+    argument_of,
 )
-from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.mesh import virtual_devices
 from shardmap.source import source_of
 from shardmap.units import size
@@ -51,6 +45,10 @@ _SENT_MORE = {
 _CUT_INPUT = (
     "If each device needs only a part, shard it: map it, or name a mesh axis for one "
     "of its dimensions."
+)
+_CUT_STATE = (
+    "Most have the shapes of arrays that are sharded: shard them alike, as the state "
+    "of an optimizer like its weights."
 )
 _CUT_RESULT = (
     "If each device needs only a part next, ask for a sharded result with out_axes= of "
@@ -161,51 +159,34 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
 
     Results with the layout of such an argument, such as new weights, are left out.
     """
-    roots = dict(zip(arrays, roots_of([each.path for each in arrays]), strict=True))
     uncut = [each for each in arrays if each.is_replicated]
-    cut = {
-        (each.shape, each.dtype): roots[each]
-        for each in reversed(arrays)
+    sharded = {
+        (each.shape, each.dtype)
+        for each in arrays
         if each.role == "input" and each.shard_bytes not in (None, each.bytes)
     }
     given = {(each.shape, each.dtype) for each in uncut if each.role == "input"}
-    whole: dict[tuple[bool, str, int], list[ArrayLayout]] = {}
+    whole: dict[str, list[ArrayLayout]] = {}
     for array in uncut:
-        is_input = array.role == "input"
-        if is_input or (array.shape, array.dtype) not in given:
-            root = roots[array]
-            count = array.num_devices or 1
-            whole.setdefault((is_input, root, count), []).append(array)
+        if array.role == "input" or (array.shape, array.dtype) not in given:
+            whole.setdefault(argument_of(array.path), []).append(array)
     remarks = []
-    totals = {key: sum(array.bytes for array in those) for key, those in whole.items()}
-    large = [key for key, total in totals.items() if total >= LARGE]
-    for key in sorted(large, key=lambda key: -totals[key]):
-        (is_input, root, count), total, those = key, totals[key], whole[key]
-        several = len(those) > 1
-        path = root if several else those[0].path
-        what = f"{len(those):,} arrays of {root}, together" if several else f"{path} of"
+    for argument, those in whole.items():
+        total, count = sum(each.bytes for each in those), those[0].num_devices or 1
+        is_input, is_one = those[0].role == "input", len(those) == 1
+        what = f"{len(those):,} arrays of {argument}, together {size(total)}, are"
+        if is_one:
+            what = f"{those[0].path} of {size(total)} is"
         how = "replicated on" if is_input else "given back whole on"
+        alike = [each for each in those if (each.shape, each.dtype) in sharded]
         advice = _CUT_INPUT if is_input else _CUT_RESULT
-        alike = [each for each in those if (each.shape, each.dtype) in cut]
         if is_input and 2 * sum(each.bytes for each in alike) > total:
-            same = dict.fromkeys(cut[each.shape, each.dtype] for each in alike)
-            have = "It has the shape"
-            if several:
-                have = f"{'They' if alike == those else 'Most'} have the shapes"
-            advice = (
-                f"{have} of arrays of {' and '.join(same)}, which are sharded: shard "
-                f"{'them' if several else 'it'} alike, as the state of an optimizer "
-                "like its weights."
-            )
-        remarks.append(
-            Remark(
-                f"{what} {size(total)}{',' * several} {'are' if several else 'is'} "
-                f"{how} {count:,} devices: {size(total * count)} in all",
-                advice,
-                path,
-            )
-        )
-    return remarks
+            advice = _CUT_STATE
+        if total >= LARGE:
+            text = f"{what} {how} {count:,} devices: {size(total * count)} in all"
+            path = those[0].path if is_one else argument
+            remarks.append((total, Remark(text, advice, path)))
+    return [remark for _, remark in sorted(remarks, key=lambda each: -each[0])]
 
 
 def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
@@ -220,52 +201,6 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
         for value in values
         if num_devices > 1 and value.nbytes >= LARGE
     ]
-
-
-def outside(
-    closed: ClosedJaxpr, module: Module, sources: Sources, num_devices: int
-) -> list[Remark]:
-    """Remarks on large products outside of the maps that are not sharded."""
-    maps = (spmap_p, SHARD_MAP)
-    eqns = list(equations(closed, into=lambda each: each.primitive not in maps))
-    if num_devices == 1 or not any(each.primitive in maps for each in eqns):
-        return []
-    on_a_device = {
-        (sources.of(each), flops)
-        for each in module.instructions
-        if (flops := product_flops(each))
-    }
-    large = [
-        Remark(
-            f"{each.primitive} of {flops:,} flops is outside of the map: all of it is "
-            f"done on each of {num_devices:,} devices",
-            "Compute it inside the map, on each element's part, or map it too.",
-            source_of(each),
-        )
-        for each in eqns
-        if (flops := _flops(each)) >= LARGE and (source_of(each), flops) in on_a_device
-    ]
-    return list(dict.fromkeys(large))
-
-
-def _flops(equation: Equation) -> int:
-    """The flops of a product or a convolution; 0 for other operations."""
-    params, given = equation.params, aval_of(equation.outvars[0]).shape
-    if equation.primitive is dot_general_p:
-        (contracted, _), _ = params["dimension_numbers"]
-        left = aval_of(equation.invars[0]).shape
-        return 2 * math.prod(given) * math.prod(left[k] for k in contracted)
-    if equation.primitive is not conv_general_dilated_p:
-        return 0
-    taken, kernel = (aval_of(x).shape for x in equation.invars)
-    of_taken, of_kernel, of_given = params["dimension_numbers"]
-    names = "window_strides", "padding", "rhs_dilation", "lhs_dilation"
-    flops = 2 * given[of_given[0]] * given[of_given[1]] * kernel[of_kernel[1]]
-    for k, window in enumerate(zip(*map(params.__getitem__, names), strict=True)):
-        stride, padding, *dilations = window
-        sizes = Window(kernel[of_kernel[2 + k]], stride, *padding, *dilations)
-        flops *= valid_positions(sizes, taken[of_taken[2 + k]], given[of_given[2 + k]])
-    return flops
 
 
 def unrolled(closed: ClosedJaxpr) -> list[Remark]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import NamedSharding
 
-from shardmap.explaining.read.constraints import LayoutConstraint, axis_sizes
+from shardmap.explaining.read.constraints import axis_sizes
 from shardmap.explaining.read.vmaps import VmapAxis
 from shardmap.explaining.report import ArrayLayout, Axis
 
@@ -91,7 +91,7 @@ def with_devices(
     vmaps: Sequence[VmapAxis],
     arrays: Sequence[ArrayLayout],
     cuts: Sequence[ShardedDimension],
-    asked: Sequence[LayoutConstraint],
+    asked: Sequence[NamedSharding],
     mesh: Sequence[tuple[str, int]] = (),
 ) -> tuple[Axis, ...]:
     """Combines the axes of a program with the shardings of arrays.
@@ -123,7 +123,7 @@ def with_devices(
     sizes: dict[str, int] = {}
     # An spmap has the mesh axes.
     if not any(axis.kind == "spmap" for axis in axes):
-        of_values = [cut for a in asked for cut in _cuts("", a.sharding)]
+        of_values = [cut for each in asked for cut in _cuts("", each)]
         for cut in (*cuts, *of_values):
             sizes = cut.sizes | sizes  # Two meshes may name different axes alike.
     names = [name for name, _ in mesh if name in sizes]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core.primitives import scan_p, while_p
+from jax.sharding import NamedSharding
 
 from shardmap._jax.primitives import (
     SHARD_MAP,
@@ -16,7 +17,7 @@ from shardmap._jax.primitives import (
 )
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import equations, jaxprs_in
-from shardmap.explaining.read.constraints import LayoutConstraint, constraints_of
+from shardmap.explaining.read.constraints import constraint_of
 from shardmap.explaining.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import lay_out_inner
@@ -75,12 +76,12 @@ class Facts(NamedTuple):
 
     Attributes:
       axes: its axes, each before those inside it.
-      constraints: the layouts that the program asks for.
+      constraints: the layouts that the program asks for, each once.
       primitives: the names of its primitives.
     """
 
     axes: tuple[Axis, ...]
-    constraints: tuple[LayoutConstraint, ...]
+    constraints: tuple[NamedSharding, ...]
     primitives: frozenset[str]
 
 
@@ -105,7 +106,7 @@ class _Visitor:
 
     def __init__(self) -> None:
         self.axes: list[Axis] = []
-        self.constraints: list[LayoutConstraint] = []
+        self.constraints: dict[NamedSharding, None] = {}
         self.primitives: set[str] = set()
         self._numbers: dict[Any, int] = {}
         self._visited: set[Any] = set()
@@ -116,9 +117,10 @@ class _Visitor:
         if key in self._visited:
             return
         self._visited.add(key)
-        self.constraints += constraints_of(jaxpr, around.line)
         for equation in jaxpr.eqns:
             self.primitives.add(equation.primitive.name)
+            if (layout := constraint_of(equation)) is not None:
+                self.constraints[layout] = None
             here = around._replace(line=source_of(equation) or around.line)
             if equation.primitive is scan_p:
                 self._scan(equation, here)

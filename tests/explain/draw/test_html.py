@@ -135,7 +135,6 @@ def test_everything_that_is_known_is_on_the_page():
         "Added by the compiler: reduce_sum reduces a sharded dimension.",
         'Floating point operations</td><td data-label="">1.5 T',
         "1.9 GiB",
-        "750",
         "3.0 GiB",
         "arguments 1.0 GiB, results 1.0 MiB, temporary 12 B",
         "Change first: x is replicated on every device. [x] cut it",

@@ -134,9 +134,8 @@ def test_cost_is_what_the_compiler_says(name, explained):
     memory = compiled.memory_analysis()
     cost = explained(name).cost
     has_loops = " while(" in compiled.as_text()
-    assert cost.flops - cost.later_flops == analysis.get("flops", 0)
     if not has_loops:
-        assert cost.transcendentals == analysis.get("transcendentals", 0)
+        assert cost.flops == analysis.get("flops", 0)
     assert cost.bytes_accessed == analysis.get("bytes accessed")
     said = any("steps of a loop once" in note for note in explained(name).notes)
     assert said == has_loops
@@ -173,21 +172,6 @@ def test_layouts_are_those_of_the_buffers(name, explained):
         assert array.spec == sm.spec_of(made)
 
 
-def test_memory_of_attention_is_bounded():
-    """Its library on CPU may hold values that no buffer is assigned to."""
-
-    def attention(q, k, v):
-        scores = jnp.einsum("qhd,khd->hqk", q, k)
-        return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), v)
-
-    report = sm.explain(attention)(*[ones(2048, 4, 64)] * 3)
-    (note,) = [each for each in report.notes if "library for products" in each]
-    (bound,) = re.findall(r"up to ([\d.]+) MiB besides the memory at the peak", note)
-    scores = 4 * 2048 * 2048 * 4 / 2**20
-    assert scores < float(bound) < 5 * scores
-    assert not any("library" in each for each in sm.explain(jnp.sin)(ones(3)).notes)
-
-
 def test_flops_count_the_products_of_every_step():
     def fun(x):
         return lax.scan(lambda c, _: (jnp.tanh(c @ x), None), x, length=50)[0]
@@ -199,7 +183,6 @@ def test_flops_count_the_products_of_every_step():
     rows = NamedSharding(sm.make_mesh({"i": 8}), P("i"))
     sharded = sm.explain(jax.jit(fun, in_shardings=rows))(ones(64, 64)).cost
     assert sharded.flops == pytest.approx(cost.flops / 8, rel=1e-2)
-    assert cost.intensity == pytest.approx(2 * 64**3 / cost.bytes_accessed, rel=1e-3)
 
 
 def test_products_of_vectors_count_in_every_step():
@@ -243,7 +226,6 @@ def test_flops_count_the_convolutions_of_every_step(groups, kwargs):
         return sm.explain(fun)(x).cost
 
     once, often = cost(1), cost(10)
-    assert once.later_flops == 0
     assert often.flops == pytest.approx(10 * once.flops, rel=0.1)
 
 
@@ -252,7 +234,7 @@ def test_a_loop_of_unknown_length_counts_once_and_that_is_said():
         return lax.while_loop(lambda x: x.sum() > 1, lambda x: jnp.sin(x) @ x, x)
 
     report = sm.explain(fun)(ones(8, 8))
-    assert report.cost.later_flops == 0
+    assert report.cost.flops < 2 * 1200
     assert any("only the running program knows" in n for n in report.notes)
 
 
@@ -261,8 +243,7 @@ def test_of_a_compiler_that_counts_nothing_operations_are_known(monkeypatch, ana
     """As of GPUs that are not here."""
     monkeypatch.setattr(jax.stages.Compiled, "cost_analysis", lambda self: analysis)
     cost = sm.explain(lambda x: jnp.sin(x @ x))(ones(64, 64)).cost
-    assert (cost.flops, cost.transcendentals) == (2 * 64**3, 64**2)
-    assert (cost.bytes_accessed, cost.intensity) == (None, None)
+    assert (cost.flops, cost.bytes_accessed) == (2 * 64**3, None)
 
 
 class _OfHost:
@@ -295,7 +276,7 @@ def test_to_dict_is_json(explained):
     assert [array["shard_bytes"] for array in read["arrays"]] == [
         array.shard_bytes for array in report.arrays
     ]
-    assert read["cost"]["intensity"] == report.cost.intensity
+    assert read["cost"]["flops"] == report.cost.flops
 
 
 def test_specs_in_a_dict_are_code_that_builds_them(explained):

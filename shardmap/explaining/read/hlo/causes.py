@@ -1,17 +1,13 @@
 """Why the compiler added a collective, and how to avoid it."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from shardmap.explaining.read.constraints import LayoutConstraint
 from shardmap.explaining.read.hlo.flops import POINTWISE, product_flops
 from shardmap.explaining.read.hlo.instructions import (
     around,
     inside,
-    is_generated,
-    is_of_argument,
     merged_names,
     operation_of,
     parts_of,
@@ -75,7 +71,6 @@ class _Seen(NamedTuple):
       name, operation: JAX's names of its origin, such as ``jit(f)/dot_general``.
       takers: the instructions that use its result.
       sources: the lines of instructions.
-      asked: the layout constraint that needs it, if any.
       axes: the mesh axes that it is along.
       arguments: those that are sharded, by name.
     """
@@ -88,13 +83,12 @@ class _Seen(NamedTuple):
     operation: str
     takers: list[Instruction]
     sources: Sources
-    asked: LayoutConstraint | None
     axes: tuple[str, ...]
     arguments: Mapping[str, ShardedArgument]
 
     @property
     def is_for_layout(self) -> bool:
-        return self.asked is not None or self.operation in _LAYOUTS
+        return self.operation in _LAYOUTS
 
     def is_cut(self, name: str | None) -> bool:
         """Whether an argument is sharded along axes of the collective."""
@@ -108,7 +102,6 @@ def cause_of(
     operand: Instruction,
     kind: str,
     one: tuple[int, str] | None = None,
-    asked: Sequence[LayoutConstraint] = (),
     axes: tuple[str, ...] = (),
     arguments: Mapping[str, ShardedArgument] = MappingProxyType({}),
 ) -> Cause:
@@ -119,7 +112,6 @@ def cause_of(
       sent, operand: the collective, and what it sends.
       kind: XLA's name of its kind.
       one: the place and the operation of one of several values that XLA sends as one.
-      asked: the layouts that the program asks for.
       axes: the mesh axes that it is along.
       arguments: those that are sharded, by name.
     """
@@ -128,42 +120,10 @@ def cause_of(
     named = _before(operand) if is_unnamed_sum else maker
     place, operation = one or (None, operation_of(named if named.op_name else maker))
     name = named.op_name if place is None else merged_names(sent.op_name)[place]
-    layout = _layout_of(sent, place, sources.of(sent), asked)
     takers = _takers(sent, sent.operands.index(operand))
     about = maker, name, operation, takers, sources
-    seen = _Seen(sent, operand, kind, *about, layout, axes, arguments)
-    cause = next(filter(None, (rule(seen) for rule in _RULES)))
-    return cause if layout is None else cause._replace(source=layout.source)
-
-
-def _layout_of(
-    sent: Instruction,
-    place: int | None,
-    source: str | None,
-    asked: Sequence[LayoutConstraint],
-) -> LayoutConstraint | None:
-    """The layout constraint nearby that the result satisfies."""
-    if not sent.opcode.startswith(_MOVES):
-        return None
-    is_exchange = sent.opcode.startswith("all-to-all")
-    # Of what runs on the side, results also have scalars, for its state.
-    shapes = [each.sizes for each in sent.shape.arrays() if each.sizes]
-    if not shapes:
-        return None
-    if place is not None and not is_exchange:
-        shapes = shapes[place : place + 1]
-    # XLA drops, adds and transposes dimensions; an all-to-all sends pieces.
-    there = sorted(size for size in shapes[-1] if size != 1)
-    count = sum(map(math.prod, shapes))
-    for each in asked:
-        has_shape = (
-            math.prod(each.shape) == count
-            if is_exchange
-            else sorted(size for size in each.shape if size != 1) == there
-        )
-        if has_shape and source in each.lines:
-            return each
-    return None
+    seen = _Seen(sent, operand, kind, *about, axes, arguments)
+    return next(filter(None, (rule(seen) for rule in _RULES)))
 
 
 # Rules: the first that applies gives the cause.
@@ -188,7 +148,7 @@ def _of_weights(seen: _Seen) -> Cause | None:
         if name != argument and seen.is_cut(name)
         if not (each.comes_back and weights.comes_back)
     ]
-    if weights and seen.asked is None and seen.is_cut(argument) and batches:
+    if weights and not seen.is_for_layout and seen.is_cut(argument) and batches:
         if products or weights.comes_back:
             text = f"expected: weights, gathered where used ({argument})"
             return Cause(text, None, line)
@@ -218,32 +178,6 @@ def _overlapped(seen: _Seen) -> Cause | None:
     return _summed(seen)._replace(source=seen.sources.line(seen.sent))
 
 
-def _call(seen: _Seen) -> Cause | None:
-    calls = [each for each in seen.takers if each.opcode == "custom-call"]
-    is_call = any(not product_flops(each) for each in calls)
-    is_host = seen.operation.endswith("callback")
-    if seen.kind != "all-gather" or not (is_call or is_host):
-        return None
-    what = "is a callback to the host" if is_host else "calls a library"
-    return Cause(
-        f"{seen.operation} {what}, which XLA cannot partition",
-        "Make the calls over a batch dimension that is sharded, by spmap or "
-        "jax.shard_map: each device then does its own.",
-    )
-
-
-def _scatter(seen: _Seen) -> Cause | None:
-    if not seen.operation.startswith("scatter") or seen.kind == "all-reduce":
-        return None
-    return Cause(
-        "a scatter into a sharded array: each device looks through the updates of all "
-        "others for those of its part",
-        "Shard a dimension that the indices do not pick from. Where every device "
-        "updates only its own part, scatter inside spmap or jax.shard_map, with "
-        "indices into that part.",
-    )
-
-
 def _rematerialised(seen: _Seen) -> Cause | None:
     if seen.kind != "all-gather" or not _only_cut_again(seen):
         return None
@@ -251,21 +185,6 @@ def _rematerialised(seen: _Seen) -> Cause | None:
         REMATERIALISED,
         "Lay it out in the same way before and after. Where the layouts must differ, "
         "change one mesh axis at a time, with a constraint in between.",
-    )
-
-
-def _part(seen: _Seen) -> Cause | None:
-    if seen.operation not in _PARTS or seen.kind not in ("all-gather", "all-reduce"):
-        return None
-    how = "the device that has it sends it to all"
-    if seen.kind == "all-gather":
-        if seen.is_for_layout or _is_part(seen):
-            return None
-        how = "each device is sent the whole dimension"
-    return Cause(
-        f"{seen.operation} takes a part along a sharded dimension: {how}",
-        "Shard another dimension than the indexed one. For an existing array, "
-        "sm.shard_of(x, i) gives the shard of a device without communication.",
     )
 
 
@@ -291,17 +210,6 @@ def _summed(seen: _Seen) -> Cause:
     return Cause(f"expected, as {what}", None)
 
 
-def _until_all_are_done(seen: _Seen) -> Cause | None:
-    if seen.operation != "while" or seen.kind != "all-reduce":
-        return None
-    return Cause(
-        "in each step of a loop the devices ask each other whether one of them goes "
-        "on: all loop until the slowest is done",
-        "Loop inside spmap or jax.shard_map: each device then stops when its own "
-        "elements are done.",
-    )
-
-
 def _gathered(seen: _Seen) -> Cause | None:
     if seen.kind != "all-gather":
         return None
@@ -313,8 +221,7 @@ def _gathered(seen: _Seen) -> Cause | None:
             "Ask for the same sharding as before, if each device needs only its shard.",
         )
     return Cause(
-        f"{_gathered_for(seen) or 'an operation'} needs more of an operand than a "
-        "device has",
+        f"{seen.operation} needs more of an operand than a device has",
         "Shard the operand along a dimension that the operation keeps.",
     )
 
@@ -349,12 +256,8 @@ def _combined(seen: _Seen) -> Cause:
 
 _RULES = (
     _overlapped,
-    _call,
-    _scatter,
     _rematerialised,
     _of_weights,
-    _part,
-    _until_all_are_done,
     _sum,
     _gathered,
     _exchanged,
@@ -367,32 +270,6 @@ def _wanted(seen: _Seen) -> str:
     if seen.is_for_layout:
         return "by the layout that this line asks for"
     return f"for {seen.operation}"
-
-
-def _is_part(seen: _Seen) -> bool:
-    """Whether each device slices its operand before it sends."""
-    return any(
-        part.opcode in _TAKES_PART
-        for operand in seen.sent.operands
-        for part in [operand, *parts_of(operand)]
-    )
-
-
-def _gathered_for(seen: _Seen) -> str | None:
-    """The operation that an array is gathered for.
-
-    XLA names a gather after this operation, or after the one that made the array.
-    """
-    operations = {
-        operation_of(each)
-        for taker in seen.takers
-        for each in (taker, around(taker))
-        if each and each.op_name and not is_generated(each) and not is_of_argument(each)
-    }
-    is_of_taker = seen.maker is not seen.sent
-    if seen.operation in operations or (is_of_taker and not operations):
-        return seen.operation
-    return operations.pop() if len(operations) == 1 else None
 
 
 def _only_cut_again(seen: _Seen) -> bool:

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from shardmap.explaining.read.constraints import LayoutConstraint
 from shardmap.explaining.read.hlo.causes import cause_of
 from shardmap.explaining.read.hlo.instructions import (
     around,
@@ -49,7 +48,6 @@ def compiled_collectives(
     module: Module,
     sources: Sources,
     mesh: Mesh = (),
-    asked: Sequence[LayoutConstraint] = (),
     arguments: Mapping[str, ShardedArgument] = MappingProxyType({}),
 ) -> list[Collective]:
     """The collectives of a program between different devices, in XLA's order.
@@ -58,7 +56,6 @@ def compiled_collectives(
       module: the program.
       sources: the lines of its instructions.
       mesh: the names and sizes of the mesh axes, if known.
-      asked: the layouts of the program's constraints.
       arguments: those that are sharded, by name.
     """
     collectives: list[Collective] = []
@@ -95,9 +92,7 @@ def compiled_collectives(
             cause = None
             if operation is None:
                 one = (place, parts[0]) if names else None
-                cause = cause_of(
-                    sources, named, operand, kind, one, asked, axes, arguments
-                )
+                cause = cause_of(sources, named, operand, kind, one, axes, arguments)
             source = None if cause is None else cause.source
             # Sums of several lines may have one name.
             is_sum = kind in ("all-reduce", "reduce-scatter")

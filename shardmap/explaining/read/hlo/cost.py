@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 
-from shardmap.explaining.read.hlo.flops import operations_of
-from shardmap.explaining.read.hlo.instructions import parts_of
+from shardmap.explaining.read.hlo.flops import flops_of
 from shardmap.explaining.read.hlo.loops import runs
 from shardmap.explaining.read.hlo.memory import Memory
 from shardmap.explaining.read.hlo.module import Instruction, Module
@@ -36,17 +35,14 @@ def cost_of(compiled: jax.stages.Compiled, module: Module, memory: Memory) -> Co
     host = None
     if host_argument is not None:
         host = host_argument + host_output + host_temporary - host_donated
-    operations = operations_of(module.entry)
     return Cost(
-        flops=operations.flops,
-        transcendentals=operations.transcendentals,
+        flops=flops_of(module.entry),
         bytes_accessed=accessed if accessed >= 0 else None,  # -1 stands for unknown.
         peak_bytes=peak,
         argument_bytes=argument,
         output_bytes=output,
         temporary_bytes=temporary,
         donated_bytes=donated,
-        later_flops=operations.flops - operations.once,
         host_bytes=host or None,
     )
 
@@ -81,28 +77,3 @@ def busiest_lines(module: Module, sources: Sources) -> tuple[tuple[str, float], 
 def loops_of(module: Module) -> list[Instruction]:
     """The loops of a program. XLA counts the bytes of each body once."""
     return [each for each in module.instructions if each.opcode == "while"]
-
-
-def library_bytes(module: Module) -> int:
-    """An upper bound on the memory of XLA's CPU library inside one fusion.
-
-    XLA's buffers do not include the values inside. The library may hold each of them,
-    or compute them in parts.
-    """
-    no_values = ("bitcast", "broadcast", "constant", "parameter")
-    held = [
-        sum(
-            part.shape.bytes
-            for part in parts_of(each)
-            if part.opcode not in no_values and not part.is_root
-        )
-        for each in module.instructions
-        if each.opcode == "fusion" and is_of_library(each)
-    ]
-    return max(held, default=0)
-
-
-def is_of_library(fusion: Instruction) -> bool:
-    """Whether XLA for CPU leaves a fusion to its library."""
-    kind = fusion.config.get("fusion_config", {}).get("kind", "")
-    return "__ynn_fusion" in kind

@@ -3,12 +3,11 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.module import Computation, Instruction, Shape, Window
 
-TRANSCENDENTAL = frozenset(
+_TRANSCENDENTAL = frozenset(
     "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic "
     "power rsqrt sine sqrt tan tanh".split()
 )
@@ -18,48 +17,28 @@ _ARITHMETIC = frozenset(
     "reduce-precision remainder round-nearest-afz round-nearest-even select shift-left "
     "shift-right-arithmetic shift-right-logical sign subtract xor".split()
 )
-POINTWISE = TRANSCENDENTAL | _ARITHMETIC
+POINTWISE = _TRANSCENDENTAL | _ARITHMETIC
 _SUMS = ("all-reduce", "all-reduce-start", "reduce-scatter")
 _APPLY = ("reduce", "reduce-window", "scatter", "select-and-scatter", "map")
 
 
-class Operations(NamedTuple):
-    """Numbers of operations.
+def flops_of(computation: Computation) -> int:
+    """The operations that a computation does, by the rules of XLA's cost analysis.
 
-    Attributes:
-      flops: of all but exponentials, sines and the like.
-      transcendentals: of these.
-      once: the flops with one step of each loop.
+    They are those in all steps of loops of known length, without exponentials, sines
+    and the like. Of branches, the longest counts.
     """
-
-    flops: int = 0
-    transcendentals: int = 0
-    once: int = 0
-
-    def plus(self, other: "Operations", times: int, once: int) -> "Operations":
-        return Operations(
-            self.flops + times * other.flops,
-            self.transcendentals + times * other.transcendentals,
-            self.once + once * other.once,
-        )
-
-
-def operations_of(computation: Computation) -> Operations:
-    """The operations that a computation does, by the rules of XLA's cost analysis."""
-    total = Operations()
+    total = 0
     for each in computation.instructions:
-        flops, transcendentals = _own(each)
-        total = total.plus(Operations(flops, transcendentals, flops), 1, 1)
+        total += _own(each)
         if not each.called or each.opcode in (*_SUMS, "sort"):
             continue
-        inside = [operations_of(called) for called in each.called]
+        parts = list(map(flops_of, each.called))
         if each.opcode == "conditional":
-            inside = [max(inside)]
-        times = once = _times(each)
-        if each.opcode == "while":
-            times, once = max(1, steps_of(each) or 1), 1
-        for part in inside:
-            total = total.plus(part, times, once)
+            parts = [max(parts)]
+        is_loop = each.opcode == "while"
+        times = max(1, steps_of(each) or 1) if is_loop else _times(each)
+        total += times * sum(parts)
     return total
 
 
@@ -78,16 +57,14 @@ def _times(each: Instruction) -> int:
     return windows * given
 
 
-def _own(each: Instruction) -> tuple[int, int]:
-    """The flops of an instruction, and its transcendental operations."""
-    if each.opcode in TRANSCENDENTAL:
-        return 0, _elements(each.shape)
+def _own(each: Instruction) -> int:
+    """The flops of an instruction itself."""
     if each.opcode in _ARITHMETIC or each.opcode in _SUMS:
-        return sum(_elements(array) for array in each.shape.arrays()), 0
+        return sum(_elements(array) for array in each.shape.arrays())
     if each.opcode == "sort":
         count = _elements(each.shape)
-        return count * (count - 1).bit_length(), 0
-    return product_flops(each), 0
+        return count * (count - 1).bit_length()
+    return product_flops(each)
 
 
 def _elements(shape: Shape) -> int:

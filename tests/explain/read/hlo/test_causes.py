@@ -1,6 +1,5 @@
 """Why a collective is there, by what takes its result."""
 
-import functools
 import pathlib
 import re
 
@@ -22,10 +21,6 @@ def on(*names, shape=(64, 64), dtype=np.float32, mesh=LINE):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*names)))
 
 
-def until_five(x):
-    return lax.while_loop(lambda c: c < 5, lambda c: c * 1.5 + 1, x)
-
-
 def smoothed(x):
     kernel = jnp.ones((1, 1, 3, 3), x.dtype)
     return lax.conv_general_dilated(x[None, None], kernel, (1, 1), "SAME")
@@ -35,45 +30,12 @@ def whole(x):
     return lax.with_sharding_constraint(x * 2, NamedSharding(LINE, P()))
 
 
-def layers(weights, x, names=()):
-    def layer(x, w):
-        w = lax.with_sharding_constraint(w, NamedSharding(LINE, P(*names)))  # Asked.
-        return jnp.tanh(x @ w), None
-
-    return lax.scan(layer, x, weights)[0]
-
-
-def third(x, names=()):
-    y = x[2]
-    y = lax.with_sharding_constraint(y, NamedSharding(LINE, P(*names)))  # Third.
-    return y @ y
-
-
 def sorted_(x):
     return jnp.sort(x, axis=0)
 
 
-def on_the_host(x):
-    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
 def taken_and_whole(x):
     return x[2:5] * 2
-
-
-def scatter(x, indices, updates):
-    x = x * 2
-    return x.at[indices].set(updates)  # Scatter.
-
-
-def first_row(y):
-    y = y + 1
-    return y[0]  # First row.
-
-
-def factors(x):
-    x = x + 1
-    return jnp.linalg.qr(x)[1]  # Factors.
 
 
 def mean(x):
@@ -96,16 +58,10 @@ def same_layout(x):
 
 
 ROWS = NamedSharding(LINE, P("i"))
-INDICES = on(None, shape=(1024,), dtype=np.int32)
 WIDE = on("i", shape=(1024, 64))
 CUT = on("model", shape=(16, 16), mesh=SQUARE)
 # The program; its kind, cause, advice and line; the program with the advice applied.
 CAUSES = {
-    "a loop that waits for the slowest": (
-        (jax.vmap(until_five), on("i", shape=(64,))),
-        ("all-reduce", "whether one of them goes on", "Loop inside", None),
-        (sm.spmap(until_five), on("i", shape=(64,))),
-    ),
     "a transposition": (
         (jax.jit(lambda x: x.T * 2, out_shardings=ROWS), on("i")),
         ("all-to-all", "needed sharded along another", "the same dimensions", None),
@@ -136,14 +92,6 @@ CAUSES = {
         ("all-to-all", "for sort", "such as a sort, shard another", None),
         (sorted_, on(None, "i")),
     ),
-    "a callback to the host": (
-        (on_the_host, on("i")),
-        ("all-gather", "pure_callback is a callback", "a batch dimension", None),
-        (
-            jax.shard_map(on_the_host, mesh=LINE, in_specs=P("i"), out_specs=P("i")),
-            on("i"),
-        ),
-    ),
     "a layout of a result": (
         (
             jax.jit(taken_and_whole, out_shardings=NamedSharding(LINE, P())),
@@ -156,26 +104,6 @@ CAUSES = {
             None,
         ),
         (taken_and_whole, on(None, "i")),
-    ),
-    "an all-gather for a scatter": (
-        (
-            jax.jit(scatter, out_shardings=ROWS),
-            WIDE,
-            on("i", shape=(1024,), dtype=np.int32),
-            WIDE,
-        ),
-        ("all-gather", "a scatter into", "that the indices do not", "Scatter."),
-        (scatter, *[on(None, "i"), INDICES, on(None, "i", shape=(1024, 64))]),
-    ),
-    "one row of a sharded array": (
-        (first_row, WIDE),
-        ("all-reduce", "takes a part along", "Shard another dimension", "First row."),
-        (first_row, on(None, "i")),
-    ),
-    "an all-gather before a custom call": (
-        (factors, on("i", shape=(64, 32))),
-        ("all-gather", "calls a library", "over a batch dimension", "Factors."),
-        (lambda x: sm.spmap(factors)(x), on("i", shape=(8, 64, 32))),
     ),
     "an all-reduce of a mean": (
         (mean, WIDE),
@@ -241,26 +169,6 @@ def test_of_the_users_own_no_cause_is_said():
     mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i")
     (sent,) = sm.explain(mapped)(np.ones((8, 4), np.float32)).collectives
     assert (sent.cause, sent.advice) == (None, None)
-
-
-ASKED = {
-    "Asked.": (layers, on(None, "i", shape=(3, 64, 64)), on("i")),
-    "Third.": (third, on(None, "i", shape=(6, 64, 64))),
-}
-
-
-@pytest.mark.parametrize("comment", ASKED)
-def test_what_is_sent_for_a_layout_is_of_the_line_that_asks_for_it(comment):
-    """XLA calls it after what makes the value, or what takes it, in other lines."""
-    fun, *args = ASKED[comment]
-    (sent,) = sm.explain(fun)(*args).collectives
-    number = int(sent.source.split(" ")[0].rpartition(":")[2])
-    assert number == line_with(comment)
-    assert sent.cause == "the layout that this line asks for has larger shards"
-    assert sent.advice.startswith("Ask for the same sharding as before")
-    fun, *args = ASKED[comment]
-    cut = functools.partial(fun, names=("i",))
-    assert "asked" not in str(sm.explain(cut)(*args).collectives)
 
 
 def test_an_argument_is_not_what_needs_more_of_it():
