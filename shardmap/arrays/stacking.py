@@ -168,7 +168,7 @@ def _read(
         if not -rank - 1 <= axis <= rank:
             raise ValueError(
                 f"{caller}: {trees.leaf_paths(name, tree)[k]} has {rank} dimensions, "
-                f"and no place for a new axis {axis}: give an axis from {-rank - 1} to "
+                f"so axis {axis} is out of range: give an axis from {-rank - 1} to "
                 f"{rank}"
             )
         axes.append(axis % (rank + 1))

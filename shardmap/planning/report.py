@@ -173,7 +173,7 @@ def _chunks_read(cut_program: CutProgram) -> Iterator[str]:
     for name, times in cut_program.chunks_read.items():
         if times >= CHUNKS_READ:
             yield (
-                f"each chunk of {name} is read by {times:.3g} pieces: cut it "
+                f"chunks of {name} are decoded {times:.3g} times: cut it "
                 "AS_CHUNKED, or in Pieces of a multiple of its chunks"
             )
 

@@ -74,7 +74,7 @@ def test_given_cuts_hold_the_memory_or_are_refused():
     with pytest.raises(
         ValueError,
         match=r"memory=9.8 KiB is too little: in the pieces that in_slices gives .* "
-        "more pieces: AUTO is as many as it takes",
+        "more pieces, or use AUTO",
     ):
         sm.plan(standard, X, in_slices={0: 8}, memory="10 kB")
 

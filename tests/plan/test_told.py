@@ -35,9 +35,7 @@ def test_chunks_are_counted_as_often_as_they_are_read(cut, often):
     shard_plan.run(x)
     assert x.read == {"once": 8, "5 times": 40}[often]
     assert f"together the shards read args[0] {often}" in str(shard_plan)
-    told = "each chunk of args[0] is read by 5 pieces: cut it AS_CHUNKED" in str(
-        shard_plan
-    )
+    told = "chunks of args[0] are decoded 5 times: cut it AS_CHUNKED" in str(shard_plan)
     assert told == (often != "once")
 
 

@@ -652,7 +652,7 @@ def _refusal(problem: Problem, refused: Attempt) -> str:
         pieces = f"in {count:,} pieces"
     elif not count:
         pieces = "in the pieces that in_slices gives"
-        remedy = ", or cut into more pieces: AUTO is as many as it takes"
+        remedy = ", or cut into more pieces, or use AUTO"
     place = f" made at {source}" if source else ""
     if is_kept:
         place += ", kept for later stages"
