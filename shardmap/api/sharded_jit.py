@@ -7,16 +7,15 @@ sharding constraint around the arguments and the results.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import jax
-from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.errors import explained_errors
-from shardmap._jax.types import Aval, Jaxpr, PyTree, Value, without_sharding
-from shardmap._jax.walk import equations_with
+from shardmap._jax.types import Aval, PyTree, Value, without_sharding
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.calls import (
@@ -31,7 +30,6 @@ from shardmap.map import tracing
 from shardmap.map.constraint import (
     CONSTRAINT,
     constrain,
-    constrain_p,
     in_order,
     partition_devices,
     partition_mesh,
@@ -87,25 +85,14 @@ def _check_shapes(
 ) -> None:
     """Checks that there is a count for each dimension, which divides its size."""
     for k, (aval, parts) in enumerate(zip(avals, all_parts, strict=True)):
-        if parts is None:
-            continue
-        bad = [
-            d for d, n in enumerate(zip(aval.shape, parts, strict=False)) if n[0] % n[1]
-        ]
-        if len(parts) != aval.ndim:
-            problem = f"it has rank {aval.ndim}"
-        elif bad:
-            d = bad[0]
-            problem = (
-                f"{parts[d]} does not divide dimension {d} of size {aval.shape[d]}"
+        if parts is not None and (
+            len(parts) != aval.ndim or any(map(operator.mod, aval.shape, parts))
+        ):
+            raise ValueError(
+                f"{what} cannot cut {names()[k]}, {aval.str_short()}, into parts "
+                f"{parts}. Give a count for each dimension, which divides its size, or "
+                "None for the whole value."
             )
-        else:
-            continue
-        raise ValueError(
-            f"{what} cannot cut {names()[k]}, {aval.str_short()}, into parts {parts}: "
-            f"{problem}. Give one count for each dimension, 1 where it is not cut, or "
-            "None for the whole value."
-        )
 
 
 def _agreed_total(all_parts: Mapping[str, PyTree]) -> int | None:
@@ -198,7 +185,7 @@ class PartitionedFunction(Transformed):
         out_parts = function.broadcast_out("out_parts", options.out_parts, out_tree)
         out_names = functools.partial(trees.result_names, out_tree)
         _check_shapes(function.full_name, out_names, closed.out_avals, out_parts)
-        total = self._total(closed.jaxpr)
+        total = options.num_partitions
         devices: Sequence[jax.Device] = ()
         if is_top_level:
             devices = partition_devices(total or 1, "sharded_jit")
@@ -234,35 +221,13 @@ class PartitionedFunction(Transformed):
             shardings,
         )
 
-    def _total(self, jaxpr: Jaxpr) -> int | None:
-        """How many partitions there are, also by the constraints in a function."""
-        total = self.options.num_partitions
-        constraints = [
-            *(each.params["total"] for each in equations_with(jaxpr, constrain_p)),
-            *(
-                each.params["sharding"].num_devices
-                for each in equations_with(jaxpr, sharding_constraint_p)
-            ),
-        ]
-        for other in filter(None, constraints):
-            total = total or other
-            if other != total:
-                raise ValueError(
-                    f"{self.function.full_name}: a map or {CONSTRAINT} inside has "
-                    f"{other} total partitions but {total} are expected. All parts "
-                    "must have the same product, or be None."
-                )
-        return total
-
 
 def _sharding(
     aval: Aval, parts: Counts, devices: Sequence[jax.Device]
 ) -> NamedSharding:
     """The sharding of a value over devices, one for each partition."""
-    if parts is None or placement.has_no_bytes(aval):
-        parts = ()
-    memory_kind = placement.memory_kind(aval)
-    return in_order(parts, devices).update(memory_kind=memory_kind)
+    sharding = in_order(parts or (), devices)
+    return placement.array_sharding(sharding.mesh, sharding.spec, aval)
 
 
 class ShardedFunction(Mapped[P, R]):
@@ -325,8 +290,8 @@ def sharded_jit(
         the whole argument. Keyword arguments are whole too. An entry for a static
         argument is optional.
       out_parts: the same for the result.
-      num_partitions: the number of partitions over all processes. Default: that of
-        the parts, or 1.
+      num_partitions: the number of partitions over all processes, also of the maps and
+        constraints in ``fun``. Default: that of the parts, or 1.
       static_argnums: positions of arguments that are compile-time constants.
       donate_argnums: as for `spmap`.
 

@@ -25,10 +25,6 @@ def test_too_few_devices():
         with_sharding_constraint(np.ones(9), (9,))
 
 
-def constrained(parts):
-    return lambda x: with_sharding_constraint(x, parts)
-
-
 @pytest.mark.parametrize(
     ("in_parts", "out_parts", "count", "message"),
     [
@@ -49,41 +45,23 @@ def test_totals_that_differ(in_parts, out_parts, count, message):
 
 
 @pytest.mark.parametrize(
-    ("fun", "parts", "message"),
-    [
-        (constrained((1, 2)), (2, 2), "inside has 2 total partitions but 4 are expec"),
-        (
-            lambda x: constrained((8, 1))(constrained((2, 1))(x)),
-            None,
-            "inside has 8 total partitions but 2 are expected",
-        ),
-    ],
-)
-def test_a_total_inside_that_differs(fun, parts, message):
-    sharded = sharded_jit(fun, parts, parts)
-    for call in (sharded, jax.jit(sharded)):
-        with pytest.raises(ValueError, match=message):
-            call(X)
-
-
-@pytest.mark.parametrize(
     ("in_parts", "out_parts", "message"),
     [
         (
             ({"a": (2, 1), "b": None},),
             None,
-            r"cut tree\['a'\], float32\[5,8\], into parts \(2, 1\): 2 does not divide "
-            r"dimension 0 of size 5. Give one count for each",
+            r"cut tree\['a'\], float32\[5,8\], into parts \(2, 1\)\. "
+            r"Give a count for each",
         ),
         (
             {"a": None, "b": (2, 4)},
             None,
-            r"tree\['b'\], float32\[4\], into parts \(2, 4\): it has rank 1",
+            r"tree\['b'\], float32\[4\], into parts \(2, 4\)\. Give",
         ),
         (
             None,
             [(1, 3), None],
-            r"result\[0\], float32\[5,8\], into .* 3 does not divide dimension 1 of ",
+            r"result\[0\], float32\[5,8\], into parts \(1, 3\)\. Give",
         ),
         (({"a": None},), None, r"in_parts must be a pytree prefix of the positional"),
         (None, [None], r"out_parts must be a pytree prefix of the"),
@@ -102,7 +80,7 @@ def test_parts_that_do_not_fit(in_parts, out_parts, message):
 def test_a_constraint_that_does_not_fit():
     with pytest.raises(ValueError, match=r"cannot cut x\['a'\], float32\[5\], into"):
         with_sharding_constraint({"a": spread(5)}, (2,))
-    with pytest.raises(ValueError, match=r"cut x, float32\[5\], .*: it has rank 1"):
+    with pytest.raises(ValueError, match=r"cut x, float32\[5\], into .* which divides"):
         with_sharding_constraint(spread(5), (1, 2))
 
 
