@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.extend.linear_util import WrappedFun
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.types import Aval, Jaxpr, PyTree, Value
 from shardmap._jax.walk import as_open_jaxpr
@@ -376,7 +376,7 @@ def replicate(
 
     Args:
       val: an array or a pytree of arrays.
-      axis_size: the length of the new axis; it divides ``nrep``.
+      axis_size: the length of the new axis, which is ``nrep``.
       nrep: the number of devices that get a copy.
       devices: these devices. Default: the first of `jax.local_devices`.
       backend: the platform of the default devices.
@@ -396,5 +396,12 @@ def replicate(
             "are given, or are on this process. Make nrep the number of devices."
             f"{too_few_devices(nrep)}"
         )
-    size = None if in_axis is None else axis_size
-    return device_put_replicated(val, devices, axis=in_axis, axis_size=size)
+    if in_axis is None:
+        return jax.device_put(val, NamedSharding(Mesh(devices, "i"), PartitionSpec()))
+    if axis_size != nrep:
+        raise ValueError(
+            "replicate takes as many elements as devices, but axis_size is "
+            f"{axis_size} and nrep is {nrep}. Use jax.device_put with the sharding of "
+            "a ShardingSpec."
+        )
+    return device_put_replicated(val, devices, axis=in_axis)

@@ -1,4 +1,4 @@
-"""New axes other than the leading one, and shorter than the devices are many."""
+"""New axes other than the leading one."""
 
 import tracemalloc
 
@@ -29,11 +29,10 @@ def check(array, value, spec, devices):
         np.testing.assert_array_equal(host(shard.data), host(held))
 
 
-def cut(axis, size, copies=1):
-    replicated = [sm.Replicated(copies)] if copies > 1 else []
+def cut(axis, size):
     return lambda ndim: sm.ShardingSpec(
         [sm.Chunked(size) if d == axis else None for d in range(ndim)],
-        [sm.ShardedAxis(0), *replicated],
+        [sm.ShardedAxis(0)],
     )
 
 
@@ -51,32 +50,17 @@ def test_replicated_along_an_axis(axis, on_device, dtype):
     check(array, np.stack([value] * 8, axis), cut(axis % 3, 8)(3), devices)
 
 
-@pytest.mark.parametrize(("size", "axis"), [(2, 1), (4, -1), (1, 0), (8, 1)])
-def test_neighbours_have_the_same_element(size, axis):
-    array = device_put_replicated(VALUE, jax.devices(), axis=axis, axis_size=size)
-    spec = cut(axis % 3, size, 8 // size)(3)
-    check(array, np.stack([VALUE] * size, axis), spec, jax.devices())
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_no_new_axis(on_device):
-    value = jnp.asarray(VALUE) if on_device else VALUE
-    devices = jax.devices()[2:7]
-    array = device_put_replicated(value, devices, axis=None)
-    check(array, VALUE, sm.ShardingSpec((None, None), [sm.Replicated(5)]), devices)
-
-
 @pytest.mark.parametrize("axis", [0, 1, -2])
 def test_trees_with_arrays_of_several_ranks(axis):
     tree = {"w": VALUE, "b": (jnp.arange(3), np.float32(2)), "n": None}
     if axis != 0:
         tree["b"] = (jnp.arange(3), np.arange(2))
-    put = device_put_replicated(tree, jax.devices(), axis=axis, axis_size=2)
+    put = device_put_replicated(tree, jax.devices(), axis=axis)
     assert put["n"] is None
     for made, leaf in zip(jax.tree.leaves(put), jax.tree.leaves(tree), strict=True):
         leaf = np.asarray(jnp.asarray(leaf))
-        spec = cut(axis % (leaf.ndim + 1), 2, 4)(leaf.ndim + 1)
-        check(made, np.stack([leaf] * 2, axis), spec, jax.devices())
+        spec = cut(axis % (leaf.ndim + 1), 8)(leaf.ndim + 1)
+        check(made, np.stack([leaf] * 8, axis), spec, jax.devices())
     assert device_put_replicated({}, jax.devices(), axis=1) == {}
 
 
@@ -84,8 +68,8 @@ def test_trees_with_arrays_of_several_ranks(axis):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_keys(axis):
     keys = jax.random.split(jax.random.key(0), 3)
-    array = device_put_replicated(keys, jax.devices(), axis=axis, axis_size=4)
-    check(array, jnp.stack([keys] * 4, axis), cut(axis, 4, 2)(2), jax.devices())
+    array = device_put_replicated(keys, jax.devices(), axis=axis)
+    check(array, jnp.stack([keys] * 8, axis), cut(axis, 8)(2), jax.devices())
     array = device_put_sharded([keys] * 8, jax.devices(), axis=axis)
     check(array, jnp.stack([keys] * 8, axis), cut(axis, 8)(2), jax.devices())
 
@@ -103,16 +87,17 @@ def test_sharded_along_an_axis(axis):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("axis", [0, 1])
 def test_inside_jit_and_grad(axis):
     def put(x):
-        size = None if axis is None else 4
-        return device_put_replicated(x, jax.devices(), axis=axis, axis_size=size)
+        return device_put_replicated(x, jax.devices(), axis=axis)
 
-    expected = VALUE if axis is None else np.stack([VALUE] * 4, axis)
+    expected = np.stack([VALUE] * 8, axis)
     np.testing.assert_array_equal(jax.jit(put)(VALUE), expected)
+    for x in (VALUE, jnp.asarray(VALUE)):
+        np.testing.assert_array_equal(jax.jit(lambda _, x=x: put(x))(0.0), expected)
     grad = jax.grad(lambda x: put(x).sum())(jnp.asarray(VALUE))
-    np.testing.assert_array_equal(grad, np.full((2, 3), 1 if axis is None else 4))
+    np.testing.assert_array_equal(grad, np.full((2, 3), 8))
     both = jax.jit(lambda x: device_put_sharded([x, x + 1], jax.devices()[:2], axis=2))
     np.testing.assert_array_equal(both(VALUE), np.stack([VALUE, VALUE + 1], 2))
 
@@ -130,11 +115,11 @@ def test_no_stack_on_the_host():
 
 
 def test_maps_take_them():
-    value = device_put_replicated(VALUE, jax.devices(), axis=1, axis_size=2)
+    value = device_put_replicated(VALUE, jax.devices(), axis=1)
     f = sm.spmap(lambda x: x * 2, in_axes=1)
-    np.testing.assert_array_equal(f(value), np.stack([2 * VALUE] * 2))
+    np.testing.assert_array_equal(f(value), np.stack([2 * VALUE] * 8))
     pieces = sm.unstack(value, axis=1)
-    assert [piece.device for piece in pieces] == [jax.devices()[0], jax.devices()[4]]
+    assert [piece.device for piece in pieces] == jax.devices()
 
 
 # Errors
@@ -150,20 +135,3 @@ def test_axes_that_are_not_there():
         device_put_replicated(tree, jax.devices(), axis=1)
     with pytest.raises(ValueError, match=r"device_put_sharded: shards\[0\] has 2 dim"):
         device_put_sharded([VALUE] * 8, jax.devices(), axis=-4)
-
-
-def test_sizes_that_do_not_divide():
-    message = (
-        "axis_size is 3, which does not divide the number of devices, 8: some elements"
-    )
-    with pytest.raises(ValueError, match=message):
-        device_put_replicated(VALUE, jax.devices(), axis_size=3)
-    with pytest.raises(
-        ValueError,
-        match=r"size is 16, .*There are 8 devices here; for 16",
-    ):
-        device_put_replicated(VALUE, jax.devices(), axis_size=16)
-    with pytest.raises(ValueError, match="axis_size must be at least 1, got 0"):
-        device_put_replicated(VALUE, jax.devices(), axis_size=0)
-    with pytest.raises(ValueError, match="axis_size is 4, but with axis=None there is"):
-        device_put_replicated(VALUE, jax.devices(), axis=None, axis_size=4)

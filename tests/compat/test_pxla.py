@@ -207,8 +207,8 @@ def test_a_map_needs_as_many_devices_for_each_element():
 @pytest.mark.parametrize("in_axis", [0, 1, None])
 def test_replicate(in_axis):
     value = np.arange(3, dtype=np.float32)
-    array = compat.replicate(value, 4, 8, in_axis=in_axis)
-    copied = value if in_axis is None else np.stack([value] * 4, in_axis)
+    array = compat.replicate(value, 8, 8, in_axis=in_axis)
+    copied = value if in_axis is None else np.stack([value] * 8, in_axis)
     np.testing.assert_array_equal(array, copied)
     assert [s.device for s in array.addressable_shards] == jax.devices()
     devices = jax.devices()[:5:-1]
@@ -217,6 +217,8 @@ def test_replicate(in_axis):
 
 
 def test_replicate_wants_so_many_devices():
+    with pytest.raises(ValueError, match="axis_size is 4 and nrep is 8"):
+        compat.replicate(1.0, 4, 8)
     with pytest.raises(ValueError, match="across 9 replicas because 8 devices are giv"):
         compat.replicate(1.0, 9, 9)
     with pytest.raises(ValueError, match="across 4 replicas because 2 devices are giv"):
