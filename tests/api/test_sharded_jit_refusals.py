@@ -1,6 +1,5 @@
 """Numbers of parts that fit nothing, and what else is wrong with `sharded_jit`."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
