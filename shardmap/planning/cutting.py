@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from shardmap._jax.context import check_live
 from shardmap._jax.errors import explained_errors
-from shardmap._jax.types import PyTree
+from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.array_likes import (
     abstract_value,
     device_dtype,
@@ -18,10 +18,13 @@ from shardmap.arrays.array_likes import (
     refusal,
 )
 from shardmap.arrays.trees import leaf_paths
-from shardmap.planning.engine.nodes import Refused
+from shardmap.planning.engine.loop_classes import joined_classes
+from shardmap.planning.engine.nodes import Graph, Refused, Value
+from shardmap.planning.engine.rules import Rule
 from shardmap.planning.in_slices import (
     Asked,
     InSlices,
+    Points,
     asked_points,
     cuts_at,
     result_cuts,
@@ -33,6 +36,7 @@ from shardmap.planning.memory.compiled import peak_bytes, sample
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
+from shardmap.planning.run.out import misfit
 from shardmap.planning.sources.stores import borders, decoded_bytes
 from shardmap.units import shown
 
@@ -47,6 +51,7 @@ def cut_function(
     scratch: Any = None,
     positional: int | None = None,
     statics: Collection[int | str] = (),
+    out: Callable[[TreeDef], Sequence[Any]] | None = None,
 ) -> CutProgram:
     """Makes the `CutProgram` of a plan. See `plan`.
 
@@ -54,6 +59,7 @@ def cut_function(
       positional: the number of positional arguments, which ``in_slices`` cuts. A dict
         of the keyword arguments may follow them in ``args``; it stays whole.
       statics: the positions and names of static arguments.
+      out: returns the array-like for each leaf of a result of this structure.
     """
     leaves, in_tree = jax.tree.flatten(args)
     cut_args = args[:positional]
@@ -75,7 +81,8 @@ def cut_function(
         )
     check_live(closed.consts)
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
-    out_tree = jax.tree.structure(out_shape)
+    out_tree: Any = jax.tree.structure(out_shape)
+    written = out(out_tree) if out else [None] * out_tree.num_leaves
 
     def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
         every = cuts_at("plan", asked)
@@ -100,7 +107,7 @@ def cut_function(
             scratch=scratch,
             narrowed=narrowed,
             chunks_read=read,
-            decoded=max(map(decoded_bytes, leaves), default=0),
+            decoded=max(map(decoded_bytes, [*leaves, *written]), default=0),
             statics=statics,
         )
 
@@ -109,24 +116,97 @@ def cut_function(
         if memory is None:
             cut_program = make(given, partial, keeps=True)
         else:
+            rules, values = uncut(graph)
+            chunks = _Chunks(graph, rules, leaves, written)
             problem = Problem(
                 make,
                 graph,
-                *uncut(graph),
+                rules,
+                values,
                 given,
                 finds=in_slices is None,
                 partial=partial,
                 memory=memory,
                 in_loops=False,
                 took=peak_bytes,
-                chunks=lambda leaf, axis: borders(leaves[leaf], axis),
+                chunks=chunks,
+                best=chunks.of_both,
                 times_read=functools.partial(times_read, leaves),
+                whole_chunks=bool(chunks.out),
             )
-            cut_program = program_within(problem)
+            try:
+                cut_program = program_within(problem)
+            except ValueError as error:
+                if not chunks.out:
+                    raise
+                raise ValueError(f"{error} {chunks.between()}") from None
+        if problem_of_out := misfit(cut_program, written):
+            raise ValueError(f"plan cannot write to out: {problem_of_out}")
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(cut_program)
     return cut_program
+
+
+class _Chunks:
+    """Where chunks begin: of arguments, and of the array-likes of the results.
+
+    A chunk of a result that shards share is read, decoded and written again by each of
+    them, so that axes that reach a result are cut where its chunks begin.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        rules: Mapping[int, Rule],
+        leaves: Sequence[Any],
+        out: Sequence[Any],
+    ) -> None:
+        self._leaves, self._inputs = leaves, graph.inputs
+        self.out = [
+            (value, array)
+            for value, array in zip(graph.outputs, out, strict=True)
+            if isinstance(value, Value) and hasattr(array, "chunks")
+        ]
+        self._find = joined_classes(graph, rules).find if self.out else lambda key: key
+        self._written = {
+            self._class(value, axis): at
+            for value, array in self.out
+            for axis in range(len(value.shape))
+            if (at := borders(array, axis)) is not None
+        }
+
+    def _class(self, value: Value, axis: int) -> Hashable:
+        return self._find((value.number, axis)), value.shape[axis]
+
+    def __call__(self, leaf: int, axis: int) -> Points | None:
+        """Where they begin along an axis of an argument; None: it has none."""
+        key = self._class(self._inputs[leaf], axis)
+        return self._written.get(key, borders(self._leaves[leaf], axis))
+
+    def of_both(self, leaf: int, axis: int) -> Points:
+        """Those of them that begin a chunk of the argument, too."""
+        read = borders(self._leaves[leaf], axis) or ()
+        return tuple(sorted({*read}.intersection(self(leaf, axis) or ())))
+
+    def between(self) -> str:
+        """What to do if no cut at these borders fits."""
+        cells = {
+            self._class(value, axis): leaf.chunks[axis]
+            for value, leaf in zip(self._inputs, self._leaves, strict=True)
+            for axis in range(len(value.shape))
+            if borders(leaf, axis) is not None
+        }
+        for value, array in self.out:
+            chunks = tuple(
+                min(cell, cells.get(self._class(value, axis), cell))
+                for axis, cell in enumerate(array.chunks)
+            )
+        return (
+            "Shards write whole chunks of out. Within less memory, give run and plan a "
+            f"store between, in chunks such as {chunks}, and write from it to out: "
+            "plan(jnp.copy, between, memory=..., out=out).run()"
+        )
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:

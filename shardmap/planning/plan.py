@@ -22,7 +22,7 @@ import jax
 
 from shardmap._jax import api_boundary
 from shardmap._jax.stages import trace_as
-from shardmap._jax.types import PyTree
+from shardmap._jax.types import PyTree, TreeDef
 from shardmap.planning import report
 from shardmap.planning.cutting import cut_function
 from shardmap.planning.engine.stages import Stage
@@ -32,6 +32,7 @@ from shardmap.planning.memory.compiled import peak_bytes, read_bytes
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import to_dask
 from shardmap.planning.run.disk.scratch import checked
+from shardmap.planning.run.out import arrays_of
 from shardmap.planning.run.run import run
 from shardmap.planning.run.shards import Shards, index_of
 from shardmap.planning.run.static import in_order, static_keys, without_static
@@ -48,6 +49,7 @@ def plan(
     partial: bool = True,
     memory: int | str | None = None,
     scratch: Any = None,
+    out: PyTree = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     **kwargs: PyTree,
@@ -79,6 +81,9 @@ def plan(
         executor, use as much each.
       scratch: a folder where runs store values of more than 1 MiB for later stages.
         Default: in memory.
+      out: where `ShardPlan.run` writes the result, as it takes it. With ``memory``,
+        axes that reach the result are cut where chunks of these arrays begin, so that
+        each chunk is written once.
       static_argnums: the positions of arguments that are not arrays, as for `jax.jit`.
         In ``in_slices`` they are None; `ShardPlan.run` takes them again.
       static_argnames: the names of such arguments.
@@ -120,6 +125,10 @@ def plan(
     if labels is not None:
         cut = tuple(None if k in statics else x for k, x in enumerate(args))
         in_slices = named_cuts(in_slices, cut)
+
+    def written(tree: TreeDef) -> list[Any]:
+        return arrays_of(tree, out if labels is None else labels.out(out))
+
     cut_program = cut_function(
         function,
         plain(inputs),
@@ -130,6 +139,7 @@ def plan(
         scratch=place,
         positional=len(args),
         statics=statics,
+        out=written,
     )
     if narrowed := report.narrowed(cut_program):
         warnings.warn(
@@ -153,7 +163,7 @@ def plan(
             "explain() of the plan says why.",
             stacklevel=3,  # The caller of `api_boundary`.
         )
-    return ShardPlan(cut_program, labels, room, given)
+    return ShardPlan(cut_program, labels, room, given, out)
 
 
 OPTIONS = frozenset(
@@ -268,9 +278,10 @@ class ShardPlan:
         labels: Labels | None = None,
         memory: int | None = None,
         given: Callable[[], tuple[PyTree, ...]] = tuple,
+        out: PyTree = None,
     ) -> None:
         self._cut_program, self._labels, self._memory = cut_program, labels, memory
-        self._given = given
+        self._given, self._out = given, out
 
     @property
     def stages(self) -> list[Stage]:
@@ -413,7 +424,8 @@ class ShardPlan:
             ``dtype`` and ``__getitem__``. Each shard reads only its own slices.
             Default: those of `plan`, if they still exist.
           out: where to write the result: array-likes with ``__getitem__`` and
-            ``__setitem__`` in the structure of the result. None: new NumPy arrays.
+            ``__setitem__`` in the structure of the result. Default: those of `plan`, or
+            new NumPy arrays.
           executor: where shards run. None: this process, which reads, computes and
             writes at the same time. An int: that many processes, which start with the
             run and end with it. A `concurrent.futures.Executor`: its threads, or its
@@ -444,7 +456,7 @@ class ShardPlan:
 
         Warns:
           UserWarning: ``out`` has chunks that two shards share, which are read and
-            written again: cut along its chunks.
+            written again: give ``out`` to `plan` too.
 
         Raises:
           OSError: ``scratch`` or ``checkpoint`` cannot store a value.
@@ -476,7 +488,7 @@ class ShardPlan:
         results = run(
             self._cut_program,
             self._arrays(args, kwargs) if args or kwargs else self._given(),
-            self._bare(out),
+            self._bare(self._out if out is None else out),
             executor=executor,
             max_in_flight=max_in_flight,
             progress=progress,

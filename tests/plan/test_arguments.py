@@ -81,8 +81,8 @@ def test_other_keyword_arguments_than_planned_are_refused():
 
 
 def test_names_of_options_are_refused():
-    with pytest.raises(TypeError, match=r"'out' .*partial\(<lambda>, out=\.\.\.\)"):
-        plan(lambda x, out: x, X, out=1)
+    with pytest.raises(TypeError, match=r"'task' .*partial\(<lambda>, task=\.\.\.\)"):
+        plan(lambda x, task: x, X, task=1)
     methods = (ShardPlan.run, Shard.args)
     options = {
         name

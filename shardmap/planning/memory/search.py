@@ -122,6 +122,8 @@ class Problem:
         when these are more than a limit.
       chunks: (argument, axis) -> where its chunks begin; None: it has none.
       times_read: returns how often pieces read each chunk, on average.
+      best: (argument, axis) -> those of ``chunks`` that are taken if they are enough.
+      whole_chunks: whether chunks are not cut, however little fits.
     """
 
     make: Callable[[Asked, bool, bool], CutProgram]
@@ -136,6 +138,8 @@ class Problem:
     took: Callable[[CutProgram, float], int]
     chunks: Callable[[int, int], tuple[int, ...] | None] = lambda k, axis: None
     times_read: Callable[[Asked], float] = lambda asked: 1.0
+    best: Callable[[int, int], tuple[int, ...]] = lambda k, axis: ()
+    whole_chunks: bool = False
     _told: list[float] = field(default_factory=lambda: [time.monotonic()])
 
     def tell(self, doing: str) -> None:
@@ -182,6 +186,8 @@ class Problem:
                 length = values[k].shape[axis]
                 borders = chunks(k, axis) if k < len(self.asked) else None
                 most = max(length, 1) if borders is None else len(borders) + 1
+                if borders and pieces <= len(best := self.best(k, axis)) + 1:
+                    borders = best
                 if pieces > most and borders and not way.along_chunks:
                     rows[k][axis] = _within(borders, length, pieces)
                 else:
@@ -305,7 +311,8 @@ class _Search:
             return fits
         classes = problem.classes()
         is_chunked = any(map(problem.chunked, [given, *classes]))
-        for along_chunks in (True, False) if is_chunked else (False,):
+        along = (True,) if problem.whole_chunks else (True, False)
+        for along_chunks in along if is_chunked else (False,):
             way = Way(given, along_chunks, problem.partial)
             ways = [way] if given else self._further(way, classes)
             least, waiting = self.attempts[0], list[Attempt]()

@@ -40,7 +40,7 @@ def outputs(
     Raises:
       ValueError: ``out`` does not fit.
     """
-    given = _given(cut_program.out_tree, out)
+    given = arrays_of(cut_program.out_tree, out)
     places: list[OutputPlace] = []
     taken: set[Value | None] = set()
     for operand, array in zip(cut_program.graph.outputs, given, strict=True):
@@ -57,7 +57,7 @@ def outputs(
     return places
 
 
-def _given(tree: TreeDef, out: PyTree) -> list[Any]:
+def arrays_of(tree: TreeDef, out: PyTree) -> list[Any]:
     """The array-like for each leaf of the result, None for those without one.
 
     Raises:
@@ -162,9 +162,12 @@ def shared_chunks(
                 pieces = () if k is None else stage.loops[k].pieces
                 if any(start % cell for start, _ in pieces):
                     name = cut_program.output_names[result.value]
+                    ends = [(-(-stop // cell), start // cell) for start, stop in pieces]
+                    times = sum(a - b for a, b in ends) / ends[-1][0]
                     yield (
-                        f"shards share chunks of {name} along axis {axis}, which are "
-                        f"read and written again: cut at multiples of {cell}"
+                        f"shards share chunks of {name} along axis {axis}: each is "
+                        f"read and written again {times:.3g} times. Cut at multiples "
+                        f"of {cell}, or give out and memory to plan"
                     )
 
 

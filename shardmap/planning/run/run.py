@@ -109,7 +109,8 @@ def run(
         trim, trimmed = None, time.monotonic()
         if decoding is not None:  # The allocator keeps freed memory, too.
             trim = _trim_of_glibc()
-            stack.enter_context(decoding_within(leaves, decoding))
+            stores = [*leaves, *given.values()]
+            stack.enter_context(decoding_within(stores, decoding))
         for place, stage in enumerate(stages):
             for value in acc.free(place):
                 remove(value)

@@ -130,7 +130,55 @@ def test_a_chunk_is_written_once_or_the_run_warns(pieces, tmp_path, monkeypatch)
         shard_plan.run(X, out=out)
     assert len(written) == 8
     told = [
-        "plan.run: shards share chunks of result along axis 0, which are read and "
-        "written again: cut at multiples of 8"
+        "plan.run: shards share chunks of result along axis 0: each is read and "
+        f"written again {written.total() / 8:.3g} times. Cut at "
+        "multiples of 8, or give out and memory to plan"
     ]
     assert [str(each.message) for each in caught] == told * (max(written.values()) > 1)
+
+
+@pytest.mark.parametrize(
+    ("memory", "cut"),
+    [("60 kB", {1: 3}), ("30 kB", {0: 2, 1: 3}), ("15 kB", {0: 6, 1: 3})],
+)
+def test_axes_of_the_result_are_cut_at_its_chunks(memory, cut, tmp_path):
+    zarr = pytest.importorskip("zarr", reason="has chunks")
+    x = zarr.create_array(
+        tmp_path / "x", shape=(48, 12, 24), chunks=(8, 5, 12), dtype="f4"
+    )
+    out = zarr.create_array(
+        tmp_path / "z", shape=(24, 12, 48), chunks=(4, 4, 48), dtype="f4"
+    )
+    x[:] = reals(*x.shape)
+    shard_plan = plan(jnp.transpose, x, memory=memory, out=out)
+    pieces = {axis: len(each) for axis, each in shard_plan.out_slices.items()}
+    assert pieces == cut
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert shard_plan.run() is out
+    np.testing.assert_array_equal(out[:], x[:].T)
+
+
+def test_a_store_between_is_told_where_no_chunk_of_the_result_fits(tmp_path):
+    zarr = pytest.importorskip("zarr", reason="has chunks")
+    x = zarr.create_array(tmp_path / "x", shape=(640, 24), chunks=(8, 24), dtype="f4")
+    out = zarr.create_array(
+        tmp_path / "z", shape=(24, 640), chunks=(2, 640), dtype="f4"
+    )
+    x[:] = reals(*x.shape)
+    told = (
+        r"is too little: .* Shards write whole chunks of out\. Within less memory, "
+        r"give run and plan a store between, in chunks such as \(2, 8\), and write"
+    )
+    with pytest.raises(ValueError, match=told):
+        plan(jnp.transpose, x, memory="9 kB", out=out)
+    between = zarr.create_array(
+        tmp_path / "b", shape=out.shape, chunks=(2, 8), dtype="f4"
+    )
+    plan(jnp.transpose, x, memory="9 kB", out=between).run()
+    plan(jnp.copy, between, memory="22 kB", out=out).run()
+    np.testing.assert_array_equal(out[:], x[:].T)
+    with pytest.raises(
+        ValueError, match=r"cannot write to out: result is float32\[24, 6"
+    ):
+        plan(jnp.transpose, x, out=x)
