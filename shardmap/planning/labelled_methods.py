@@ -47,85 +47,6 @@ def _filled(x: Any, axis: int, limit: int | None) -> Any:
     return jnp.where(is_near, filled, jnp.full_like(x, jnp.nan))
 
 
-def place_of_extreme(name: str) -> Callable[..., Any]:
-    """`xarray.DataArray.idxmax` or ``idxmin``."""
-
-    def method(
-        self: Any,
-        dim: Hashable = None,
-        *,
-        skipna: bool | None = None,
-        fill_value: Any = np.nan,
-        keep_attrs: bool | None = None,
-    ) -> Any:
-        if dim is None and self.ndim == 1:
-            [dim] = self.dims
-        if dim is None:
-            raise ValueError(f"{name} of several dimensions needs `dim`")
-        labels = self[dim].values
-        if labels.dtype.kind not in "biufc":
-            raise TypeError(
-                f"{name} gives elements of the coordinate {dim!r}, of the type "
-                f"{labels.dtype}, which JAX does not have: plan "
-                f"{name.replace('idx', 'arg')}, and look up its results there"
-            )
-        skips = skipna or (skipna is None and self.dtype.kind in "fc")
-        missing = self.isnull().all(dim) if skips else None
-        array = self if missing is None else self.where(~missing, 0)
-        find = getattr(array, name.replace("idx", "arg"))
-        places = find(dim, skipna=skipna, keep_attrs=keep_attrs)
-        taken = jnp.asarray(labels)[jnp.asarray(places.data)]
-        extreme = places.copy(data=taken).rename(dim)
-        return extreme if missing is None else extreme.where(~missing, fill_value)
-
-    return method
-
-
-def interpolated(
-    self: Any,
-    coords: Mapping[Any, Any] | None = None,
-    method: str = "linear",
-    assume_sorted: bool = False,
-    kwargs: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> Any:
-    """`xarray.DataArray.interp`, linearly, at known points of single dimensions."""
-    if method != "linear" or kwargs:
-        raise TypeError(
-            f"interp with method={method!r}, kwargs={kwargs!r} is not traced: plans "
-            "interpolate linearly. Call it on the arguments or the results of the plan"
-        )
-    for dim, points in {**(coords or {}), **more}.items():
-        self = _interpolated(self, dim, points)
-    return self
-
-
-def _interpolated(array: Any, dim: Hashable, points: Any) -> Any:
-    # xarray itself finds the labels, and each point's place between sorted labels.
-    row, count = array[dim].sortby(dim), array.sizes[dim]
-    labels = row.copy(data=np.arange(count, dtype=np.float64)).interp({dim: points})
-    if labels.dims not in ((), (dim,)):
-        raise TypeError(
-            f"interp of {dim!r} at points with the dimensions {labels.dims} is not "
-            f"traced: give points along {dim!r}"
-        )
-    places, order = labels.values, np.argsort(array[dim].values, kind="stable")
-    after = np.clip(np.ceil(np.nan_to_num(places)), 1, count - 1).astype(int)
-    weight = places - (after - 1)
-    axis, dtype = array.get_axis_num(dim), jnp.result_type(array.dtype, np.float32)
-    x = jnp.asarray(array.data).astype(dtype)
-    low, high = (jnp.take(x, order[k], axis) for k in (after - 1, after))
-    shape = [-1 if n == axis else 1 for n in range(x.ndim)] if labels.ndim else ()
-    weights = jnp.asarray(weight, dtype).reshape(shape)
-    plain = array.isel({dim: 0}, drop=True)
-    kept = {name: each for name, each in array.coords.items() if name in plain.coords}
-    dims = [each for each in array.dims if each != dim or labels.ndim]
-    result = type(array)(
-        (high - low) * weights + low, dims=dims, coords=kept, name=array.name
-    )
-    return result.assign_coords(labels.coords).assign_attrs(array.attrs)
-
-
 def each_filled(name: str) -> Callable[..., Any]:
     """`xarray.Dataset.ffill` or ``bfill``."""
 
@@ -136,20 +57,6 @@ def each_filled(name: str) -> Callable[..., Any]:
         return self.map(filled, keep_attrs=True)
 
     return method
-
-
-def each_interpolated(
-    self: Any, coords: Mapping[Any, Any] | None = None, *args: Any, **kwargs: Any
-) -> Any:
-    """`xarray.Dataset.interp`."""
-    names = [name for name in kwargs if name in self.dims]
-    points = {**(coords or {}), **{name: kwargs.pop(name) for name in names}}
-
-    def one(array: Any) -> Any:
-        known = {dim: each for dim, each in points.items() if dim in array.dims}
-        return array.interp(known, *args, **kwargs)
-
-    return self.map(one, keep_attrs=True)
 
 
 def not_written(name: str) -> Callable[..., Any]:
@@ -209,15 +116,11 @@ METHODS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "DataArray": {
         "ffill": forward_filled,
         "bfill": backward_filled,
-        "idxmax": place_of_extreme("idxmax"),
-        "idxmin": place_of_extreme("idxmin"),
-        "interp": interpolated,
         **WRITES,
     },
     "Dataset": {
         "ffill": each_filled("ffill"),
         "bfill": each_filled("bfill"),
-        "interp": each_interpolated,
         **WRITES,
     },
 }

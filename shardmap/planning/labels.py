@@ -6,11 +6,10 @@ dimensions, and labels. Coordinates are constants. The results get their labels 
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import is_labelled
@@ -29,18 +28,13 @@ class Labels:
         # Per leaf of the result, the names of its arrays, and what rebuilds the leaf.
         self._leaves: list[tuple[list[str], Rebuild] | None] = []
 
-    def take_off(self, result: PyTree, stored: Mapping[Any, Any]) -> PyTree:
-        """Returns the bare result, with a list of arrays for each labelled leaf.
-
-        Args:
-          result: the result of the function.
-          stored: the variables of its arguments by name.
-        """
+    def take_off(self, result: PyTree) -> PyTree:
+        """Returns the bare result, with a list of arrays for each labelled leaf."""
         leaves, self._tree = jax.tree.flatten(result, is_leaf=is_labelled)
         self._leaves = []
         for k, leaf in enumerate(leaves):
             if is_labelled(leaf):
-                names, rebuild, leaves[k] = _taken_apart(leaf, stored)
+                names, rebuild, leaves[k] = _taken_apart(leaf)
                 self._leaves.append((names, rebuild))
             else:
                 self._leaves.append(None)
@@ -81,7 +75,6 @@ def without_labels(
     leaves, tree = jax.tree.flatten(args, is_leaf=is_labelled)
     if not any(map(is_labelled, leaves)):
         return fun, None
-    stored = _variables(leaves)
     labels = Labels()
 
     @numpy_functions
@@ -93,7 +86,7 @@ def without_labels(
         ]
         with labelled_methods.wrapped(), _values_refused():
             result = fun(*jax.tree.unflatten(tree, labelled))
-        return labels.take_off(result, stored)
+        return labels.take_off(result)
 
     return traced, labels
 
@@ -135,71 +128,23 @@ def _labelled(leaf: Any, arrays: Any) -> Any:
     )
 
 
-def _variables(leaves: Sequence[Any]) -> dict[Any, Any]:
-    """The variables of the arguments by name, the first of each name."""
-    variables: dict[Any, Any] = {}
-    for leaf in leaves:
-        if is_labelled(leaf):
-            arrays = leaf.data_vars if is_dataset(leaf) else {leaf.name: leaf}
-            variables = {k: v.variable for k, v in arrays.items()} | variables
-    return variables
-
-
-LAYOUT = (
-    *("chunks", "preferred_chunks", "shards", "chunksizes"),
-    *("compressors", "compressor", "zlib", "complevel", "shuffle"),
-)
-"""The keys of an encoding for chunks and compression."""
-
-NUMBERS = (
-    *("dtype", "_FillValue", "missing_value", "fill_value"),
-    *("filters", "serializer"),
-)
-"""The keys of an encoding for how numbers are written."""
-
-PACKED = {"scale_factor", "add_offset"}
-"""The keys that pack numbers into integers, which may be too small for a result."""
-
-
-def _encoding(stored: Any, result: Any) -> dict[str, Any]:
-    """The part of an argument's encoding that a result of the same name keeps."""
-    if stored is None or (stored.dims, stored.shape) != (result.dims, result.shape):
-        return {}
-    before = stored.encoding
-    dtype = np.dtype(before.get("dtype", stored.dtype)).newbyteorder("=")
-    is_plain = dtype == result.dtype and not PACKED & before.keys()
-    kept = LAYOUT + NUMBERS if is_plain else LAYOUT
-    return {key: before[key] for key in kept if key in before}
-
-
 ARRAY = "<array>"
 """The name of an array in its dataset; its own may be that of a coordinate."""
 
 
-def _taken_apart(
-    value: Any, stored: Mapping[Any, Any]
-) -> tuple[list[str], Rebuild, list[Any]]:
+def _taken_apart(value: Any) -> tuple[list[str], Rebuild, list[Any]]:
     """The names of a result's arrays, the function that rebuilds it, and the arrays."""
     is_array, name = not is_dataset(value), getattr(value, "name", None)
     whole = value.to_dataset(name=ARRAY) if is_array else value
     names = list(whole.data_vars)
     coords = [k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)]
-    about = {
-        k: (
-            whole[k].dims,
-            whole[k].attrs,
-            _encoding(stored.get(name if k == ARRAY else k), whole[k].variable),
-        )
-        for k in [*names, *coords]
-    }
+    about = {k: (whole[k].dims, whole[k].attrs) for k in [*names, *coords]}
     rest = whole.drop_vars(about)
 
     def rebuild(arrays: list[Any]) -> Any:
         variables = {
-            k: (dims, array, attrs, encoding)
-            for (k, (dims, attrs, encoding)), array in zip(
-                about.items(), arrays, strict=True
-            )
+            k: (dims, array, attrs)
+            for (k, (dims, attrs)), array in zip(about.items(), arrays, strict=True)
         }
         full = rest.assign({k: variables[k] for k in names})
         full = full.assign_coords({k: variables[k] for k in coords})

@@ -17,16 +17,12 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.stages import SLOW_LEADING_SUMS
 from shardmap.planning.engine.nodes import Node
-from shardmap.planning.lax import pointwise
 
 LONG_ROW = 2**15
 """The fewest elements of a long row. XLA is fast at shorter ones."""
 
 FOLDED = 8
 """How many parts of an axis are added at a time."""
-
-MOST_LOOKED_AT = 64
-"""The most equations that `_is_of_slices` looks at."""
 
 COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
     p.reduce_sum_p: lax.add,
@@ -38,19 +34,13 @@ COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
 def reduction_of(node: Node, x: Any) -> Any:
     """The operand of a reduction, perhaps with its leading axes reduced to size 1.
 
-    Of ``abs(x[1:] - x[:-1]).max(0)`` XLA stores both slices, as it fuses the difference
-    with the reduction. Not fused, it is the only one that is stored.
     Before JAX 0.12 XLA takes 30 to 60 times too long for ``x.sum(0)`` if rows are long:
     it reads memory in steps of a row. Parts of the axis are added as arrays instead.
     """
-    if jax.default_backend() != "cpu":
-        return x
-    if jnp.issubdtype(x.dtype, jnp.floating) and _is_of_slices(node):
-        kind = jnp.finfo(x.dtype)
-        x = lax.reduce_precision(x, kind.nexp, kind.nmant)
     axes, combine = node.params["axes"], COMBINE.get(node.primitive)
     if (
         not SLOW_LEADING_SUMS
+        or jax.default_backend() != "cpu"
         or combine is None
         or tuple(axes) != tuple(range(len(axes)))
         or len(axes) == x.ndim
@@ -67,20 +57,6 @@ def reduction_of(node: Node, x: Any) -> Any:
         rest = rows[len(parts) * length :]
         rows = lax.concatenate([total, rest], 0) if len(rest) else total
     return rows.reshape((len(rows),) + (1,) * (len(axes) - 1) + rows.shape[1:])
-
-
-def _is_of_slices(node: Node) -> bool:
-    """Whether a node reduces an elementwise function of several slices of its shape."""
-    stack, slices = list(node.ins[:1]), set()
-    for x in stack:
-        producer = x.producer
-        if producer is None or len(stack) > MOST_LOOKED_AT:
-            continue
-        if producer.primitive in (p.dynamic_slice_p, p.slice_p):
-            slices.add(producer)
-        elif producer.primitive in pointwise.RULES:
-            stack += [y for y in producer.ins if y.shape == x.shape and y not in stack]
-    return len(slices) > 1
 
 
 def sorted_operands(

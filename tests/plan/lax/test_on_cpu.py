@@ -67,25 +67,3 @@ def test_parts_of_rows_are_added_only_where_the_compiler_is_slow(monkeypatch):
         monkeypatch.setattr(on_cpu, "SLOW_LEADING_SUMS", is_slow)
         text = jax.jit(sm.chunked(lambda u: (u * u).sum(0), {1: 2})).lower(rows)
         assert ("stablehlo.slice" in text.as_text()) == is_slow
-
-
-STENCILS = {
-    "difference": (lambda x: jnp.abs(x[1:] - x[:-1]).max(0), True),
-    "half precision": (lambda x: (x[1:] + x[:-1]).astype(jnp.bfloat16).sum(0), True),
-    "one slice": (lambda x: (x[1:] * x[1:]).sum(0), False),
-    "of pairs": (lambda x: (x[1:, None] - x[None, :-1]).max((0, 1)), False),
-    "integers": (lambda x: (x.astype(int)[1:] - x.astype(int)[:-1]).sum(0), False),
-    "of each": (lambda x: x[1:].sum(0) + x[:-1].sum(0), False),
-}
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("name", STENCILS)
-def test_several_slices_are_not_fused_with_their_reduction(name):
-    """XLA for CPU would store each of them, but not what is larger than they are."""
-    fun, is_apart = STENCILS[name]
-    x = np.random.default_rng(0).standard_normal((24, 8), np.float32)
-    cut = jax.jit(sm.chunked(fun, {1: 2}))
-    want = jax.jit(fun)(x)
-    assert_same(cut(x), want, tolerance=1e-2 if name == "half precision" else 1e-5)
-    assert ("stablehlo.reduce_precision" in cut.lower(x).as_text()) == is_apart
