@@ -130,7 +130,7 @@ class ArrayJob(Accumulator):
                 self._told.add((task.stage.number, owner))
                 print(
                     f"task {self.index} of {self.count} waits for task {owner}: "
-                    f"{self.saved.folder.path / task.name} is not there yet",
+                    f"{self.saved.folder.path}/{task.name} is not there yet",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -77,13 +77,13 @@ def _sum(*contents: bytes) -> str:
     return hashlib.sha256(b" ".join(contents)).hexdigest()
 
 
-def fingerprints(leaves: Sequence[Any]) -> list[list[str | None]]:
-    """The digest of each argument, and of the file that it is mapped from.
+def fingerprints(leaves: Sequence[Any]) -> list[str]:
+    """The digest of each argument.
 
-    Of large arguments, evenly spaced samples count; of a file its size and when it was
-    written.
+    Of large arguments, evenly spaced samples count; of a file that is mapped, its size
+    and when it was written.
     """
-    return [[_sum(*_bytes(leaf)), _file(leaf)] for leaf in leaves]
+    return [_sum(*_bytes(leaf), _file(leaf)) for leaf in leaves]
 
 
 def _bytes(leaf: Any) -> list[bytes]:
@@ -106,11 +106,11 @@ def _bytes(leaf: Any) -> list[bytes]:
     return contents
 
 
-def _file(leaf: Any) -> str | None:
+def _file(leaf: Any) -> bytes:
     """The size and the time of the file that an array is mapped from, if it is."""
-    while leaf is not None and not isinstance(leaf, np.memmap):
-        leaf = leaf.base if isinstance(leaf, np.ndarray) else None
-    if leaf is None or leaf.filename is None:
-        return None
+    while isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap):
+        leaf = leaf.base
+    if not isinstance(leaf, np.memmap) or leaf.filename is None:
+        return b""
     status = os.stat(leaf.filename)
-    return f"{status.st_size} bytes of {status.st_mtime_ns}"
+    return f"{status.st_size} bytes of {status.st_mtime_ns}".encode()

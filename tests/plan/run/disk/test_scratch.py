@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from shardmap.planning.plan import plan
 from shardmap.planning.run import cut_program
-from shardmap.planning.run.disk import folder, scratch
+from shardmap.planning.run.disk import scratch
 from shardmap.planning.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
@@ -182,35 +183,54 @@ def test_what_is_not_needed_any_more_is_removed(tmp_path):
     assert (seen[0], seen[-1]) == (2, 1)
 
 
-def test_a_folder_that_an_interrupted_run_left_is_removed_by_the_next(place):
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_the_next_run_removes_what_one_has_left(how, place, monkeypatch):
     shard_plan = plan(spectrum, X, in_slices=({0: 4},))
-    left = place / f"shardmap-{folder.own_name()}"
-    other = place / "shardmap-elsewhere.1.0123456789abcdef"
-    left.mkdir(parents=True)
-    other.mkdir()
+    removed = shutil.rmtree
+
+    def interrupted(*args, **options):
+        monkeypatch.setattr(shutil, "rmtree", removed)
+        raise KeyboardInterrupt
+
+    if how == "killed":
+        (place / "shardmap-abc").mkdir(parents=True)
+    else:
+        monkeypatch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shard_plan.run(X, scratch=place)
+    assert len(content(place)) == 1
     shard_plan.run(X, scratch=place)
-    assert content(place) == [other.name]
+    assert content(place) == []
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "scratch"])
-def test_an_address_is_no_folder(what, tmp_path, monkeypatch):
+def test_runs_at_the_same_time_leave_the_folders_of_each_other(place):
+    shard_plan = plan(spectrum, X, in_slices=({0: 4},))
+
+    class Nested(Watched):
+        def __getitem__(self, index):
+            shard_plan.run(X, scratch=place)
+            return super().__getitem__(index)
+
+    x = Nested(X, place)
+    assert_same(shard_plan.run(x, scratch=place), jax.jit(spectrum)(X))
+    assert all(len(names) == 1 for names in x.seen)
+
+
+def test_an_address_is_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shard_plan = plan(spectrum, X, in_slices=({0: 4},))
-    text = rf"{what} must be a folder of a file system, got 's3://bucket/job': object"
-    with pytest.raises(ValueError, match=text):
-        shard_plan.run(X, **{what: "s3://bucket/job"})
+    with pytest.raises(ValueError, match="scratch must be a folder on a disk, got 's3"):
+        shard_plan.run(X, scratch="s3://bucket/job")
     assert content(tmp_path) == []
 
 
-def test_a_name_that_is_there_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch, "own_name", lambda: "0")
+def test_a_link_is_not_followed(tmp_path):
     other = tmp_path / "other"
-    other.mkdir()
+    (other / "mine").mkdir(parents=True)
     (tmp_path / "shardmap-0").symlink_to(other)
     shard_plan = plan(spectrum, X, in_slices=({0: 4},))
-    with pytest.raises(FileExistsError, match="shardmap-0"):
-        shard_plan.run(X, scratch=tmp_path)
-    assert os.listdir(other) == []
+    shard_plan.run(X, scratch=tmp_path)
+    assert os.listdir(other) == ["mine"]
     assert (tmp_path / "shardmap-0").is_symlink()
 
 
