@@ -40,6 +40,10 @@ EXTRAS = {
     "plan": ["flatbuffers", "tqdm"],
     # A cluster as the executor of a plan.
     "dask": ["dask[array]", "distributed"],
+    # The checkpoints of a plan in object stores, which have packages of their own too.
+    "store": ["fsspec"],
+    # A server of S3, and a client of it, for a deep test.
+    "s3": ["moto[server]", "s3fs"],
     # Arrays with labels, as arguments of a plan.
     "xarray": ["xarray"],
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],
