@@ -166,6 +166,18 @@ def test_no_module_imports_itself_by_way_of_others():
     assert circles(graph) == []
 
 
+def test_a_report_is_read_and_drawn_by_rooms_that_do_not_know_each_other():
+    known = {
+        (module.split(".")[1], imported.split(".")[1])
+        for module in SOURCES
+        for imported in imports(SOURCES[module])
+        if module.startswith("explaining.") and imported.startswith("explaining.")
+    }
+    for apart in [("draw", "read"), ("read", "draw"), ("report", "draw")]:
+        assert apart not in known
+    assert {("draw", "report"), ("read", "report")} <= known
+
+
 def test_a_circle_is_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
 

@@ -5,8 +5,9 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from shardmap.explaining.chips import CHIPS
@@ -141,6 +142,36 @@ class ArrayLayout:
         for count in self.spec.tile_counts:
             shards *= count
         return self.spec.num_shards // shards
+
+
+def describe(spec: ShardingSpec, names: Sequence[Sequence[str]] = ()) -> str:
+    """How an array is cut, in a few words.
+
+    Args:
+      spec: how it is cut.
+      names: the mesh axes of each dimension, if they have names.
+
+    >>> from shardmap import Chunked, Replicated, ShardedAxis
+    >>> rows = ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4)))
+    >>> describe(rows)
+    'dimension 0 in 2 shards, each on 4 devices'
+    >>> describe(rows, [["data"]])
+    "dimension 0 over 'data' in 2 shards, each on 4 devices"
+    >>> describe(ShardingSpec((None,), (Replicated(4),)))
+    'replicated on 4 devices'
+    """
+    if spec.num_shards == 1:
+        return "on one device"
+    cuts = []
+    for dimension, count in enumerate(spec.tile_counts):
+        along = " and ".join(map(repr, names[dimension])) if names[dimension:] else ""
+        over = f" over {along}" if along else ""
+        if count > 1:
+            cuts.append(f"dimension {dimension}{over} in {count:,} shards")
+    copies = spec.num_shards // math.prod(spec.tile_counts)
+    if not cuts:
+        return f"replicated on {copies:,} devices"
+    return ", ".join(cuts) + (f", each on {copies:,} devices" if copies > 1 else "")
 
 
 def argument_of(path: str) -> str:

@@ -25,7 +25,6 @@ from shardmap.explaining.draw.grids import (
     drawing_of_pieces,
     drawing_of_spec,
 )
-from shardmap.explaining.read.arrays import describe
 from shardmap.explaining.report import (
     ArrayLayout,
     Axis,
@@ -36,6 +35,7 @@ from shardmap.explaining.report import (
     Remark,
     Report,
     argument_of,
+    describe,
 )
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import count, duration, size, size_of

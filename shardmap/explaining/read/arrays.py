@@ -13,7 +13,7 @@ from shardmap._jax.walk import equations
 from shardmap.arrays import trees
 from shardmap.explaining.read.constraints import axis_sizes
 from shardmap.explaining.read.too_large import shardings_of
-from shardmap.explaining.report import ArrayLayout
+from shardmap.explaining.report import ArrayLayout, describe
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
@@ -174,33 +174,3 @@ def _axis_sizes(layout: Sharding) -> list[dict[str, int]]:
         {name: size for name, size in sizes.items() if size > 1}
         for sizes in axis_sizes(layout)
     ]
-
-
-def describe(spec: ShardingSpec, names: Sequence[Sequence[str]] = ()) -> str:
-    """How an array is cut, in a few words.
-
-    Args:
-      spec: how it is cut.
-      names: the mesh axes of each dimension, if they have names.
-
-    >>> from shardmap import Chunked, Replicated, ShardedAxis
-    >>> rows = ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4)))
-    >>> describe(rows)
-    'dimension 0 in 2 shards, each on 4 devices'
-    >>> describe(rows, [["data"]])
-    "dimension 0 over 'data' in 2 shards, each on 4 devices"
-    >>> describe(ShardingSpec((None,), (Replicated(4),)))
-    'replicated on 4 devices'
-    """
-    if spec.num_shards == 1:
-        return "on one device"
-    cuts = []
-    for dimension, count in enumerate(spec.tile_counts):
-        along = " and ".join(map(repr, names[dimension])) if names[dimension:] else ""
-        over = f" over {along}" if along else ""
-        if count > 1:
-            cuts.append(f"dimension {dimension}{over} in {count:,} shards")
-    copies = spec.num_shards // math.prod(spec.tile_counts)
-    if not cuts:
-        return f"replicated on {copies:,} devices"
-    return ", ".join(cuts) + (f", each on {copies:,} devices" if copies > 1 else "")
