@@ -24,7 +24,7 @@ from shardmap.explaining.draw.text import as_text
 from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect
 from shardmap.explaining.machines import devices
-from shardmap.explaining.meshes import MeshComparison, compare_meshes
+from shardmap.explaining.meshes import compare_meshes
 from shardmap.units import short_path
 
 EXAMPLE = (
@@ -60,10 +60,8 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps([each.to_dict() for each in reports], indent=2))
     elif len(reports) > 1:
         print(as_text(_table(options.on, reports)))
-    elif isinstance(reports[0], MeshComparison):
-        print(reports[0])
     else:
-        print(*[reports[0].summary, ""] * bool(options.on), reports[0], sep="\n")
+        print(reports[0])
     return int(any(each.fits is False for each in reports))
 
 

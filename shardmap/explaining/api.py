@@ -251,10 +251,10 @@ def explanation_for(
     if compiled is not None:
         products, read = products_of(module.entry), read_bytes(module.entry)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
-    pieces, stages, pictured = (), (), ()
+    pieces, stages = (), ()
     if hasattr(fun, "stage_costs"):  # A function in pieces.
         cut = fun.explain(*args, **kwargs)
-        pieces, stages, pictured = cut.pieces, cut.stages, cut.cuts
+        pieces, stages = cut.pieces, cut.stages
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=mesh_axes,
@@ -280,7 +280,6 @@ def explanation_for(
         notes=tuple(_notes(facts, module, bool(collectives))),
         pieces=pieces,
         stages=stages,
-        cuts=pictured,
         largest=largest,
         busiest=busiest_lines(module, sources),
         available=available,

@@ -13,7 +13,7 @@ import numpy as np
 from shardmap.explaining.draw import sections, tables
 from shardmap.explaining.draw.document import Document
 from shardmap.explaining.draw.printed import Printed
-from shardmap.explaining.report import CutArray, Report
+from shardmap.explaining.report import Report
 from shardmap.units import duration, printable, size
 
 
@@ -90,7 +90,6 @@ class Explanation(Printed, Report):
         one step.
       mesh_devices: the ids of the devices in the order of the mesh; () if they are 0,
         1, 2 and so on, or unknown.
-      cuts: for a plan, the arguments and results that are cut, with their pieces.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -133,7 +132,7 @@ class Explanation(Printed, Report):
     def _document(self, is_page: bool) -> Document:
         if self.title is None:
             return sections.of_report(self)
-        return sections.of_plan(self.title, self.pieces, self.cuts)
+        return sections.of_plan(self.title, self.pieces)
 
     def compare(self, other: "Explanation") -> "Comparison":
         """What differs from another version of the program, or another machine.
@@ -250,10 +249,7 @@ def _count(count: int, one: str, many: str | None = None) -> str:
 
 
 def explanation_of(
-    title: str,
-    lines: Iterable[str],
-    stages: tuple[Any, ...],
-    cuts: Iterable[tuple[Any, ...]],
+    title: str, lines: Iterable[str], stages: tuple[Any, ...]
 ) -> Explanation:
     """The explanation of a plan, or of the pieces of a function.
 
@@ -261,12 +257,10 @@ def explanation_of(
       title: one line on the whole.
       lines: on each axis of each argument, then on each stage.
       stages: what each stage makes, reads and keeps.
-      cuts: the fields of a `CutArray` for each array that is cut.
     """
     return Explanation(
         name=title.partition(": ")[0],
         pieces=tuple(lines),
         stages=stages,
         title=title,
-        cuts=tuple(CutArray(*each) for each in cuts),
     )

@@ -180,24 +180,6 @@ def argument_of(path: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class CutArray:
-    """An array that a plan cuts.
-
-    Attributes:
-      path: its key path, such as ``args[0]`` or ``result``.
-      shape: the whole array's shape.
-      counts: the number of pieces of each dimension.
-      pieces: for each dimension, where its pieces begin and end; of more than eight,
-        those of the first six and of the last.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    counts: tuple[int, ...]
-    pieces: tuple[tuple[tuple[int, int], ...], ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Collective:
     """Data that moves between devices at one place of the program.
 
@@ -352,7 +334,6 @@ class Report:
     capacity: int | None = None
     least_times: tuple[tuple[str, float], ...] = ()
     mesh_devices: tuple[int, ...] = ()
-    cuts: tuple[CutArray, ...] = ()
 
     @property
     def peak_bytes(self) -> int | None:

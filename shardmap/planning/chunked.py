@@ -103,8 +103,8 @@ class ChunkedFunction(Generic[P, R]):
         cut_program = self._cut_program(args, kwargs)
         from shardmap.explaining.explanation import explanation_of
 
-        costs, cuts = report.stage_costs(cut_program), report.cut_arrays(cut_program)
-        return explanation_of(repr(self), report.explain(cut_program), costs, cuts)
+        lines, costs = report.explain(cut_program), report.stage_costs(cut_program)
+        return explanation_of(repr(self), lines, costs)
 
     @api_boundary
     def stage_costs(

@@ -339,9 +339,7 @@ class ShardPlan:
 
         cut_program = self._cut_program
         lines = [report.holds(cut_program), *report.explain(cut_program)]
-        cuts = report.cut_arrays(cut_program)
-        title = report.title(cut_program)
-        return explanation_of(title, lines, self.stage_costs, cuts)
+        return explanation_of(report.title(cut_program), lines, self.stage_costs)
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:

@@ -191,10 +191,6 @@ def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
 
 def out_slices(cut_program: CutProgram) -> PyTree:
     """How the outputs are cut: per output {axis: list of (start, stop)}."""
-    return jax.tree.unflatten(cut_program.out_tree, _output_cuts(cut_program))
-
-
-def _output_cuts(cut_program: CutProgram) -> list[dict[int, list[Interval]]]:
     cuts: dict[Operand, dict[int, list[Interval]]] = {}
     for stage in cut_program.stages:
         for result in stage.results:
@@ -203,36 +199,8 @@ def _output_cuts(cut_program: CutProgram) -> list[dict[int, list[Interval]]]:
                 for axis, k in enumerate(result.axes)
                 if k is not None
             }
-    return [cuts.get(v, {}) for v in cut_program.graph.outputs]
-
-
-def cut_arrays(
-    cut_program: CutProgram,
-) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]]:
-    """The arguments and results that are cut: name, shape, numbers of pieces, pieces.
-
-    Of more than eight pieces along an axis, those of the first six and of the last.
-    """
-    names, values = cut_program.names, cut_program.graph.inputs
-    cuts = [
-        {axis: pieces(cut.at, value.shape[axis]) for axis, cut in enumerate(row)}
-        for value, row in zip(values, cut_program.cuts, strict=True)
-    ]
-    for name, value, cut in zip(
-        (*names, *cut_program.result_names),
-        (*values, *cut_program.graph.outputs),
-        (*cuts, *_output_cuts(cut_program)),
-        strict=True,
-    ):
-        whole = [[(0, length)] for length in value.shape]
-        all_pieces = [cut.get(axis, each) for axis, each in enumerate(whole)]
-        counts = tuple(map(len, all_pieces))
-        if math.prod(counts) > 1:
-            told = (
-                (*each[:6], each[-1]) if len(each) > 8 else tuple(each)
-                for each in all_pieces
-            )
-            yield name, tuple(value.shape), counts, tuple(told)
+    leaves = [cuts.get(value, {}) for value in cut_program.graph.outputs]
+    return jax.tree.unflatten(cut_program.out_tree, leaves)
 
 
 def cut_fraction(cut_program: CutProgram) -> float:

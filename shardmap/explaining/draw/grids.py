@@ -1,4 +1,4 @@
-"""Pictures: grids of shards and the devices that hold them, of pieces, of a mesh.
+"""Pictures: grids of shards and the devices that hold them, and of a mesh.
 
 The last two cut dimensions of an array are the rows and columns of a grid. One cut
 dimension alone makes rows, or columns if it is the array's last. If more dimensions are
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.explaining.report import CutArray
 from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
 
 GAP = "..."
@@ -94,8 +93,6 @@ class Drawing:
       header: one line that says what is drawn.
       labels: for each dimension, those of its boxes.
       holders: the numbers in each box: one dimension for each of ``labels``, and one.
-      counts: the number of boxes of each dimension; () if all have a label. A label
-        `...` stands for those that have none.
       names: the names of the dimensions; () for 0, 1, 2 and so on.
       max_pieces: how many boxes of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
@@ -104,7 +101,6 @@ class Drawing:
     header: str
     labels: Sequence[Sequence[str]]
     holders: np.ndarray
-    counts: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     max_pieces: int = 8
     max_grids: int = 4
@@ -147,8 +143,7 @@ class Drawing:
             None if down is None else names[down],
             None if across is None else names[across],
             grids,
-            math.prod((self.counts or holders.shape)[dim] for dim in outer)
-            - len(grids),
+            math.prod(outer_counts) - len(grids),
             holders.shape[-1],
             bool(self.names),
         )
@@ -190,27 +185,6 @@ def drawing_of_spec(
         max_pieces=max_pieces,
         max_grids=max_grids,
     )
-
-
-def drawing_of_pieces(array: CutArray) -> Drawing:
-    """The pieces that a plan cuts an array into, numbered in their order.
-
-    >>> cut = CutArray("x", (5, 2), (2, 1), (((0, 3), (3, 5)), ((0, 2),)))
-    >>> drawing_of_pieces(cut).grids().grids[0].rows
-    ['0:3', '3:5']
-    """
-    labels, places = [], []
-    for count, pieces in zip(array.counts, array.pieces, strict=True):
-        texts = [f"{start}:{stop}" for start, stop in pieces]
-        shown = [*range(len(pieces) - 1), count - 1]
-        if len(pieces) < count:
-            texts.insert(-1, GAP)
-            shown.insert(-1, count - 2)
-        labels.append(texts)
-        places.append(shown)
-    numbers = np.asarray(np.ravel_multi_index(np.ix_(*places), array.counts))
-    header = f"{array.shape} in {math.prod(array.counts):,} pieces"
-    return Drawing(header, labels, numbers[..., None], array.counts)
 
 
 def drawing_of_mesh(
@@ -275,7 +249,7 @@ def _shown(labels: Sequence[str], most: int) -> list[int | None]:
     count = len(labels)
     if count > most:
         return [*range(most - 2), None, count - 1]
-    return [None if label == GAP else k for k, label in enumerate(labels)]
+    return [*range(count)]
 
 
 def _picked(labels: Sequence[str], shards: Sequence[int | None]) -> list[str]:

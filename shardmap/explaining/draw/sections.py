@@ -22,7 +22,6 @@ from shardmap.explaining.draw.document import (
 )
 from shardmap.explaining.draw.grids import (
     drawing_of_mesh,
-    drawing_of_pieces,
     drawing_of_spec,
 )
 from shardmap.explaining.report import (
@@ -30,7 +29,6 @@ from shardmap.explaining.report import (
     Axis,
     Collective,
     Cost,
-    CutArray,
     Held,
     Remark,
     Report,
@@ -38,7 +36,7 @@ from shardmap.explaining.report import (
     describe,
 )
 from shardmap.sharding.spec import ShardingSpec
-from shardmap.units import count, duration, size, size_of
+from shardmap.units import count, duration, size
 
 UNKNOWN = "unknown"
 MOST_CARDS = 8
@@ -60,14 +58,15 @@ def of_report(report: Report) -> Document:
         report.name,
         _where(report),
         (
-            *map(paragraph, (_parallel(report), _waits(report), *_holds(report))),
+            paragraph(_parallel(report)),
+            paragraph(f"{report.summary[:1].upper()}{report.summary[1:]}."),
             *folded(remarks, MOST_REMARKS, "remarks"),
             *_mesh(report),
         ),
         (
             Section("Axes", folded(axes, MOST_AXES, "axes")),
             Section("Arrays", tuple(_arrays(report.arrays))),
-            Section("In pieces", (*_cuts(report.cuts), *_lines(report.pieces))),
+            Section("In pieces", _lines(report.pieces)),
             Section("Collectives, on one device", tuple(_collectives(report, said))),
             Section("Cost of one call, on one device", tuple(_cost(report))),
             Section("Notes", tuple(map(paragraph, report.notes))),
@@ -75,26 +74,15 @@ def of_report(report: Report) -> Document:
     )
 
 
-def of_plan(
-    title: str, lines: Sequence[str], cuts: Sequence[CutArray] = ()
-) -> Document:
+def of_plan(title: str, lines: Sequence[str]) -> Document:
     """The document of a plan.
 
     Args:
       title: one line with the numbers of shards and bytes.
       lines: lines on each axis of each argument, then on each stage.
-      cuts: what is cut, with its pieces.
     """
     name, _, lead = title.partition(": ")
-    return Document(
-        name,
-        lead,
-        (),
-        (
-            Section("Pieces", _cuts(cuts)),
-            Section("Cuts and stages", _lines(lines)),
-        ),
-    )
+    return Document(name, lead, (), (Section("Cuts and stages", _lines(lines)),))
 
 
 def of_spec(spec: ShardingSpec, shape: tuple[int, ...] | None) -> Document:
@@ -105,16 +93,6 @@ def of_spec(spec: ShardingSpec, shape: tuple[int, ...] | None) -> Document:
         drawing = dataclasses.replace(drawing, labels=labels)
     said = paragraph(f"{describe(spec).capitalize()}.")
     return Document("", "", (paragraph(Code(spec)), said, drawing))
-
-
-def _cuts(cuts: Sequence[CutArray]) -> tuple[Block, ...]:
-    """A card for each array that a plan cuts, with its pieces."""
-    drawings = [(cut.path, drawing_of_pieces(cut)) for cut in cuts]
-    cards = [
-        Card((Code(path), f": {drawing.header}"), (drawing,))
-        for path, drawing in drawings
-    ]
-    return folded(cards, MOST_CARDS, "arrays")
 
 
 def _mesh(report: Report) -> Iterator[Block]:
@@ -171,55 +149,6 @@ def _not_parallel(report: Report) -> str:
         )
     there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
     return f"One program on one device{there}."
-
-
-def _waits(report: Report) -> str:
-    """A sentence on what moves between devices."""
-    if report.is_refused:
-        return "What moves between devices is not known, as nothing was compiled."
-    if not report.collectives:
-        return "Nothing moves between devices."
-    many = _how_many(report.collectives)
-    sent = sum(each.link_bytes or 0 for each in report.collectives)
-    all_known = all(each.count is not None for each in report.collectives)
-    if sent or all_known:
-        least = "" if all_known else "at least "
-        many += f", in which a device sends {least}{size(sent)}"
-    most = _by_line(report.collectives)[0][0]
-    place = f" for {most.source}" if most.source else ""
-    return f"Between devices: {many}; most by {most.kind}{place}."
-
-
-def _how_many(collectives: Sequence[Collective]) -> str:
-    """The number of collectives, without those in loops of unknown length."""
-    known = [(each.count, each.together) for each in collectives if each.count]
-    count = sum(times for times, _ in known)
-    many = f"{count:,} collective{'s' * (count != 1)} a call"
-    if any(each.count is None for each in collectives):
-        some = "in each step of a loop"
-        return f"{many}, and some {some}" if count else f"some collectives {some}"
-    messages = round(sum(times / together for times, together in known))
-    return f"{many}, sent as {messages:,}" if messages < count else many
-
-
-def _holds(report: Report) -> list[str]:
-    """A sentence on what a device holds; [] if unknown."""
-    cost = report.cost
-    if cost is None or cost.peak_bytes is None:
-        return []
-    parts = {
-        "arguments": cost.argument_bytes or 0,
-        "results": (cost.output_bytes or 0) - (cost.donated_bytes or 0),
-        "temporary values": cost.temporary_bytes or 0,
-    }
-    most = max(parts, key=lambda part: parts[part])
-    text = size(cost.peak_bytes)
-    if report.capacity is not None:
-        text = size_of(cost.peak_bytes, report.capacity)
-    text += f", most of it {most}" if any(parts.values()) else ""
-    if report.fits is False:
-        text += ", which does not fit"
-    return [f"Memory on a device: {text}."]
 
 
 _CHANGES = {

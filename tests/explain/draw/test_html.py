@@ -8,7 +8,6 @@ import tempfile
 
 import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -245,28 +244,6 @@ def test_a_page_begins_with_its_mesh_and_has_each_layout_once():
     ] == ["7,5,3,1", "6,4,2,0"] * 2
     # Folds are not open, cards are.
     assert page.index("used by 8 arrays") < page.index("<details>")
-
-
-def test_the_page_of_a_plan_draws_its_pieces():
-    cuts = ({0: (3, 7, 2)}, {1: 9})
-    plan = sm.plan(
-        jnp.dot, np.ones((12, 4), "f4"), np.ones((4, 18), "f4"), in_slices=cuts
-    )
-    report = plan.explain()
-    assert [(cut.path, cut.counts) for cut in report.cuts] == [
-        ("args[0]", (3, 1)),
-        ("args[1]", (1, 9)),
-        ("result", (3, 9)),
-    ]
-    ranges = labels(report)
-    assert ranges[:3] == ["0:3", "3:10", "10:12"]
-    assert ranges[3:11] == ["0:2", "2:4", "4:6", "6:8", "8:10", "10:12", "...", "16:18"]
-    rows = [k + 9 * row for row in range(3) for k in (*range(6), 8)]
-    assert holders(report) == list(map(str, [*range(3), *range(6), 8, *rows]))
-    # A function in pieces has them too.
-    chunked = sm.chunked(jnp.sin, {0: 4})
-    page = sm.explain(chunked)(np.ones(8, np.float32))._repr_html_()
-    assert [said for said, _ in shards(page)][:4] == list("0123")
 
 
 @hypothesis.given(layouts())

@@ -63,11 +63,9 @@ def test_the_verdict_comes_first_and_remarks_before_all_else(report):
     report = dataclasses.replace(report, remarks=report.remarks * 2)
     lines = printed(report, 200).split("\n")
     assert lines[1] == "  In parallel: 'i' over 8 devices."
-    assert lines[2].startswith("  Between devices: 2 collectives a call, in which")
-    assert lines[2].endswith("(fun).")
-    assert lines[3].startswith("  Memory on a device: 2.0 MiB, most of it arguments.")
-    assert lines[4].startswith("! Change first: w of 2.0 MiB is replicated on")
-    assert lines[5].startswith("!")
+    assert lines[2] == "  Needs 2.0 MiB a device; sends 15.8 KiB a step."
+    assert lines[3].startswith("! Change first: w of 2.0 MiB is replicated on")
+    assert lines[4].startswith("!")
     assert lines.index("Axes") > max(
         k for k, line in enumerate(lines) if line.startswith("!")
     )
@@ -94,7 +92,6 @@ def test_results_in_the_place_of_arguments_are_said():
     said = "results 1.0 KiB, of these in the place of donated arguments 1.0 KiB"
     assert said in " ".join(str(report).split())
     assert said in report._repr_html_()
-    assert "most of it arguments" in str(report)
     assert "donated" not in str(sm.explain(jnp.sin)(x))
 
 
@@ -116,17 +113,12 @@ def test_collectives_of_a_loop_of_unknown_length_have_no_number():
 
     x = jax.ShapeDtypeStruct((8,), np.float32)
     text = printed(sm.explain(sm.spmap(until, "i"))(x), 300)
-    assert text.splitlines()[2].startswith(
-        "  Between devices: some collectives in each step of a loop; most by all-reduce"
-    )
+    assert "; sends at least 0 B a step." in text.splitlines()[2]
     assert "axis of unknown size = 1 device x 1 vectorised x unknown steps" in text
     assert re.search(r"  all-reduce +some +8 ", text)
     both = sm.spmap(lambda x: until(lax.all_gather(x, "i").sum()), "i")
     lines = printed(sm.explain(both)(x), 300).splitlines()
-    assert lines[2].startswith(
-        "  Between devices: 1 collective a call, and some in each step of a loop, in "
-        "which a device sends at least 28 B; most by all-reduce"
-    )
+    assert "; sends at least 28 B a step." in lines[2]
 
 
 def test_a_narrow_terminal_has_narrow_pictures():
@@ -225,7 +217,6 @@ def test_collectives_are_summed_up_by_line():
     ]
     unknown = explanations.collective(count=None)
     report = explanations.explanation(collectives=(elsewhere, each, unknown))
-    assert "; most by all-reduce for train.py:12 (step)." in printed(report, 200)
     unknown_row = r"  all-reduce +some +8 +4.0 KiB +4.0 KiB +unknown"
     assert re.search(unknown_row, printed(report, 120))
 

@@ -155,5 +155,5 @@ def test_a_program_that_is_refused_says_nothing_of_what_it_sends():
         cost=too_large.cost_of(20 * GIB), capacity=16 * GIB, collectives=()
     )
     assert report.summary == "does not fit: 20.0 of 16 GiB a device"
-    assert "What moves between devices is not known" in str(report)
+    assert "Does not fit: 20.0 of 16 GiB a device." in str(report)
     assert report.fits is False
