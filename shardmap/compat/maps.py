@@ -269,6 +269,7 @@ def _nested(
             **place,
         )
 
+    @functools.wraps(fun)  # For profiles.
     def checked(*args: PyTree) -> PyTree:
         result = mapped(*args)
         check = functools.partial(_check_ranks, "a result")

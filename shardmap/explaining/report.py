@@ -22,7 +22,7 @@ MAPS: tuple[AxisKind, ...] = ("spmap", "shard_map", "pmap")
 """The kinds of axes that are laid on devices."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Axis:
     """An axis that a function is repeated over, and how it runs.
 
@@ -73,6 +73,9 @@ class Axis:
         last = -(-self.size // self.devices) - before
         return last if last < self.vectorised else None
 
+    def __repr__(self) -> str:
+        return f"<{self} ({self.kind})>"
+
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else f"{self.size:,}"
         return f"{self.title} of {size} = {self.layout}"
@@ -94,7 +97,7 @@ class Axis:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ArrayLayout:
     """How one input or output is sharded.
 
@@ -122,6 +125,10 @@ class ArrayLayout:
     shard_bytes: int | None
     layout: str
     devices: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        return f"<{self.role} {self.path}, {self.dtype}[{shape}], {self.layout}>"
 
     @property
     def num_devices(self) -> int | None:
@@ -179,7 +186,7 @@ def argument_of(path: str) -> str:
     return re.split(r"[\[.]", path, maxsplit=1)[0]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Collective:
     """Data that moves between devices at one place of the program.
 
@@ -224,8 +231,13 @@ class Collective:
     after: str | None = None
     seconds: float | None = None
     groups: tuple[tuple[int, ...], ...] = dataclasses.field(
-        default=(), repr=False, metadata={"plain": False}
+        default=(), metadata={"plain": False}
     )
+
+    def __repr__(self) -> str:
+        axes = f" over {', '.join(map(repr, self.axes))}" if self.axes else ""
+        why = self.operation or "added by the compiler"
+        return f"<{self.kind} ({why}){axes}, {self.before} -> {self.after}>"
 
     @property
     def link_bytes(self) -> int | None:

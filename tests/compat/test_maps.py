@@ -232,3 +232,11 @@ def test_axes_that_do_not_fit_are_told_with_both_structures():
     )
     with pytest.raises(ValueError, match=text):
         xmap(lambda x, y: x, axes, ["a"])(x, x)
+
+
+def test_a_program_has_the_name_of_the_function():
+    def rowsum(row):
+        return row.sum()
+
+    lowered = xmap(rowsum, in_axes=["a", ...], out_axes=["a"]).lower(np.ones((4, 2)))
+    assert "module @jit_rowsum" in lowered.as_text()

@@ -85,3 +85,14 @@ def test_what_is_given_has_a_short_repr():
     made = sm.plan(lambda x: x * 2, x, in_slices={0: 4})
     assert repr(sm.explain(made)) == "<Explanation of <lambda>: 4 shards>"
     assert len(repr(sm.explain(made))) < 120
+
+
+def test_parts_have_reprs_that_one_can_read():
+    share = sm.spmap(lambda x: x / lax.psum(x, "i"), "i")
+    report = sm.explain(share)(np.ones((16, 4), np.float32))
+    parts = (report.axes[0], report.inputs[0], report.collectives[0])
+    assert list(map(repr, parts)) == [
+        "<axis 'i' of 16 = 8 devices x 2 vectorised x 1 step (spmap)>",
+        "<input x, float32[16,4], dimension 0 over 'i' in 8 shards>",
+        "<all-reduce (psum) over 'i', f32[4] -> f32[4]>",
+    ]

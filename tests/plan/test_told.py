@@ -82,3 +82,8 @@ def test_a_cut_that_is_suggested_is_taken(wrong):
     with pytest.raises(TypeError, match=r"give None, EACH or a dict") as caught:
         sm.plan(jnp.sin, X, in_slices=wrong)
     assert ("such as {0: 2}" in str(caught.value)) == (wrong == (2,))
+
+
+def test_a_shard_has_a_repr_that_one_can_read():
+    first, *_ = sm.plan(jnp.sin, X, in_slices={0: 2}).shards
+    assert repr(first) == "<shard 0 of stage 0: reads args[0][0:200, 0:500]>"

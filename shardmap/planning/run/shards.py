@@ -208,14 +208,24 @@ class Shard:
         text = str(cause) if isinstance(cause, WorkerError) else error_text(cause)
         return ShardError(
             f"shard {self.number} of stage {self.stage} failed{often}; it reads "
-            f"{self.in_slices}: {text}"
+            f"{self._reads}: {text}"
         )
 
+    @property
+    def _reads(self) -> str:
+        """The parts of arguments that it reads, such as ``args[0][0:4, 0:8]``."""
+        inputs, names = self._cut_program.graph.inputs, self._cut_program.names
+        named = dict(zip(inputs, names, strict=True))
+        parts = [
+            f"{named[value]}[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
+            for value, box in self.recipe.reads
+            if value in named
+        ]
+        more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+        return ", ".join(parts[:4]) + more or "no argument"
+
     def __repr__(self) -> str:
-        return (
-            f"Shard(stage={self._stage.number}, number={self.number}, "
-            f"in_slices={self.in_slices}, out_slices={self.out_slices})"
-        )
+        return f"<shard {self.number} of stage {self.stage}: reads {self._reads}>"
 
 
 def index_of(what: str, index: SupportsIndex, count: int) -> int:
