@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from shardmap.commands.parsing import Parser
 EXAMPLES = (
     "python -m shardmap run -n 2 train.py",
     "python -m shardmap run -n 4 --devices-per-process 2 train.py --steps 100",
+    "python -m shardmap run -n 16 --sbatch 2 script.py",
 )
 SCRIPT_RUNNER = pathlib.Path(__file__).with_name("run_script.py")
 GRACE = 5.0
@@ -71,11 +73,23 @@ def main(arguments: Sequence[str]) -> int:
         metavar="SECONDS",
         help="how many seconds processes have to end (default %(default)g)",
     )
+    parser.add_argument(
+        "--sbatch",
+        type=_count,
+        metavar="STAGES",
+        help="start nothing, but print the commands that start the script as an array "
+        "job of N tasks on SLURM, for a plan of so many stages; the script gets the "
+        "index of its task, N and, in jobs by stage, the stage",
+    )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")
     options = parser.parse_args(arguments)
     if not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script}")
+    if options.sbatch:
+        script = shlex.join(["python", options.script, *options.arguments])
+        print(array_jobs(script, options.processes, options.sbatch))
+        return 0
     count, devices, port = options.processes, options.devices_per_process, free_port()
     environments = [
         environment(process, count, devices, port, os.environ)
@@ -83,6 +97,31 @@ def main(arguments: Sequence[str]) -> int:
     ]
     command = [options.script, *options.arguments]
     return Launch(command, environments).run(options.grace)
+
+
+def array_jobs(command: str, count: int, stages: int) -> str:
+    """The commands of SLURM that run a plan as an array job.
+
+    >>> print(array_jobs("python script.py", 4, 2))
+    # All tasks at the same time, each with its part of every stage:
+    sbatch --array=0-3 --wrap 'python script.py $SLURM_ARRAY_TASK_ID 4'
+    # Or a job for each stage, which begins when the one before has ended:
+    job=$(sbatch --parsable --array=0-3 --wrap 'python script.py $SLURM_ARRAY_TASK_ID 4 0')
+    job=$(sbatch --parsable --dependency=afterok:$job --array=0-3 --wrap 'python script.py $SLURM_ARRAY_TASK_ID 4 1')
+    """  # noqa: E501
+    task = f"{command} $SLURM_ARRAY_TASK_ID {count}"
+    array = f"--array=0-{count - 1} --wrap"
+    lines = [
+        "# All tasks at the same time, each with its part of every stage:",
+        f"sbatch {array} {shlex.quote(task)}",
+        "# Or a job for each stage, which begins when the one before has ended:",
+    ]
+    after = ""
+    for stage in range(stages):
+        wrapped = shlex.quote(f"{task} {stage}")
+        lines.append(f"job=$(sbatch --parsable {after}{array} {wrapped})")
+        after = "--dependency=afterok:$job "
+    return "\n".join(lines)
 
 
 def _count(text: str) -> int:

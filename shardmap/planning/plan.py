@@ -413,6 +413,7 @@ class ShardPlan:
         checkpoint: str | os.PathLike[str] | None = None,
         scratch: Any = None,
         task: tuple[int, int] | None = None,
+        stage: int | None = None,
         **kwargs: PyTree,
     ) -> PyTree:
         """Runs all shards and returns the result of the function.
@@ -446,6 +447,9 @@ class ShardPlan:
             the same program with the same ``checkpoint``. Each runs its part of the
             shards of every stage, and waits for the others. Restart a task that was
             killed. Large values for later stages are read from the folder.
+          stage: the one stage that this array job runs, when the jobs of the stages
+            before have ended. Its processes wait for no other, but for the last
+            process of the last stage. Default: all stages.
           **kwargs: the keyword arguments of `plan`.
 
         Returns:
@@ -480,7 +484,7 @@ class ShardPlan:
                     "executor=4 runs shards in four processes."
                     if is_workers
                     else "The options are out, executor, max_in_flight, progress, "
-                    "retries, checkpoint, scratch and task."
+                    "retries, checkpoint, scratch, task and stage."
                 )
             )
         results = run(
@@ -494,6 +498,7 @@ class ShardPlan:
             checkpoint=checkpoint,
             scratch=scratch,
             task=task,
+            stage=stage,
             decoding=decoding,
         )
         return None if results is None else self._labelled(results)

@@ -58,6 +58,7 @@ class ArrayJob(Accumulator):
       leaves: its arguments.
       task: the number of this process, and how many the job has.
       saved: the folder.
+      stage: the one that this job runs, after jobs of those before; None: all.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class ArrayJob(Accumulator):
         leaves: Sequence[Any],
         task: tuple[int, int],
         saved: Checkpoint,
+        stage: int | None,
     ) -> None:
         super().__init__(cut_program)
+        self.stage = stage
         self.index, self.count = task
         self.leaves, self.saved = leaves, saved
         self.stored: dict[Value, Stored] = {}
@@ -76,10 +79,13 @@ class ArrayJob(Accumulator):
     @property
     def is_last(self) -> bool:
         """Whether this process returns the result."""
-        return self.index == self.count - 1
+        is_end = self.stage in (None, len(self.cut_program.stages) - 1)
+        return is_end and self.index == self.count - 1
 
     def numbers(self, stage: Stage) -> range:
         """Its shards of a stage."""
+        if self.stage not in (None, stage.number):
+            return range(0)
         first, last = (
             k * stage.num_shards // self.count for k in (self.index, self.index + 1)
         )
@@ -104,10 +110,10 @@ class ArrayJob(Accumulator):
             for place, (box, combiner, value) in enumerate(task.writes):
                 if combiner == "insert":
                     needs[value][box] = task, place
-            if task.needs and self.owner(task) == self.index:
-                if not self.saved.has(task):
-                    self.make(task)
-        later = [each for each in self.cut_program.stages if each.number > stage.number]
+            if self._makes(task) and not self.saved.has(task):
+                self.make(task)
+        end = None if self.stage is None else self.stage + 1
+        later = self.cut_program.stages[stage.number + 1 : end]
         for result in stage.results:
             value = result.value
             stored = Stored(value, needs[value], self.load)
@@ -115,6 +121,14 @@ class ArrayJob(Accumulator):
             if any(value in each.reads for each in later):
                 is_large = self.cut_program.is_large(value)
                 self.kept[value] = stored if is_large else np.asarray(stored)
+
+    def _makes(self, task: Task) -> bool:
+        """Whether it makes a fold when it ends a stage."""
+        if not task.needs or self.owner(task) != self.index:
+            return False
+        # In a job of one stage others may begin later: their folds are left to those
+        # who read them.
+        return self.stage is None or all(self.saved.has(each) for each, _ in task.needs)
 
     def load(self, task: Task, place: int) -> np.ndarray:
         """A result of a task, as soon as it is there."""
@@ -125,6 +139,8 @@ class ArrayJob(Accumulator):
     def wait(self, task: Task) -> None:
         """Waits for the file of another process."""
         owner, seconds = self.owner(task), 0.01
+        if self.stage is not None and (task.needs or task.stage.number < self.stage):
+            return
         while owner != self.index and not self.saved.has(task):
             if (task.stage.number, owner) not in self._told:
                 self._told.add((task.stage.number, owner))
@@ -145,6 +161,12 @@ class ArrayJob(Accumulator):
                 for need, places in task.needs
             )
             results = run_fold(task.combiner, task.starts, parts)
+        elif task.stage.number < (self.stage or 0) and not self.saved.has(task):
+            raise ValueError(
+                f"stage={self.stage} needs {task.name} of stage {task.stage.number}, "
+                f"which is not in {self.saved.folder.path}: run all tasks of that "
+                "stage before"
+            )
         else:
             shard = Shard(self.cut_program, task.stage, task.number)
             args = self.cut_program.read(shard.recipe, self.leaves, self.kept)

@@ -14,11 +14,17 @@ def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of new processes.
 
     Raises:
-      RuntimeError: none of them could start.
+      RuntimeError: none of them could start, or this process may start none.
     """
     # A new process imports the script that calls this: `multiprocessing` asks so too.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)  # The process that started the worker tells why.
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            f"executor={count} starts processes, which a daemonic process, such as a "
+            "worker of multiprocessing.Pool, may not: start that worker by "
+            "concurrent.futures.ProcessPoolExecutor"
+        )
     context = multiprocessing.get_context("spawn")
     started = context.Event()
     try:

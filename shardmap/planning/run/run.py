@@ -28,7 +28,7 @@ from shardmap.planning.run.disk.scratch import checked, scratch_arrays
 from shardmap.planning.run.out import outputs, reserve_files, shared_chunks
 from shardmap.planning.run.own_processes import own_processes
 from shardmap.planning.run.processes import ProcessWorkers
-from shardmap.planning.run.shards import Accumulator, Shard
+from shardmap.planning.run.shards import Accumulator, Shard, index_of
 from shardmap.planning.run.tasks import Task, shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
 from shardmap.planning.sources.handlers import sliceable
@@ -54,6 +54,7 @@ def run(
     checkpoint: str | os.PathLike[str] | None,
     scratch: Any,
     task: Any,
+    stage: Any,
     decoding: int | None,
 ) -> PyTree:
     """See `ShardPlan.run`.
@@ -62,6 +63,13 @@ def run(
       decoding: the bytes that a store may hold to decode chunks; None: any number.
     """
     in_job = None if task is None else place_in_job(task)
+    if stage is not None:
+        stage = index_of("stages", stage, len(cut_program.stages))
+        if not in_job:
+            raise ValueError(
+                "stage needs task: it is the stage that an array job runs, after the "
+                "jobs of the stages before"
+            )
     if in_job and checkpoint is None:
         raise ValueError("task needs checkpoint, the folder that all tasks share")
     if in_job and is_client(executor):
@@ -87,14 +95,15 @@ def run(
         saved = job = None
         if checkpoint is not None:
             saved = Checkpoint(checkpoint, cut_program, leaves)
-            job = ArrayJob(cut_program, leaves, in_job, saved) if in_job else None
+            if in_job:
+                job = ArrayJob(cut_program, leaves, in_job, saved, stage)
         scratch = cut_program.scratch if scratch is None else checked(scratch)
         kept_there = scratch_arrays(cut_program, None if job else scratch)
         arrays, remove = stack.enter_context(kept_there)
         acc = job or Accumulator(cut_program, {**given, **arrays})
         numbers = [
-            job.numbers(stage) if job else range(stage.num_shards)
-            for stage in cut_program.stages
+            job.numbers(each) if job else range(each.num_shards)
+            for each in cut_program.stages
         ]
         step = None
         if progress and engine:
@@ -105,18 +114,18 @@ def run(
             stages: Sequence[Stage] = []
         else:
             work = engine(pool, cut_program, leaves, acc, saved)
-            stages = cut_program.stages
+            stages = cut_program.stages[: None if stage is None else stage + 1]
         trim, trimmed = None, time.monotonic()
         if decoding is not None:  # The allocator keeps freed memory, too.
             trim = _trim_of_glibc()
             stores = [*leaves, *given.values()]
             stack.enter_context(decoding_within(stores, decoding))
-        for place, stage in enumerate(stages):
+        for place, each in enumerate(stages):
             for value in acc.free(place):
                 remove(value)
             if work.in_other_processes:
                 acc.flush()
-            tasks = shard_tasks(stage, numbers[place])
+            tasks = shard_tasks(each, numbers[place])
             for done in work.run(tasks, max_in_flight or work.ahead, retries):
                 if step:
                     step(done)
@@ -124,7 +133,7 @@ def run(
                     trim(0)
                     trimmed = time.monotonic()
             if job:
-                job.end_stage(stage)
+                job.end_stage(each)
             if trim:
                 trim(0)
     if job:

@@ -137,6 +137,11 @@ class Workers:
         try:
             return self.submit(task)
         except Exception as error:
+            if "cannot schedule new futures" in str(error):
+                raise RuntimeError(
+                    f"plan.run: {error}: run plans before Python exits, not in atexit, "
+                    "and by an executor that is open"
+                ) from error
             broken: Future[Any] = Future()
             broken.set_exception(error)
             return broken

@@ -53,6 +53,30 @@ def test_tasks_give_the_bytes_of_one_run(pieces, count, tmp_path):
     assert_bytes(got, shard_plan.run(x))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_job_for_each_stage(count, tmp_path):
+    """Its tasks run one after the other: none waits for one that comes later."""
+    x = reals(60, 8)
+    shard_plan = plan(moments, x, in_slices={0: 7})
+    jobs = [(s, k) for s in range(len(shard_plan.stages)) for k in range(count)]
+    assert len(jobs) > count
+    *before, last = [
+        shard_plan.run(x, checkpoint=tmp_path, task=(k, count), stage=stage)
+        for stage, k in jobs
+    ]
+    assert before == [None] * (len(jobs) - 1)
+    assert_bytes(last, shard_plan.run(x))
+
+
+def test_a_stage_without_those_before_is_told(shard_plan, tmp_path):
+    with pytest.raises(ValueError, match=r"stage=1 needs 0-0.bin of stage 0.*run all"):
+        shard_plan.run(X, W, checkpoint=tmp_path, task=(0, 2), stage=1)
+    with pytest.raises(IndexError, match="2 is out of range of stages: there are 2"):
+        shard_plan.run(X, W, checkpoint=tmp_path, task=(0, 2), stage=2)
+    with pytest.raises(ValueError, match="stage needs task: it is the stage that an a"):
+        shard_plan.run(X, W, checkpoint=tmp_path, stage=0)
+
+
 def test_large_values_that_later_stages_need_are_read_from_the_folder(tmp_path):
     """Rows are sorted, then columns: each shard reads boxes of all the first ones."""
     x = reals(512, 1024)

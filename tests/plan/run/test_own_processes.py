@@ -1,5 +1,6 @@
 """The processes of ``executor=1``: what a script needs for them, and when they end."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from tests import command_line
+from tests.plan.run.checks import W, X
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 
@@ -27,6 +29,14 @@ def main():
     sm.plan(lambda x: x + 1, x, in_slices={0: 8}).run(x, out=Out(), executor=1)
 
 """
+
+
+def test_a_daemonic_process_may_start_none(shard_plan, monkeypatch):
+    """As the worker of a multiprocessing.Pool."""
+    config = multiprocessing.current_process()._config
+    monkeypatch.setitem(config, "daemon", True)
+    with pytest.raises(RuntimeError, match=r"executor=2 starts .* a daemonic process"):
+        shard_plan.run(X, W, executor=2)
 
 
 @pytest.mark.deep

@@ -102,6 +102,14 @@ def test_a_pool_has_two_shards_for_each_of_its_workers():
     np.testing.assert_array_equal(got, 2 * x)
 
 
+def test_a_pool_that_takes_no_shards_is_told(shard_plan):
+    """As any pool while Python exits, in a function of atexit."""
+    with ThreadPoolExecutor(1) as pool:
+        pass
+    with pytest.raises(RuntimeError, match="before Python exits, not in atexit, and b"):
+        shard_plan.run(X, W, executor=pool)
+
+
 def test_the_error_of_the_shard_that_fails_first_is_told(shard_plan):
     # Row 16 fails long before row 0 does.
     x = Remote(X, failures=[(0, 1), (16, 1)], first=0.2)
