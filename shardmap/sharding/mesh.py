@@ -327,8 +327,8 @@ def local_mesh(mesh: Mesh) -> Mesh:
     As `Mesh.local_mesh`, with the types of the axes.
 
     Raises:
-      ValueError: the mesh has no device of this process, or they are not a contiguous
-        range along every axis.
+      ValueError: the mesh has no device of this process; or, by JAX, they are not a
+        contiguous range along every axis.
 
     >>> dict(local_mesh(make_mesh({"data": 1})).shape)
     {'data': 1}
@@ -339,16 +339,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
         raise ValueError(
             f"none of the {mesh.size} devices of the mesh is on this process"
         )
-    try:
-        return mesh.local_mesh.update(axis_types=mesh.axis_types)
-    except ValueError:
-        places = [place for place, d in np.ndenumerate(mesh.devices) if d in here]
-        box = np.prod(np.ptp(places, axis=0) + 1)
-        raise ValueError(
-            f"the {len(here)} devices of this process form no box in the mesh of shape "
-            f"{mesh.devices.shape}: the smallest box around them has {box} devices. "
-            "Order the mesh so that each process has a range along every axis"
-        ) from None
+    return mesh.local_mesh.update(axis_types=mesh.axis_types)
 
 
 def pmap_sharding(
@@ -375,15 +366,10 @@ def pmap_sharding(
     >>> pmap_sharding((1, 5)).shard_shape((1, 5))
     (1, 5)
     """
-    if hasattr(shape, "shape"):
+    if hasattr(shape, "shape") or not isinstance(shape, Iterable):
         raise TypeError(
-            "pmap_sharding shape must be a tuple of ints, but got an array of shape "
-            f"{np.shape(shape)}: give x.shape"
-        )
-    if not isinstance(shape, Iterable):
-        raise TypeError(
-            f"pmap_sharding shape must be a tuple of ints, such as (8,), but got "
-            f"{shown(shape)}"
+            "pmap_sharding shape must be a tuple of ints, such as (8,) or x.shape, but "
+            f"got {shown(shape) if isinstance(shape, int) else type(shape)}"
         )
     shape = tuple(shape)
     names: list[str | None] = [None] * len(shape)

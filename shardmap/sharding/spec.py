@@ -252,15 +252,6 @@ class ShardingSpec:
         sharding: Iterable[AvalDimSharding],
         mesh_mapping: Iterable[MeshDimAssignment],
     ) -> None:
-        for what, entries, of in (
-            ("sharding", sharding, "array dimension, such as (Chunked(2), None)"),
-            ("mesh_mapping", mesh_mapping, "mesh dimension, such as (ShardedAxis(0),)"),
-        ):
-            if not isinstance(entries, Iterable):
-                raise TypeError(
-                    f"ShardingSpec {what} must be a sequence of one entry per {of}, "
-                    f"got {shown(entries)}"
-                )
         _set(self, "sharding", tuple(_stored(entry) for entry in sharding))
         _set(self, "mesh_mapping", tuple(mesh_mapping))
         _set(self, "_shape", None)
@@ -274,29 +265,14 @@ class ShardingSpec:
 
     def _check_each_axis_is_used_once(self) -> None:
         sizes = self.sharded_axis_sizes
-        users: dict[int, list[int]] = {axis: [] for axis in range(len(sizes))}
-        for dimension, assignment in enumerate(self.mesh_mapping):
-            if isinstance(assignment, ShardedAxis):
-                users.setdefault(assignment.axis, []).append(dimension)
-        problems = []
-        for axis, dimensions in users.items():
-            if axis >= len(sizes):
-                problems.append(
-                    f"mesh dimension {dimensions[0]} is ShardedAxis({axis}), but there "
-                    f"are only {len(sizes)} sharded axes, counted from 0"
-                )
-            elif not dimensions:
-                problems.append(
-                    f"sharded axis {axis} of size {sizes[axis]} is used by no mesh "
-                    f"dimension: add ShardedAxis({axis}) to mesh_mapping"
-                )
-            elif len(dimensions) > 1:
-                problems.append(
-                    f"sharded axis {axis} of size {sizes[axis]} is used by mesh "
-                    f"dimensions {dimensions}: use it once, and Replicated for copies"
-                )
-        if problems:
-            raise ValueError(f"{self!r} is not a valid layout: {'; '.join(problems)}")
+        used = [a.axis for a in self.mesh_mapping if isinstance(a, ShardedAxis)]
+        if sorted(used) != list(range(len(sizes))):
+            raise ValueError(
+                f"{self!r} is not a valid layout: mesh_mapping must use each of its "
+                f"{len(sizes)} sharded axes once, of sizes {sizes}, but uses {used}. "
+                "Write ShardedAxis(k) for axis k, counted from 0, and Replicated for "
+                "copies"
+            )
 
     __repr__ = _as_code
 
@@ -370,34 +346,26 @@ class ShardingSpec:
 
     def _piece_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The size of a shard in each dimension; ValueError if `shape` does not fit."""
-        shape = tuple(integer_of("a dimension of the shape", size) for size in shape)
+        shape = tuple(integer_of("a dimension of the shape", size, 0) for size in shape)
         if len(shape) != len(self.sharding):
             raise ValueError(
                 f"shape {shape} has {len(shape)} dimensions, but {self!r} has "
                 f"{len(self.sharding)} entries in sharding: give one per dimension, "
                 "None where it is not cut"
             )
-        problems = []
         for dimension, (size, entry, shards) in enumerate(
             zip(shape, self.sharding, self.tile_counts, strict=True)
         ):
-            if size < 0:
-                problems.append(f"dimension {dimension} has the negative size {size}")
-            elif isinstance(entry, Unstacked) and size != entry.size:
-                problems.append(
-                    f"dimension {dimension} has size {size}, but its entry is "
-                    f"{entry!r}: write Unstacked({size}), or Chunked for shards longer "
-                    "than 1"
-                )
+            if isinstance(entry, Unstacked) and size != entry.size:
+                problem = f"write Unstacked({size}), or Chunked for longer shards"
             elif size % shards:
-                problems.append(
-                    f"dimension {dimension} has size {size}, which {entry!r} does not "
-                    f"divide into {shards} equal shards: pad it to "
-                    f"{-(-size // shards) * shards} or cut it into fewer shards"
-                )
-        if problems:
+                padded = -(-size // shards) * shards
+                problem = f"pad it to {padded}, or cut it into fewer shards"
+            else:
+                continue
             raise ValueError(
-                f"shape {shape} does not fit {self!r}: {'; '.join(problems)}"
+                f"shape {shape} does not fit {self!r}: dimension {dimension} has size "
+                f"{size}, but is cut by {entry!r} into {shards} equal shards: {problem}"
             )
         return tuple(
             size // shards for size, shards in zip(shape, self.tile_counts, strict=True)
@@ -558,35 +526,6 @@ class ShardingSpec:
             transpose_perm=self.tile_order,
             subgroup_types=last_tile_dims,
         )
-
-    def sdy(self, axis_names: Sequence[str] | None = None) -> str:
-        """Returns the layout as Shardy text: the mesh in one line, the sharding in the
-        next.
-
-        Args:
-          axis_names: a name for each mesh dimension. Default: "axis0", "axis1", ...
-
-        Raises:
-          ValueError: a dimension is `Unstacked`, or there are not as many different
-            names as mesh dimensions.
-
-        >>> print(ShardingSpec((Chunked(4), None), [ShardedAxis(0)]).sdy(["x"]))
-        sdy.mesh @mesh = <["x"=4]>
-        #sdy.sharding<@mesh, [{"x"}, {}]>
-        """
-        self._check_stacked("Shardy text")
-        names = self._axis_names(axis_names)
-        # A mesh without dimensions is called so when JAX lowers it.
-        mesh = "@mesh" if names else "@empty_mesh"
-        sizes = ", ".join(
-            f'"{name}"={size}'
-            for name, size in zip(names, self.mesh_shape, strict=True)
-        )
-        axes = ", ".join(
-            "{" + ", ".join(f'"{names[d]}"' for d in dimensions) + "}"
-            for dimensions in self.dim_shardings
-        )
-        return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{axes}]>"
 
     def named_sharding(
         self,
@@ -782,9 +721,6 @@ def mesh_sharding_spec(
       from mesh axis names to array dimensions, as for `mesh_map`. If several mesh axes
       shard one dimension, the order of the dict is major to minor.
 
-    Raises:
-      ValueError: a mesh axis has no size.
-
     Example:
       >>> import shardmap as sm
       >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
@@ -793,11 +729,6 @@ def mesh_sharding_spec(
       >>> spec(jax.ShapeDtypeStruct((8, 3), np.float32), {"y": 0}) == spec(2, {"y": 0})
       True
     """
-    if missing := [name for name in axis_names if name not in axis_sizes]:
-        raise ValueError(
-            f"mesh_sharding_spec got axis_names {shown(tuple(axis_names))}, but "
-            f"axis_sizes {shown(dict(axis_sizes))} has no size of {shown(missing)}."
-        )
     order = {name: dimension for dimension, name in enumerate(axis_names)}
 
     def spec(

@@ -178,14 +178,9 @@ def test_local_mesh_is_the_box_of_this_process(processes, rows, columns):
     assert part.devices.tolist() == mesh.devices[np.ix_(rows, columns)].tolist()
 
 
-@pytest.mark.parametrize(
-    ("processes", "counts"),
-    [([[0, 1], [1, 0]], (2, 4)), ([[0, 0], [0, 1]], (3, 4)), ([[0, 1, 0]], (2, 3))],
-)
-def test_local_mesh_refuses_devices_that_form_no_box(processes, counts):
-    own, box = counts
-    message = f"the {own} devices .* form no box .* has {box} devices. Order the mesh"
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("processes", [[[0, 1], [1, 0]], [[0, 0], [0, 1]], [[0, 1, 0]]])
+def test_local_mesh_refuses_devices_that_form_no_box(processes):
+    with pytest.raises(ValueError, match="single host must form a contiguous subcube"):
         local_mesh(fake_mesh(processes, ("x", "y")))
 
 

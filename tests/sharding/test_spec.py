@@ -152,28 +152,11 @@ def test_a_spec_of_very_many_devices_costs_nothing():
 @pytest.mark.parametrize(
     ("sharding", "mesh_mapping", "problem"),
     [
-        ((C(2),), (), r"axis 0 of size 2 is used by no mesh dimension: add Sha.*\(0\)"),
-        (
-            (C((2, 3)),),
-            (S(0),),
-            "sharded axis 1 of size 3 is used by no mesh dimension",
-        ),
-        (
-            (U(3),),
-            (S(0), R(2), S(0)),
-            r"sharded axis 0 of size 3 is used by mesh dimensions \[0, 2\]: use it",
-        ),
-        (
-            (C(2), N),
-            (S(0), S(1)),
-            r"mesh dimension 1 is ShardedAxis\(1\), but there are only 1 sharded axes",
-        ),
-        ((), (S(0),), r"ShardedAxis\(0\), but there are only 0 sharded axes"),
-        (
-            (C((2, 3)),),
-            (S(2),),
-            "axis 0 of size 2 .* axis 1 of size 3 .* only 2 sharded axes",
-        ),
+        ((C(2),), (), r"1 sharded axes once, of sizes \(2,\), but uses \[\]\. Write"),
+        ((C((2, 3)),), (S(0),), r"2 sharded axes .* \(2, 3\), but uses \[0\]"),
+        ((U(3),), (S(0), R(2), S(0)), r"\(3,\), but uses \[0, 0\]\. .* for copies"),
+        ((C(2), N), (S(0), S(1)), r"1 sharded axes once, .* but uses \[0, 1\]"),
+        ((), (S(0),), r"its 0 sharded axes once, of sizes \(\), but uses \[0\]"),
     ],
 )
 def test_refuses_a_mapping_that_does_not_use_each_axis_once(
@@ -190,15 +173,6 @@ def test_refuses_entries_of_another_type():
         ShardingSpec((2,), ())
     with pytest.raises(TypeError, match=r"entry of mesh_mapping must be .*got None"):
         ShardingSpec((), (None,))
-
-
-def test_refuses_one_entry_for_a_sequence_of_them():
-    text = r"sharding must be a sequence of one entry per array dimension, .* got Chunk"
-    with pytest.raises(TypeError, match=text):
-        ShardingSpec(C(2), (S(0),))
-    text = "mesh_mapping must be a sequence of one entry per mesh dimension, .* got 2"
-    with pytest.raises(TypeError, match=text):
-        ShardingSpec((C(2),), 2)
 
 
 # Indices
@@ -364,20 +338,19 @@ EVERY_USE_OF_A_SHAPE = [
         (
             (9, 3, 5),
             ValueError,
-            r"dimension 0 has size 9, which Chunked\(\(2, 2\)\) does not divide into 4 "
-            "equal shards: pad it to 12 or cut it into fewer shards",
+            r"dimension 0 has size 9, but is cut by Chunked\(\(2, 2\)\) into 4 equal "
+            "shards: pad it to 12, or cut it into fewer shards",
         ),
         (
             (8, 6, 5),
             ValueError,
-            r"dimension 1 has size 6, but its entry is Unstacked\(3\): "
-            r"write Unstacked\(6\), or Chunked",
+            r"dimension 1 has size 6, but is cut by Unstacked\(3\) into 3 equal "
+            r"shards: write Unstacked\(6\), or Chunked",
         ),
         (
             (6, 2, -1),
             ValueError,
-            "dimension 0 has size 6.*; dimension 1 has size 2.*; "
-            "dimension 2 has the negative size -1",
+            "a dimension of the shape must be at least 0, got -1",
         ),
         (
             (8.0, 3, 5),
@@ -440,7 +413,6 @@ def test_unstacked_has_no_proto_and_names_stacked():
         ("proto", spec.sharding_proto),
         ("tile assignment", spec.tile_assignment),
         ("proto", spec.hlo_sharding),
-        ("Shardy text", spec.sdy),
         ("NamedSharding", lambda: spec.named_sharding(jax.devices()[:4])),
     ):
         text = rf"has no {what}: dimension 1 is Unstacked\(4\).*spec.stacked\(\) is the"
@@ -470,8 +442,6 @@ def test_mesh_sharding_spec_takes_avals_as_pxla_did():
         spec_on(aval, {"x": 0})
 
 
-def test_mesh_sharding_spec_refuses_axes_without_a_size_or_a_dimension():
-    with pytest.raises(ValueError, match=r"has no size of \['y'\]"):
-        mesh_sharding_spec({"x": 2}, ("x", "y"))
+def test_mesh_sharding_spec_refuses_axes_without_a_dimension():
     with pytest.raises(ValueError, match=r"rank 1 .*: 'x' cuts dimension 1"):
         mesh_sharding_spec({"x": 2}, ("x",))(1, {"x": 1})

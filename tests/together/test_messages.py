@@ -866,13 +866,12 @@ CASES = {
     "an array for a shape": (
         lambda: sm.pmap_sharding(np.zeros((40, 40))),
         TypeError,
-        r"pmap_sharding shape must be a tuple of ints, but got an array of shape \(40, "
-        r"40\): give x\.shape$",
+        r"pmap_sharding shape must be a tuple of ints, such as \(8,\) or x.shape, but",
     ),
     "a size for a shape": (
         lambda: sm.pmap_sharding(8),
         TypeError,
-        r"pmap_sharding shape must be a tuple of ints, such as \(8,\), but got 8",
+        r"pmap_sharding shape must be a tuple of ints, .* but got 8",
     ),
 }
 
