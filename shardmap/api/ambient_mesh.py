@@ -56,26 +56,18 @@ def typed(value: Value, mesh: Mesh) -> Any:
 def check_in_shard_map(name: str, options: SpmapOptions) -> None:
     """Checks the devices and mesh axes of a map inside `jax.shard_map`."""
     around = jax.sharding.get_abstract_mesh()
-    text = f"spmap of {name} is inside jax.shard_map over {around.manual_axes}"
-    if options.devices is not None or options.backend is not None:
+    is_elsewhere = options.devices is not None or options.backend is not None
+    if options.mesh is not None:
+        is_elsewhere = same_mesh(options, around) is None
+    both = set(options.mesh_axes or ()) & set(around.manual_axes)
+    if is_elsewhere or both:
+        named = f"the devices {[device.id for device in devices_of(options)]}"
+        if options.mesh is not None:
+            named = f"mesh_axes={options.mesh_axes} of {dict(options.mesh.shape)}"
         raise ValueError(
-            f"{text}, whose devices it runs on, but names "
-            f"{[device.id for device in devices_of(options)]}. Leave out devices and "
-            "backend, or map over other axes of that mesh with mesh= and mesh_axes=."
-        )
-    if options.mesh is None:
-        return
-    if same_mesh(options, around) is None:
-        raise ValueError(
-            f"{text} of a mesh {dict(around.shape)}, but names the mesh "
-            f"{dict(options.mesh.shape)}. Leave out mesh and mesh_axes, or name that "
-            "mesh."
-        )
-    if both := set(options.mesh_axes or ()) & set(around.manual_axes):
-        raise ValueError(
-            f"{text}, which is over {sorted(both)[0]!r} already, and so is the map "
-            f"with mesh_axes={options.mesh_axes}. Leave out mesh and mesh_axes, or "
-            "give other axes."
+            f"spmap of {name} is inside jax.shard_map over {around.manual_axes} of a "
+            f"mesh {dict(around.shape)}, but names {named}. Leave that out, or name "
+            "other axes of that mesh with mesh= and mesh_axes=."
         )
 
 

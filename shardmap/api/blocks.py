@@ -31,12 +31,11 @@ from shardmap.api import caches
 from shardmap.api.arguments import Arguments
 from shardmap.api.calls import (
     Call,
-    Transformed,
     bind_without_types,
     types_of_mesh_around,
 )
 from shardmap.api.options import Lowering
-from shardmap.api.user_function import FlatFunction
+from shardmap.api.transformed import FlatFunction, Transformed
 from shardmap.arrays import placement, trees
 from shardmap.arrays.trees import Flattened
 from shardmap.map import set_mesh, tracing
@@ -94,14 +93,14 @@ class BlockMap(Transformed):
         return set_mesh.is_on_mesh(self._devices())
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        function, options = self.function, self.options
-        avals = function.leaf_avals(arguments)
-        in_specs = function.broadcast_in(
+        options = self.options
+        avals = self.leaf_avals(arguments)
+        in_specs = self.broadcast_in(
             "in_axes", options.in_specs, arguments, PartitionSpec()
         )
         self._check_arguments(arguments, avals, in_specs)
         names = self._free_axes()
-        block = function.flat_function(arguments)
+        block = self.flat_function(arguments)
         # A `spmap` tells its own name.
         told = names if options.lowering == "manual" else ()
         with types_of_mesh_around(), explained_errors(*told):
@@ -152,7 +151,7 @@ class BlockMap(Transformed):
             results = jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks)
             return jax.tree.unflatten(out.tree, results)
 
-        run.__name__ = self.function.name  # For JAX's errors.
+        run.__name__ = self.name  # For JAX's errors.
         mapped: Callable[..., PyTree] = run
         if options.lowering == "spmd":
             mapped = functools.partial(self._as_spmaps, run, names, in_specs)
@@ -215,7 +214,7 @@ class BlockMap(Transformed):
         return jnp.reshape(tiles, _scaled(self.options.mesh, operator.mul, block, spec))
 
     def _out_specs(self, out_tree: Any) -> Sequence[PartitionSpec]:
-        return self.function.broadcast_out("out_axes", self.options.out_specs, out_tree)
+        return self.broadcast_out("out_axes", self.options.out_specs, out_tree)
 
     def _devices(self) -> list[jax.Device]:
         return mesh_devices(self.options.mesh) or set_mesh.current_mesh_devices()
@@ -227,7 +226,7 @@ class BlockMap(Transformed):
           ValueError: it is on another mesh or other devices, or is over axes that are
             named here.
         """
-        who, mesh = self.function.full_name, self.options.mesh
+        who, mesh = self.full_name, self.options.mesh
         there = jax.sharding.get_abstract_mesh()
         set_mesh.check_devices(who, self._devices())
         if there.manual_axes and there.shape_tuple != mesh.abstract_mesh.shape_tuple:
@@ -258,7 +257,7 @@ class BlockMap(Transformed):
         in_specs: Sequence[PartitionSpec],
     ) -> None:
         """Checks that arguments have the dimensions that are cut, which divide."""
-        who, mesh = self.function.full_name, self.options.mesh
+        who, mesh = self.full_name, self.options.mesh
         if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
             raise ValueError(
                 f"{who} has lowering='spmd' inside a jax.shard_map with "
@@ -276,7 +275,7 @@ class BlockMap(Transformed):
                     )
                 else:
                     continue
-                name = self.function.leaf_names(arguments)[k]
+                name = self.leaf_names(arguments)[k]
                 raise ValueError(
                     f"{who} cuts dimension {dimension} of {name}, "
                     f"{aval.str_short()}, along {names}, but {problem}"
@@ -291,7 +290,7 @@ class BlockMap(Transformed):
         for jaxpr in filter(None, inside):
             for name in axes_used(jaxpr.effects) & vmapped:
                 raise ValueError(
-                    f"{self.function.full_name} has a mesh axis {name!r} and is inside "
+                    f"{self.full_name} has a mesh axis {name!r} and is inside "
                     f"a jax.vmap with axis_name={name!r}, which JAX would take for it. "
                     "Give the vmap another axis_name, or use lowering='spmd'."
                 )
@@ -328,7 +327,7 @@ class BlockMap(Transformed):
             if bad:
                 raise ValueError(
                     f"mesh_map out_axes do not name mesh axis {name!r}, along which "
-                    f"{bad[0]} of {self.function.name} can differ. Name it with the "
+                    f"{bad[0]} of {self.name} can differ. Name it with the "
                     f"dimension that it cuts, or return jax.lax.pmean(x, {name!r})."
                 )
 

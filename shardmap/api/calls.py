@@ -3,12 +3,11 @@
 If JAX is tracing, it is bound; else it is compiled and run, as `programs` tells.
 """
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AxisType
@@ -16,7 +15,6 @@ from jax.sharding import AxisType
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
 from shardmap.api.arguments import Arguments
-from shardmap.api.user_function import Args, Kwargs, UserFunction
 from shardmap.arrays.process_local import ProcessShardings
 from shardmap.map import agreement
 from shardmap.map.layout import MapShardings
@@ -99,54 +97,6 @@ class Call:
             f"({specs[0]}), out_specs ({specs[1]}), operations "
             f"{agreement.operations(self.jaxpr)}"
         )
-
-
-class Transformed(abc.ABC):
-    """A user's function under `spmap`, `mesh_map` or `sharded_jit`."""
-
-    what: ClassVar[str]
-    """The public name of the transformation."""
-
-    static_parameter: ClassVar[str] = "static_argnums"
-
-    def __init__(self, fun: Callable[..., Any], options: Any) -> None:
-        self.options = options
-        self.function = UserFunction(
-            fun, self.what, options.donate_argnums, self.is_leaf, self.static_parameter
-        )
-
-    @staticmethod
-    @abc.abstractmethod
-    def is_leaf(value: Any) -> bool:
-        """Whether a value is a leaf of the options for arguments and results."""
-
-    @abc.abstractmethod
-    def is_on_set_mesh(self) -> bool:
-        """Whether a call under `jax.set_mesh` is a program on that mesh."""
-
-    @abc.abstractmethod
-    def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        """Checks the arguments of a call and traces the function.
-
-        Args:
-          arguments: those of the call.
-          is_top_level: whether it is a program, and not a part of another.
-        """
-
-    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        """Adds a call to what is being traced."""
-        return self._jitted(tuple(args), kwargs)
-
-    @functools.cached_property
-    def _jitted(self) -> Callable[[Args, Kwargs], PyTree]:
-        """Binds calls under `jax.jit`, which caches its traces."""
-
-        def run(args: Args, kwargs: Kwargs) -> PyTree:
-            arguments = self.function.read(args, kwargs)
-            return self.trace_call(arguments, False).result(arguments.leaves)
-
-        run.__name__ = run.__qualname__ = self.function.name
-        return jax.jit(run)
 
 
 def types_of_mesh_around() -> AbstractContextManager[Any]:

@@ -17,14 +17,14 @@ from shardmap._jax.types import (
 )
 from shardmap.api import ambient_mesh, over_processes
 from shardmap.api.arguments import Arguments
-from shardmap.api.calls import Call, Transformed
+from shardmap.api.calls import Call
 from shardmap.api.mapped_axes import (
     in_axes_from_front,
     mapped_size,
     out_axes_from_front,
 )
 from shardmap.api.programs import run_call
-from shardmap.api.user_function import Args, Kwargs
+from shardmap.api.transformed import Args, Kwargs, Transformed
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.map import set_mesh, tracing
 from shardmap.map.differing import differing_results
@@ -48,20 +48,20 @@ class ElementMap(Transformed):
     is_leaf = staticmethod(trees.is_none)
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        avals: Sequence[Aval] = self.function.leaf_avals(arguments)
+        avals: Sequence[Aval] = self.leaf_avals(arguments)
         in_axes = self._in_axes(arguments, avals)
         # While JAX traces there is no process-local data.
         is_called = not any(isinstance(x, jax.core.Tracer) for x in arguments.leaves)
         if not is_called or tracing.inside_map() or not self._is_across_processes():
             return self._trace(arguments, avals, in_axes, is_top_level)[0]
         avals, is_local = over_processes.global_avals(
-            self.function, self.options, self._devices(), arguments, avals, in_axes
+            self, self._devices(), arguments, avals, in_axes
         )
         call, params = self._trace(arguments, avals, in_axes, is_top_level)
         return over_processes.of_process(call, params, in_axes, is_local)
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        arguments = self.function.read(args, kwargs)
+        arguments = self.read(args, kwargs)
         # Without jit no map is a part of another program.
         is_top_level = bool(context.config_value("jax_disable_jit"))
         call = self.trace_call(arguments, is_top_level)
@@ -94,10 +94,10 @@ class ElementMap(Transformed):
         axis_size = mapped_size(
             in_axes,
             avals,
-            functools.partial(self.function.leaf_names, arguments),
+            functools.partial(self.leaf_names, arguments),
             options.axis_size,
         )
-        element = self.function.flat_function(arguments)
+        element = self.flat_function(arguments)
         body = self._body(element, in_axes, avals, axis_size)
         is_auto = isinstance(options.batch_size, Auto)
         params = MapParams(
@@ -106,7 +106,7 @@ class ElementMap(Transformed):
             in_axes=(None,) * len(body.constants) + in_axes,
             out_axes=self._out_axes(body, in_axes, axis_size),
             call_jaxpr=body.jaxpr,
-            name=self.function.name,
+            name=self.name,
             batch_size=None if is_auto else cast(int | None, options.batch_size),
             lowering=options.lowering,
         )
@@ -146,7 +146,7 @@ class ElementMap(Transformed):
         static, count = self.options.static_argnums, arguments.num_positional
         if static and max(static) >= count:
             raise ValueError(
-                f"{self.function.full_name} has static_broadcasted_argnums={static}, "
+                f"{self.full_name} has static_broadcasted_argnums={static}, "
                 f"but was called with {count} positional arguments. Pass all static "
                 "ones by position."
             )
@@ -154,10 +154,10 @@ class ElementMap(Transformed):
         if isinstance(prefix, tuple) and len(prefix) != count:
             raise ValueError(
                 f"spmap in_axes has {len(prefix)} entries, one for each positional "
-                f"argument, but {self.function.name} was called with {count}."
+                f"argument, but {self.name} was called with {count}."
             )
-        in_axes = self.function.broadcast_in("in_axes", prefix, arguments, 0)
-        names = functools.partial(self.function.leaf_names, arguments)
+        in_axes = self.broadcast_in("in_axes", prefix, arguments, 0)
+        names = functools.partial(self.leaf_names, arguments)
         return in_axes_from_front(in_axes, avals, names)
 
     def _body(
@@ -177,7 +177,7 @@ class ElementMap(Transformed):
             list(map(remove_axis, avals, in_axes)),
             self.options.axis_name,
             axis_size,
-            ambient_mesh.axis_env_markers(self.function.name, self.options),
+            ambient_mesh.axis_env_markers(self.name, self.options),
             ambient_mesh.same_mesh(self.options, around),
         )
 
@@ -185,9 +185,9 @@ class ElementMap(Transformed):
         self, params: MapParams, is_top_level: bool, operands: Sequence[Aval]
     ) -> MapParams:
         """The map on its devices; inside another one, as it is."""
-        options, name = self.options, self.function.full_name
+        options, name = self.options, self.full_name
         if jax.sharding.get_abstract_mesh().manual_axes:
-            ambient_mesh.check_in_shard_map(self.function.name, options)
+            ambient_mesh.check_in_shard_map(self.name, options)
             if options.mesh is None:
                 return params
         else:
@@ -213,9 +213,7 @@ class ElementMap(Transformed):
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
         avals = [var.aval for var in body.jaxpr.outvars]
-        given = self.function.broadcast_out(
-            "out_axes", self.options.out_axes, body.out_tree
-        )
+        given = self.broadcast_out("out_axes", self.options.out_axes, body.out_tree)
         out_axes = out_axes_from_front(given, avals)
         if None in out_axes:
             self._check_unmapped(out_axes, body, in_axes)
@@ -233,7 +231,7 @@ class ElementMap(Transformed):
             if axis is None and differ:
                 raise UnmappedResultsDiffer(
                     "spmap has mapped output but out_axes is None: "
-                    f"{trees.result_names(body.out_tree)[k]} of {self.function.name} "
+                    f"{trees.result_names(body.out_tree)[k]} of {self.name} "
                     "can differ between elements. Combine it with a collective such as "
                     "jax.lax.pmean, or give out_axes an axis."
                 )

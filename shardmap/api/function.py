@@ -24,10 +24,9 @@ from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import caches, pickling, programs, stages
 from shardmap.api.arguments import wrap_statics
-from shardmap.api.calls import Transformed
 from shardmap.api.options import key_of
 from shardmap.api.programs import CompiledCall
-from shardmap.api.user_function import Args, Kwargs, UserFunction
+from shardmap.api.transformed import Args, Kwargs, Transformed
 from shardmap.map import set_mesh
 
 if TYPE_CHECKING:
@@ -60,10 +59,9 @@ class Mapped(Generic[P, R]):
         self._transformed: Transformed = caches.weak_cache(
             fun, (kind, key_of(options, kind.is_leaf)), lambda: kind(fun, options)
         )
-        self._function: UserFunction = self._transformed.function
         # Perhaps an equal one, which is kept alive here. One that is made of another
         # keeps that alive, and making it again would make all that are below it.
-        self._fun = fun if isinstance(fun, Mapped) else self._function.fun()
+        self._fun = fun if isinstance(fun, Mapped) else self._transformed.fun()
         self._static = options.static_argnums
         self._donates = bool(options.donate_argnums)
         # The last program for each number of arguments is tried first. It raises an
@@ -118,8 +116,8 @@ class Mapped(Generic[P, R]):
     @api_boundary
     def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
-        given = self._function.read(wrap_statics(args, self._static), kwargs)
-        return stages.trace(self._function, self._transformed.trace_call(given))
+        given = self._transformed.read(wrap_statics(args, self._static), kwargs)
+        return stages.trace(self._transformed, self._transformed.trace_call(given))
 
     def explain(self, *args: PyTree, **kwargs: PyTree) -> "Explanation":
         """What runs in parallel for these arguments, and at what cost.
@@ -164,11 +162,11 @@ class Mapped(Generic[P, R]):
     def derivation(self) -> Any:
         """See `caches.Derived`."""
         transformed, cls = self._transformed, type(self)
-        fun, options = transformed.function.fun, transformed.options
+        fun, options = transformed.fun, transformed.options
         return self._fun, transformed, lambda: cls(fun(), options)
 
     def __reduce__(self) -> Any:
         return pickling.reduced(self, self._fun, self._transformed.options)
 
     def __repr__(self) -> str:
-        return f"<{self._function.full_name}>"
+        return f"<{self._transformed.full_name}>"

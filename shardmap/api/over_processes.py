@@ -17,7 +17,7 @@ from shardmap.api.arguments import Arguments
 from shardmap.api.calls import Call, ProcessLocal
 from shardmap.api.mapped_axes import mapped_size
 from shardmap.api.options import SpmapOptions
-from shardmap.api.user_function import UserFunction
+from shardmap.api.transformed import Transformed
 from shardmap.arrays.process_local import (
     is_global_array,
     processes_along,
@@ -27,8 +27,7 @@ from shardmap.map.primitives.params import MapParams
 
 
 def global_avals(
-    function: UserFunction,
-    options: SpmapOptions,
+    transformed: Transformed,
     devices: Sequence[jax.Device],
     arguments: Arguments,
     avals: Sequence[Aval],
@@ -37,7 +36,7 @@ def global_avals(
     """The avals of the global arrays of a call, and whether its data are process-local.
 
     Args:
-      function, options: of the map.
+      transformed: the map.
       devices: those of the map, on several processes.
       arguments: those of the call.
       avals, in_axes: of each leaf, as this process passes it.
@@ -45,11 +44,13 @@ def global_avals(
     are_global = list(map(is_global_array, arguments.leaves))
 
     def names() -> list[str]:
-        return function.leaf_names(arguments)
+        return transformed.leaf_names(arguments)
 
     if not _are_process_local(are_global, in_axes, names):
         return avals, False
-    times = _check_elements(function.name, options, devices, in_axes, avals, names)
+    times = _check_elements(
+        transformed.name, transformed.options, devices, in_axes, avals, names
+    )
     sizes = [
         [n * times if k == axis else n for k, n in enumerate(aval.shape)]
         for aval, axis in zip(avals, in_axes, strict=True)

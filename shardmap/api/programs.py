@@ -1,7 +1,7 @@
 """From a call to a program: read, trace, compile, place, run.
 
 It is compiled ahead of time, once for each kind of arguments. What `spmap`, `mesh_map`
-and `sharded_jit` do in their own ways is to trace; see `calls.Transformed`.
+and `sharded_jit` do in their own ways is to trace; see `transformed.Transformed`.
 """
 
 import collections
@@ -20,8 +20,8 @@ from shardmap._jax.types import PyTree, TreeDef, Value
 from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
-from shardmap.api.calls import Call, ProcessLocal, Transformed
-from shardmap.api.user_function import Args, Kwargs, UserFunction
+from shardmap.api.calls import Call, ProcessLocal
+from shardmap.api.transformed import Args, Kwargs, Transformed
 from shardmap.arrays import placement, processes, running, trees
 from shardmap.arrays.process_local import to_global, to_local
 from shardmap.map import agreement, set_mesh
@@ -36,14 +36,14 @@ class CompiledCall(NamedTuple):
       shardings: of the leaves.
       donated: which leaves are donated.
       process_local: as in `Call`.
-      is_here: whether all its devices are this process's.
+      is_single_process: whether all its devices are this process's.
     """
 
     run: Callable[..., Any]
     shardings: Sequence[Sharding]
     donated: Sequence[bool]
     process_local: ProcessLocal | None
-    is_here: bool
+    is_single_process: bool
 
 
 def run_call(
@@ -54,16 +54,15 @@ def run_call(
     Returns:
       The results; and the program, if the next call may try it first.
     """
-    function = transformed.function
-    arguments = function.read(args, kwargs)
+    arguments = transformed.read(args, kwargs)
     leaves = arguments.leaves
     key = arguments.cache_key(), configuration()
-    program: CompiledCall | None = function.programs.get(key)
+    program: CompiledCall | None = transformed.programs.get(key)
     if program is None:
-        program = _compiled(function, transformed.trace_call(arguments))
-        program = caches.keep(function.programs, key, program)
+        program = _compiled(transformed, transformed.trace_call(arguments))
+        program = caches.keep(transformed.programs, key, program)
     if any(program.donated):
-        check_donated(function, program, arguments)
+        check_donated(transformed, program, arguments)
     if program.process_local is None:
         placed = placement.place(leaves, program.shardings)
     else:
@@ -74,35 +73,35 @@ def run_call(
     try:
         results = program.run(*args, **kwargs)
     except FoundNaN as error:
-        if not program.is_here:
-            raise FloatingPointError(f"{function.full_name}: {error}") from None
+        if not program.is_single_process:
+            raise FloatingPointError(f"{transformed.full_name}: {error}") from None
         return find_nan(transformed, args, kwargs), None
     if program.process_local is not None and program.process_local.results is not None:
         arrays, tree = jax.tree.flatten(results)
         local = map(to_local, arrays, program.process_local.results)
         results = jax.tree.unflatten(tree, local)
-    return results, program if program.is_here and not is_moved else None
+    return results, program if program.is_single_process and not is_moved else None
 
 
 def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
     """Runs a call on the devices of `jax.set_mesh`, as `jax.jit` does."""
-    function, devices = transformed.function, tuple(set_mesh.current_mesh_devices())
+    devices = tuple(set_mesh.current_mesh_devices())
     args, kwargs = set_mesh.device_put((tuple(args), kwargs))
-    program = function.programs.get(devices)
+    program = transformed.programs.get(devices)
     if program is None:
         # JAX mistakes a keyword argument for all of them if they have one name.
         def run(*_args: PyTree, **_kwargs: PyTree) -> PyTree:
             return transformed.bind(_args, _kwargs)
 
-        run.__name__ = run.__qualname__ = function.name
+        run.__name__ = run.__qualname__ = transformed.name
         program = running.map_jit(
             run,
             devices,
             communicates=True,
-            donate_argnums=function.donate_argnums,
-            donate_argnames=function.donate_argnames,
+            donate_argnums=transformed.donate_argnums,
+            donate_argnames=transformed.donate_argnames,
         )
-        program = caches.keep(function.programs, devices, program)
+        program = caches.keep(transformed.programs, devices, program)
     return set_mesh.device_put(program(*args, **kwargs))
 
 
@@ -116,7 +115,7 @@ def find_nan(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
     arrays = jax.tree.leaves((args, kwargs))
     if any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays):
         raise FloatingPointError(
-            f"{transformed.function.full_name} has a NaN or an infinity in its "
+            f"{transformed.full_name} has a NaN or an infinity in its "
             "results, and took the memory of donated arguments, so it cannot run again "
             "to tell which operation gives it. Leave donate_argnums out to find that."
         )
@@ -137,24 +136,24 @@ def _is_gone(leaf: Any) -> bool:
 
 
 def check_donated(
-    function: UserFunction, program: CompiledCall, arguments: Arguments
+    transformed: Transformed, program: CompiledCall, arguments: Arguments
 ) -> None:
     """Checks that arrays are not deleted, and donated ones are passed once."""
     leaves = arguments.leaves
     if gone := [k for k, leaf in enumerate(leaves) if _is_gone(leaf)]:
         raise RuntimeError(
-            f"{function.full_name}: Array has been deleted: "
-            f"{function.leaf_names(arguments)[gone[0]]}. Its memory was donated to an "
-            "earlier call, or freed; use what that call returned."
+            f"{transformed.full_name}: Array has been deleted: "
+            f"{transformed.leaf_names(arguments)[gone[0]]}. Its memory was donated to "
+            "an earlier call, or freed; use what that call returned."
         )
     counts = collections.Counter(map(id, leaves))
     for k, leaf in enumerate(leaves):
         if program.donated[k] and counts[id(leaf)] > 1 and isinstance(leaf, jax.Array):
-            names = function.leaf_names(arguments)
+            names = transformed.leaf_names(arguments)
             same = [names[j] for j, other in enumerate(leaves) if other is leaf]
             raise ValueError(
-                f"{function.full_name}: {names[k]} is donated, and the same array is "
-                f"passed more than once, as {', '.join(same)}. Pass a copy, such as "
+                f"{transformed.full_name}: {names[k]} is donated, and the same array "
+                f"is passed more than once, as {', '.join(same)}. Pass a copy, such as "
                 "x.copy()."
             )
 
@@ -162,43 +161,42 @@ def check_donated(
 # Compiling
 
 
-def check_devices(function: UserFunction, call: Call) -> None:
+def check_devices(transformed: Transformed, call: Call) -> None:
     """Refuses to lower a call over an abstract mesh."""
     if not call.devices:
         raise ValueError(
-            f"{function.full_name} cannot run on an AbstractMesh, which has no "
+            f"{transformed.full_name} cannot run on an AbstractMesh, which has no "
             "devices. Give it a jax.sharding.Mesh: shardmap.make_mesh makes one."
         )
 
 
-def agree(function: UserFunction, call: Call) -> None:
-    """Checks that all processes make this call, before it is lowered."""
+def _compiled(transformed: Transformed, call: Call) -> CompiledCall:
+    check_devices(transformed, call)
+    # All processes make this call, before it is lowered.
     agreement.agree(
-        call.mesh, function.full_name, lambda: f"{function.name}, {call.description()}"
+        call.mesh,
+        transformed.full_name,
+        lambda: f"{transformed.name}, {call.description()}",
     )
-
-
-def _compiled(function: UserFunction, call: Call) -> CompiledCall:
-    check_devices(function, call)
-    agree(function, call)
     assert call.shardings is not None
     arguments, structs = call.arguments, call.structs()
-    donated = arguments.donated(function.donate_argnums, function.donate_argnames)
+    donated = arguments.donated(transformed.donate_argnums, transformed.donate_argnames)
     compiled = functools.partial(running.compiled, devices=call.devices)
     if trees.accepts_placeholders(arguments.in_tree, call.out_tree):
         args, kwargs = arguments.with_leaves(structs)
-        program = compiled(jitted(function, call), args, kwargs)
+        program = compiled(jitted(transformed, call), args, kwargs)
     else:
-        program = compiled(_jitted_by_leaves(function, call, donated), structs, {})
+        program = compiled(_jitted_by_leaves(transformed, call, donated), structs, {})
         program = _by_leaves(program, arguments.in_tree, call.out_tree)
-    is_here = call.process_local is None and not processes.spans_processes(call.devices)
+    local = call.process_local
+    is_single_process = local is None and not processes.spans_processes(call.devices)
     return CompiledCall(
-        program, call.shardings.operands, donated, call.process_local, is_here
+        program, call.shardings.operands, donated, local, is_single_process
     )
 
 
 def jitted(
-    function: UserFunction, call: Call, static_argnums: Collection[int] = ()
+    transformed: Transformed, call: Call, static_argnums: Collection[int] = ()
 ) -> jax.stages.Wrapped:
     """A call as `jax.jit`, to be traced for the call's `structs`."""
 
@@ -206,20 +204,20 @@ def jitted(
         return call.result(jax.tree.leaves((args, kwargs)))
 
     args, kwargs = call.arguments.with_leaves(call.arguments.leaves)
-    trace_as(run, "jit", function.fun(), args, kwargs, tuple(static_argnums))
+    trace_as(run, "jit", transformed.fun(), args, kwargs, tuple(static_argnums))
     return _jit(
-        function,
+        transformed,
         run,
         call,
         call.out_tree,
         static_argnums=tuple(static_argnums),
-        donate_argnums=function.donate_argnums,
-        donate_argnames=function.donate_argnames,
+        donate_argnums=transformed.donate_argnums,
+        donate_argnames=transformed.donate_argnames,
     )
 
 
 def _jitted_by_leaves(
-    function: UserFunction, call: Call, donated: Sequence[bool]
+    transformed: Transformed, call: Call, donated: Sequence[bool]
 ) -> jax.stages.Wrapped:
     """The same for flat leaves and results."""
 
@@ -228,11 +226,11 @@ def _jitted_by_leaves(
 
     results = jax.tree.structure([0] * call.out_tree.num_leaves)
     donate_argnums = [k for k, donate in enumerate(donated) if donate]
-    return _jit(function, run, call, results, donate_argnums=donate_argnums)
+    return _jit(transformed, run, call, results, donate_argnums=donate_argnums)
 
 
 def _jit(
-    function: UserFunction,
+    transformed: Transformed,
     run: Callable[..., Any],
     call: Call,
     out_tree: TreeDef,
@@ -244,7 +242,7 @@ def _jit(
         logging.log(
             logging.WARNING if noted else logging.DEBUG,
             "shardmap: compiling %s: mesh %s, devices %s, arguments (%s)",
-            function.name,
+            transformed.name,
             dict(call.mesh.shape),
             [device.id for device in call.devices],
             ", ".join(map(str, call.in_avals)),
@@ -254,7 +252,7 @@ def _jit(
         if len(call.mesh.axis_names) > 1:
             run = _with_constraints(run, shardings)
         options["compiler_options"] = running.compiler_options(call.devices)
-    run.__name__ = run.__qualname__ = function.name
+    run.__name__ = run.__qualname__ = transformed.name
     return jax.jit(run, **options)
 
 

@@ -20,11 +20,11 @@ from shardmap.api import options
 from shardmap.api.arguments import Arguments
 from shardmap.api.calls import (
     Call,
-    Transformed,
     bind_without_types,
     types_of_mesh_around,
 )
 from shardmap.api.function import Mapped, P, R
+from shardmap.api.transformed import Transformed
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import tracing
 from shardmap.map.constraint import (
@@ -170,21 +170,21 @@ class PartitionedFunction(Transformed):
         return True
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
-        function, options = self.function, self.options
-        avals = function.leaf_avals(arguments)
-        in_parts = function.broadcast_in("in_parts", options.in_parts, arguments, None)
-        in_names = functools.partial(function.leaf_names, arguments)
-        _check_shapes(function.full_name, in_names, avals, in_parts)
-        flat = function.flat_function(arguments)
+        options = self.options
+        avals = self.leaf_avals(arguments)
+        in_parts = self.broadcast_in("in_parts", options.in_parts, arguments, None)
+        in_names = functools.partial(self.leaf_names, arguments)
+        _check_shapes(self.full_name, in_names, avals, in_parts)
+        flat = self.flat_function(arguments)
         with types_of_mesh_around(), explained_errors():
             traced: Any = jax.make_jaxpr(flat, return_shape=True)(
                 *map(without_sharding, avals)
             )
         closed, out_tree = traced[0], traced[1].tree
         tracing.check_constants(closed.consts)
-        out_parts = function.broadcast_out("out_parts", options.out_parts, out_tree)
+        out_parts = self.broadcast_out("out_parts", options.out_parts, out_tree)
         out_names = functools.partial(trees.result_names, out_tree)
-        _check_shapes(function.full_name, out_names, closed.out_avals, out_parts)
+        _check_shapes(self.full_name, out_names, closed.out_avals, out_parts)
         total = options.num_partitions
         devices: Sequence[jax.Device] = ()
         if is_top_level:

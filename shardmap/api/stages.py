@@ -6,9 +6,9 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
-from shardmap.api.calls import Call, Transformed
+from shardmap.api.calls import Call
 from shardmap.api.programs import check_devices, jitted
-from shardmap.api.user_function import Args, Kwargs, UserFunction
+from shardmap.api.transformed import Args, Kwargs, Transformed
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
 
@@ -51,20 +51,19 @@ def lower(transformed: Transformed, args: Args, kwargs: Kwargs) -> Lowered:
     Raises:
       ValueError: inside another map, whose program it would be a part of.
     """
-    function = transformed.function
-    call = transformed.trace_call(function.read(args, kwargs))
+    call = transformed.trace_call(transformed.read(args, kwargs))
     if call.shardings is None:
         raise ValueError(
-            f"{function.full_name} cannot be lowered inside another map: "
+            f"{transformed.full_name} cannot be lowered inside another map: "
             "it is part of that map's program. Lower the outermost one."
         )
-    check_devices(function, call)
+    check_devices(transformed, call)
     # One process alone may ask for it.
     with agreement.unchecked():
-        lowered: Any = trace(function, call).lower()
+        lowered: Any = trace(transformed, call).lower()
     # The constructors of stages are not public.
     lowered.__class__ = Lowered
-    lowered._name = function.full_name
+    lowered._name = transformed.full_name
     in_specs, out_specs = (
         [
             ShardingSpec.from_named_sharding(sharding, aval.ndim)
@@ -81,10 +80,10 @@ def lower(transformed: Transformed, args: Args, kwargs: Kwargs) -> Lowered:
     return cast(Lowered, lowered)
 
 
-def trace(function: UserFunction, call: Call) -> jax.stages.Traced:
+def trace(transformed: Transformed, call: Call) -> jax.stages.Traced:
     """The program, whose static arguments compiled functions do not take."""
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
     args, kwargs = call.arguments.with_leaves(leaves)
-    program = jitted(function, call, call.arguments.statics.keys())
+    program = jitted(transformed, call, call.arguments.statics.keys())
     return program.trace(*args, **kwargs)

@@ -36,18 +36,13 @@ def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
     for device in devices:
         groups.setdefault(device.process_index, []).append(device)
     together = [k for k, group in groups.items() for _ in group]
-    sizes = {k: len(group) for k, group in groups.items()}
-    if len(set(sizes.values())) > 1:
+    sizes = [len(group) for group in groups.values()]
+    if order != together or len(set(sizes)) > 1:
         raise ValueError(
-            "each process must have equally many of the devices, as each has an equal "
-            f"part of the elements: got devices of processes {order}. Leave devices "
-            f"out, or give {min(sizes.values())} of each process."
-        )
-    if order != together:
-        raise ValueError(
-            "the devices of each process must stand together, as each has a contiguous "
-            f"part of the elements: got devices of processes {order}. Leave devices "
-            "out, or sort them by process_index."
+            "each process must have equally many devices, which stand together, as "
+            "each has a contiguous, equal part of the elements: got devices of "
+            f"processes {order}. Leave devices out, or sort them by process_index and "
+            f"give {min(sizes)} of each process."
         )
     return list(groups.values())
 

@@ -49,8 +49,8 @@ def test_a_map_over_axes_that_the_shard_map_leaves():
 @pytest.mark.parametrize("options", [{"devices": jax.devices()}, {"backend": "cpu"}])
 def test_devices_of_its_own_are_refused(options):
     match = re.escape(
-        "spmap of <lambda> is inside jax.shard_map over ('a',), whose devices it runs "
-        "on, but names [0, 1, 2, 3, 4, 5, 6, 7]. Leave out devices and backend, or map"
+        "spmap of <lambda> is inside jax.shard_map over ('a',) of a mesh {'a': 2, "
+        "'b': 4}, but names the devices [0, 1, 2, 3, 4, 5, 6, 7]. Leave that out, or"
     )
     with pytest.raises(ValueError, match=match):
         in_shard_map(**options)(X)
@@ -59,7 +59,7 @@ def test_devices_of_its_own_are_refused(options):
 def test_another_mesh_is_refused():
     match = re.escape(
         "spmap of <lambda> is inside jax.shard_map over ('a',) of a mesh {'a': 2, "
-        "'b': 4}, but names the mesh {'c': 8}. Leave out mesh and mesh_axes, or name"
+        "'b': 4}, but names mesh_axes=('c',) of {'c': 8}. Leave that out, or name"
     )
     with pytest.raises(ValueError, match=match):
         in_shard_map(mesh=sm.make_mesh({"c": 8}), mesh_axes="c")(X)
@@ -67,8 +67,8 @@ def test_another_mesh_is_refused():
 
 def test_an_axis_that_the_shard_map_is_over_is_refused():
     match = re.escape(
-        "spmap of <lambda> is inside jax.shard_map over ('a', 'b'), which is over 'b' "
-        "already, and so is the map with mesh_axes=('b',). Leave out mesh and"
+        "spmap of <lambda> is inside jax.shard_map over ('a', 'b') of a mesh {'a': 2, "
+        "'b': 4}, but names mesh_axes=('b',) of {'a': 2, 'b': 4}. Leave that out, or"
     )
     with pytest.raises(ValueError, match=match):
         in_shard_map(("a", "b"), mesh=MESH, mesh_axes="b")(X)

@@ -1,11 +1,13 @@
-"""A user's function under one set of options, and the arguments of its calls.
+"""A user's function under `spmap`, `mesh_map` or `sharded_jit`, and its arguments.
 
-What `spmap`, `mesh_map` and `sharded_jit` share: names for errors, and caches.
+What the three share: names for errors, caches, and how calls are bound.
 """
 
+import abc
 import collections
+import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -13,6 +15,7 @@ from shardmap._jax.stages import argument_names, trace_as
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments, Static
+from shardmap.api.calls import Call
 from shardmap.arrays import array_likes, trees
 from shardmap.arrays.trees import Flattened
 
@@ -21,51 +24,72 @@ Kwargs = dict[str, PyTree]
 FlatFunction = Callable[..., Flattened]
 
 
-class UserFunction:
-    """A function under one set of options: names for errors, and caches.
+class Transformed(abc.ABC):
+    """A user's function under one set of options.
 
     It has a weak reference to the function, in whose cache it is.
 
     Attributes:
       fun: gives the function.
+      options: a named tuple, with ``donate_argnums``.
       name: the function's.
-      what: the public name of the transformation.
-      full_name: both, for errors.
+      full_name: with the public name of the transformation, for errors.
       donate_argnums, donate_argnames: the donated arguments.
       programs: what has been compiled, by the key of a call.
     """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        what: str,
-        donate_argnums: Sequence[int],
-        is_leaf: Callable[[object], bool],
-        static_parameter: str = "static_argnums",
-    ) -> None:
-        """Refers to a function.
+    what: ClassVar[str]
+    """The public name of the transformation."""
 
-        Args:
-          fun: the function.
-          what: the public name of the transformation.
-          donate_argnums: the positions of donated arguments.
-          is_leaf: whether a value is a leaf of the options for arguments and results.
-          static_parameter: the parameter that names static arguments.
-        """
+    static_parameter: ClassVar[str] = "static_argnums"
+    """The parameter that names static arguments."""
+
+    def __init__(self, fun: Callable[..., Any], options: Any) -> None:
         self.fun = caches.weak_reference(fun)
+        self.options = options
         self.name = getattr(fun, "__name__", type(fun).__name__)
-        self.what = what
-        self.full_name = f"{what} of {self.name}"
-        self.donate_argnums = tuple(donate_argnums)
-        self.donate_argnames = trees.keyword_names(fun, donate_argnums)
+        self.full_name = f"{self.what} of {self.name}"
+        self.donate_argnums = tuple(options.donate_argnums)
+        self.donate_argnames = trees.keyword_names(fun, self.donate_argnums)
         self.programs: collections.OrderedDict[Hashable, Any] = (
             collections.OrderedDict()
         )
         self._flat: collections.OrderedDict[Hashable, FlatFunction] = (
             collections.OrderedDict()
         )
-        self._is_leaf = is_leaf
-        self._static_parameter = static_parameter
+
+    @staticmethod
+    @abc.abstractmethod
+    def is_leaf(value: Any) -> bool:
+        """Whether a value is a leaf of the options for arguments and results."""
+
+    @abc.abstractmethod
+    def is_on_set_mesh(self) -> bool:
+        """Whether a call under `jax.set_mesh` is a program on that mesh."""
+
+    @abc.abstractmethod
+    def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
+        """Checks the arguments of a call and traces the function.
+
+        Args:
+          arguments: those of the call.
+          is_top_level: whether it is a program, and not a part of another.
+        """
+
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        """Adds a call to what is being traced."""
+        return self._jitted(tuple(args), kwargs)
+
+    @functools.cached_property
+    def _jitted(self) -> Callable[[Args, Kwargs], PyTree]:
+        """Binds calls under `jax.jit`, which caches its traces."""
+
+        def run(args: Args, kwargs: Kwargs) -> PyTree:
+            arguments = self.read(args, kwargs)
+            return self.trace_call(arguments, False).result(arguments.leaves)
+
+        run.__name__ = run.__qualname__ = self.name
+        return jax.jit(run)
 
     def read(self, args: Args, kwargs: Kwargs) -> Arguments:
         """The arguments of a call.
@@ -127,7 +151,7 @@ class UserFunction:
                 aval = None
             if not isinstance(aval, jax.core.ShapedArray):
                 name = self.leaf_names(arguments)[k]
-                problem = _no_array(leaf, aval, self._static_parameter)
+                problem = _no_array(leaf, aval, self.static_parameter)
                 raise TypeError(f"{self.what} argument {name} {problem}")
             avals.append(aval)
         return avals
@@ -144,12 +168,12 @@ class UserFunction:
           arguments: those of a call.
           by_keyword: what leaves of keyword arguments have.
         """
-        if isinstance(prefix, tuple) and not self._is_leaf(prefix):
+        if isinstance(prefix, tuple) and not self.is_leaf(prefix):
             prefix = arguments.with_statics(prefix)
         positional, keywords = arguments.in_tree.children()
         what = "the positional arguments"
         leaves = trees.broadcast_axes(
-            name, prefix, positional, what, self._is_leaf, self.full_name
+            name, prefix, positional, what, self.is_leaf, self.full_name
         )
         return leaves + (by_keyword,) * keywords.num_leaves
 
@@ -158,7 +182,7 @@ class UserFunction:
     ) -> Sequence[Any]:
         """A leaf of an option, such as ``out_axes``, for each leaf of the result."""
         return trees.broadcast_axes(
-            name, prefix, out_tree, "the result", self._is_leaf, self.full_name
+            name, prefix, out_tree, "the result", self.is_leaf, self.full_name
         )
 
 
