@@ -81,8 +81,9 @@ class _WhenImported(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_If(self, node):
-        """What only types need is imported by no program."""
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+        """What only types need may be behind a door too, as what `explain` returns."""
+        is_of_types = ast.unparse(node.test) == "TYPE_CHECKING"
+        return self.visit_FunctionDef(node) if is_of_types else node
 
 
 @functools.cache
@@ -159,6 +160,9 @@ def test_an_upward_import_is_found():
     door = "from shardmap.explaining.api import explain"
     assert upward_imports("api.function", door) == ["explaining.api"]
     assert upward_imports("api.function", f"def f():\n    {door}") == []
+    assert upward_imports("api.function", f"if TYPE_CHECKING:\n    {door}") == []
+    types = "if TYPE_CHECKING:\n    from shardmap.planning.plan import ShardPlan"
+    assert upward_imports("api.function", types) == ["planning.plan"]
 
 
 def test_no_module_imports_itself_by_way_of_others():

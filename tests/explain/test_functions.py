@@ -115,3 +115,5 @@ def test_what_to_change_is_what_the_map_has():
         short, long = mapped(X[:4]), mapped(np.tile(X, (2, 1)))
         assert devices + elements in " ".join(str(short).split())
         assert devices + batches + elements in " ".join(str(long).split())
+    steps = sm.explain(sm.spmap(lambda x: x * 2, batch_size=1))(np.tile(X, (2, 1)))
+    assert f"{devices}a larger batch_size= to" in " ".join(str(steps).split())

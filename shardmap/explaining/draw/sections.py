@@ -171,7 +171,9 @@ _CHANGES = {
     "piece. Fewer, larger pieces need more memory.",
     "spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; axis_size=, "
     "or longer arrays, for more elements.",
-    "spmap in steps": "Give devices=, or mesh= and mesh_axes=, for other devices; "
+    "spmap in steps": "Give devices=, or mesh= and mesh_axes=, for other devices; a "
+    "larger batch_size= to vectorise more elements at once.",
+    "vectorised spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; "
     "batch_size= to vectorise fewer elements at once; axis_size=, or longer arrays, "
     "for more elements.",
     "spmap inside": "The outermost map has the devices: give it more of them, or give "
@@ -188,8 +190,10 @@ def _axis(axis: Axis, axes: Sequence[Axis], said: set[str]) -> Card:
         kind = "sharding"
     elif kind == "spmap" and "spmap" in _kinds_around(axis, axes):
         kind = "spmap inside"
-    elif kind == "spmap" and axis.vectorised > 1:
+    elif kind == "spmap" and axis.steps != 1:
         kind = "spmap in steps"
+    elif kind == "spmap" and axis.vectorised > 1:
+        kind = "vectorised spmap"
     blocks = []
     if kind not in said:
         blocks.append(paragraph(f"To change: {_CHANGES[kind]}"))
