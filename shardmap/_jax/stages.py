@@ -1,8 +1,6 @@
 """The stages of JAX's compilation: tracing, lowering, compiling and running."""
 
 import copy
-import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -73,19 +71,9 @@ def _debug_info(
     static_argnums: Sequence[int] = (),
 ) -> Any:
     """JAX's debug info, which has a name for each leaf of the arguments."""
-    debug_info = functools.partial(
-        jax.api_util.debug_info,
-        what,
-        fun,
-        tuple(args),
-        dict(kwargs),
-        static_argnums=static_argnums,
+    return jax.api_util.debug_info(
+        what, fun, tuple(args), dict(kwargs), static_argnums=static_argnums
     )
-    info = debug_info()
-    if len(info.arg_names or ()) < len(jax.tree.leaves((args, kwargs))):
-        # JAX leaves out those of ``*args`` if a keyword argument is called ``args``.
-        info = debug_info(signature=inspect.Signature())
-    return info
 
 
 def trace_as(

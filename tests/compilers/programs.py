@@ -405,10 +405,27 @@ def partitions_inside(devices):
     return over(devices, inner, aval(4, 8, 128))
 
 
+def shared_and_summed(w, x):
+    """A loss of weights that all share, alone and in what is added up."""
+    total = lax.psum(jnp.sin(x @ w).sum(), "i")
+    return jnp.tanh(w).sum() * total + (w**2).sum()
+
+
 @program
 def gradient_around(devices):
-    function, arguments = over(devices, step, *LAYER, **STEP)
-    return jax.jit(jax.grad(lambda w, x: function(w, x).sum())), arguments
+    loss, arguments = over(devices, shared_and_summed, *LAYER, **STEP)
+    return jax.jit(jax.grad(loss)), arguments
+
+
+def gradient_by_hand(devices):
+    """`gradient_around` with `jax.shard_map`."""
+
+    def block(w, x):
+        return shared_and_summed(w, x[0])
+
+    mesh = Mesh(np.array(devices), ("i",))
+    specs = {"in_specs": (P(), P("i")), "out_specs": P()}
+    return jax.jit(jax.grad(jax.shard_map(block, mesh=mesh, **specs))), LAYER
 
 
 @program

@@ -108,6 +108,12 @@ def test_a_map_sends_what_a_shard_map_by_hand_sends(machine, name):
     assert ours == collectives(text(*programs.by_hand(devices, name)))
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_gradient_of_what_all_share_sends_what_one_by_hand_sends(machine):
+    by_hand = kinds(text(*programs.gradient_by_hand(sm.devices(machine))))
+    assert by_hand == SENDS["gradient around"]
+
+
 @pytest.mark.parametrize(("machine", "name"), PROGRAMS)
 def test_a_program_compiles_and_explain_counts_what_it_sends(machine, name):
     wide = {"double precision", "long integers"}

@@ -56,5 +56,6 @@ def test_random_gradients(way, seed):
         if not any(refusal in str(error) for refusal in refusals):
             raise
         return
-    if all(np.isfinite(each).all() for each in expected):
+    # Beyond this, as behind several `dot`s, float32 rounds to other numbers.
+    if all((np.abs(each) < 1e4).all() for each in expected):
         assert_same(results, expected, 2e-3)

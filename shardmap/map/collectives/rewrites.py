@@ -17,7 +17,7 @@ from shardmap._jax.primitives import (
     with_axis_names,
 )
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Var, aval_of, with_shape
-from shardmap._jax.walk import equations_for, primitives_in, rewrite_jaxpr
+from shardmap._jax.walk import equations_for, rewrite_jaxpr
 from shardmap.map.collectives.rules import permutation_in_order
 from shardmap.map.collectives.split import combines_all
 from shardmap.map.collectives.table import COLLECTIVES
@@ -175,14 +175,9 @@ def for_shard_map(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
 
     See `tiled` and `order_permutation`.
     """
-    if not primitives_in(jaxpr) & _REWRITTEN:
-        return jaxpr
 
     def change(equation: Equation) -> Any:
         return tiled(order_permutation(equation, mesh))
 
     # Maps inside were rewritten when they were traced.
     return rewrite_jaxpr(jaxpr, change, is_no_map)
-
-
-_REWRITTEN = {p.all_to_all_p, p.ppermute_p, REDUCE_SCATTER}

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core.primitives import axis_index_p
 
@@ -205,17 +204,12 @@ def loop(
             ]
             return combined, results[len(rules) :]
 
-        # XLA without Shardy cannot compile a device's number that nothing asks for.
-        asks_index = calls_host or rules or stages.indices
-        indices = (
-            axis.indices() if asks_index else jnp.arange(axis.block, dtype=np.int32)
-        )
         start = [
             rule.start(equation.invars[0].aval)
             for rule, equation in zip(rules, stages.reductions, strict=True)
         ]
         accumulated, per_element = _scan(
-            step, start, [indices, *mapped], axis.vectorised
+            step, start, [axis.indices(), *mapped], axis.vectorised
         )
         reduced = [
             rule.finish(axis, value, axis_names(equation.params)).astype(
