@@ -1,8 +1,12 @@
 """JAX's tables of rules for vmap, dead code, `jax.checkpoint` and the type checker."""
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import core
 from jax.extend.core.primitives import remat_p
 from jax.interpreters import batching, partial_eval
@@ -13,7 +17,7 @@ from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value, Var
 
 
 class Vmap(NamedTuple):
-    """The vmap that a batching rule is for.
+    """A vmap, such as that which a batching rule is for.
 
     Attributes:
       name: of its axis; an object of JAX's if it has none.
@@ -23,7 +27,25 @@ class Vmap(NamedTuple):
 
     name: Hashable
     size: int
-    spmd_name: Any
+    spmd_name: Any = None
+
+    def vectorize(
+        self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
+    ) -> Callable[..., Any]:
+        """`jax.vmap` of ``fun``; all operands may be unmapped.
+
+        JAX's own batching rules must know its collectives over this axis.
+        """
+        vmap = functools.partial(
+            jax.vmap, out_axes=out_dims, axis_name=self.name, axis_size=self.size
+        )
+        if any(dim is not None for dim in in_dims):
+            return vmap(fun, in_axes=tuple(in_dims))
+        # jax.vmap requires a mapped operand.
+        mapped = vmap(lambda _, *args: fun(*args), in_axes=(0, *in_dims))
+        # In `jax.export` the size may be a symbol, which NumPy does not know.
+        zeros = np.zeros if isinstance(self.size, int) else jnp.zeros
+        return lambda *args: mapped(zeros(self.size, bool), *args)
 
 
 Dims = Sequence[int | None]

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-import jax
 from jax.sharding import Mesh
 
 from shardmap._jax.primitives import SHARD_MAP, is_pmap, manual_axes_of
@@ -19,7 +18,7 @@ from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.map.primitives.params import MapParams
-from shardmap.sharding.mesh import group_counts, sizes_of_groups
+from shardmap.sharding.mesh import group_counts, mesh_devices, sizes_of_groups
 
 # What a map holds
 
@@ -73,7 +72,7 @@ def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> N
     mesh, manual = cast(Mesh, params.mesh), params.lowering == "manual"
     inner = equation.params["mesh"]
     is_abstract = not isinstance(inner, Mesh)
-    same_devices = is_abstract or _devices(inner) == _devices(mesh)
+    same_devices = is_abstract or mesh_devices(inner) == mesh_devices(mesh)
     same_axes = mesh.abstract_mesh.shape_tuple == inner.abstract_mesh.shape_tuple
     both = sorted(manual_axes_of(equation) & used) if same_axes else []
     if same_axes and same_devices and not (manual and both):
@@ -99,10 +98,6 @@ def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> N
         "Give spmap the same mesh= and mesh_axes= which shard_map's axis_names= leave "
         f"out{other_way}, or put shardmap.spmap in place of jax.shard_map."
     )
-
-
-def _devices(mesh: Mesh) -> list[jax.Device]:
-    return list(mesh.devices.flat)
 
 
 # Several meshes in one program

@@ -116,10 +116,6 @@ def _axes_text(names: Sequence[Hashable]) -> str:
     return axis_text(names[0]) if len(names) == 1 else f"axes {listed} together"
 
 
-def _repeated(items: Sequence[Any]) -> list[Any]:
-    return [item for item, n in collections.Counter(items).items() if n > 1]
-
-
 def _check_adds(where: str, dtype: DType) -> None:
     if any(jnp.issubdtype(dtype, kind) for kind in (bool, jax.dtypes.extended)):
         raise TypeError(
@@ -178,7 +174,7 @@ def _from_the_front(
             _check_index(where, f"perm {pair}", index, -total, total)
     pairs = tuple((start % total, end % total) for start, end in perm)
     for ends in zip(*pairs, strict=True):
-        if _repeated(ends):
+        if len(set(ends)) < len(ends):
             raise ValueError(
                 "ppermute sources and destinations must be unique, got "
                 f"{tuple(perm)} over {where.partition(' over ')[2]}."

@@ -15,7 +15,6 @@ import jax.extend.core.primitives as p
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from shardmap._jax.batching import VmapAxis
 from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import (
@@ -153,7 +152,7 @@ def_batching(block_collective_p, _batching_rule)
 
 
 def vectorized(
-    jaxpr: Jaxpr, vmap: VmapAxis, in_dims: Sequence[int | None], out_dims: Any
+    jaxpr: Jaxpr, vmap: Vmap, in_dims: Sequence[int | None], out_dims: Any
 ) -> Callable[..., Any]:
     """`jax.vmap` of ``jaxpr``; all operands may be unmapped, and the axis unnamed.
 

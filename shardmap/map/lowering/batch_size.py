@@ -2,18 +2,16 @@
 
 import functools
 import math
-from typing import Any
-
-import jax
-from jax.sharding import Mesh
 
 from shardmap._jax.stages import is_compile_only
-from shardmap._jax.types import AnyMesh, aval_of
+from shardmap._jax.types import aval_of
 from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Scope
 from shardmap.map.primitives.axis import AxisLayout
+from shardmap.map.primitives.map_primitive import insert_axis
 from shardmap.map.primitives.params import MapParams
+from shardmap.sharding.mesh import mesh_devices
 from shardmap.units import size
 
 
@@ -49,12 +47,6 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
     return count
 
 
-def _compile_only(mesh: AnyMesh | None) -> jax.Device | None:
-    """A device of a mesh that only compiles; None: the map runs on those of JAX."""
-    devices = mesh.devices.flat if isinstance(mesh, Mesh) else ()
-    return next(filter(is_compile_only, devices), None)
-
-
 def _temporaries(params: MapParams, block: int, batch_size: int) -> float:
     """The bytes that XLA takes besides operands and results with this batch size.
 
@@ -63,13 +55,11 @@ def _temporaries(params: MapParams, block: int, batch_size: int) -> float:
     axis = AxisLayout(params.axis_name, block, batch_size=batch_size)
     scope = Scope.of_map(axis)
     jaxpr, in_axes = params.call_jaxpr, params.in_axes
-    operands: list[Any] = []
-    for var, in_axis in zip(jaxpr.invars, in_axes, strict=True):
-        aval = aval_of(var)
-        shape = list(aval.shape)
-        if in_axis is not None:
-            shape.insert(in_axis, block)
-        operands.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+    operands = [
+        insert_axis(aval_of(var), block, in_axis)
+        for var, in_axis in zip(jaxpr.invars, in_axes, strict=True)
+    ]
+    device = next(filter(is_compile_only, mesh_devices(params.mesh)), None)
     run = block_function(jaxpr, in_axes, params.out_axes, scope)
-    taken = temporary_bytes(run, operands, _compile_only(params.mesh))
+    taken = temporary_bytes(run, operands, device)
     return math.inf if taken is None else taken

@@ -14,7 +14,6 @@ import jax
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.batching import VmapAxis
 from shardmap._jax.context import (
     NO_MESH,
     LoweringContext,
@@ -26,6 +25,7 @@ from shardmap._jax.context import (
     module_of,
 )
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
+from shardmap._jax.rules import Vmap
 from shardmap._jax.types import Jaxpr, Param, Value, without_sharding
 from shardmap._jax.walk import equations_with
 from shardmap.map import agreement
@@ -256,7 +256,7 @@ def block_function(
     jaxpr = prepare(jaxpr, scope)
     if scope.runs_as == "loop":
         return loop(jaxpr, axis, in_axes, out_axes)
-    mapped = VmapAxis(axis.vectorized_name, axis.block).vectorize(
+    mapped = Vmap(axis.vectorized_name, axis.block).vectorize(
         lambda *args: jax.core.eval_jaxpr(jaxpr, (), *args),
         in_axes,
         [0 if out_axis is None else out_axis for out_axis in out_axes],

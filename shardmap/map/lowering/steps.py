@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
-from jax.sharding import Mesh
-
 from shardmap._jax.context import bound_axes
 from shardmap._jax.effects import without_axis
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
@@ -18,6 +16,7 @@ from shardmap._jax.walk import rewrite_in_context
 from shardmap.map.collectives import rewrites, split
 from shardmap.map.layout import lay_out_inner
 from shardmap.map.lowering import effects, retracing
+from shardmap.map.lowering.decision import platform_of
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.map.primitives.params import MapParams
@@ -73,9 +72,9 @@ class Scope:
     @property
     def widens(self) -> bool:
         """Whether XLA cannot reduce bfloat16 between these devices."""
-        if not isinstance(self.mesh, Mesh) or len(self.mesh.axis_names) == 1:
+        if self.mesh is None or len(self.mesh.axis_names) == 1:
             return False
-        return bool(self.mesh.devices.flat[0].platform == "cpu")
+        return platform_of(self.mesh) == "cpu"
 
     @property
     def is_our_axis(self) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.batching import VmapAxis
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param
 from shardmap._jax.walk import per_jaxpr
@@ -20,7 +19,7 @@ from shardmap.map.tracing import Body, bind_map, trace_body
 @per_jaxpr
 def _batch(
     jaxpr: Jaxpr,
-    axis: VmapAxis,
+    axis: Vmap,
     dims: tuple[int | None, ...],
     avals: tuple[Any, ...],
     axis_name: Hashable,
@@ -73,7 +72,7 @@ def _batching_rule(
     shadowed = vmap.name == params["axis_name"]
     body, batched = _batch(
         call_jaxpr,
-        VmapAxis(None if shadowed else vmap.name, vmap.size),
+        vmap._replace(name=None) if shadowed else vmap,
         tuple(element_dims),
         avals,
         params["axis_name"],

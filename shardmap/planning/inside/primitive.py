@@ -16,7 +16,6 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
-from shardmap._jax.batching import VmapAxis
 from shardmap._jax.checkify import checkify_what_runs
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr, TreeDef
@@ -321,7 +320,7 @@ def _batching_rule(
     asked: Asked,
     options: Options,
 ) -> tuple[list[Any], list[int | None]]:
-    axis = VmapAxis(vmap.name, vmap.size)
+    axis = Vmap(vmap.name, vmap.size)
     moved = [
         operand if dim is None else jnp.moveaxis(operand, dim, 0)
         for operand, dim in zip(operands, dims, strict=True)

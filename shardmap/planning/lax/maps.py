@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardmap._jax.batching import VmapAxis
+from shardmap._jax.rules import Vmap
 from shardmap.map.collectives.split import vectorized
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite
@@ -12,7 +12,7 @@ def mapped(graph: Graph, node: Node) -> list[Operand]:
     params = node.params
     function = vectorized(
         params["call_jaxpr"],
-        VmapAxis(params["axis_name"], params["axis_size"]),
+        Vmap(params["axis_name"], params["axis_size"]),
         params["in_axes"],
         list(params["out_axes"]),
     )
