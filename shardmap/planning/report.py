@@ -356,7 +356,7 @@ def functions(stage: Stage) -> Compiled:
     numbers = {*stage.spread(), *sample(stage)}
     recipes = {stage.recipe(number)[1].static for number in numbers}
     lengths = sum(
-        math.prod(len(stage.loops[k].lengths) for k, *_ in family.loops)
+        math.prod(len(stage.loops[k].lengths) for k in family.loops)
         for family in stage.families
     )
     exact = len(numbers) == stage.num_shards

@@ -8,6 +8,7 @@ depends on the value runs in a later stage.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -25,7 +26,7 @@ WORTH_KEEPING = 2**24
 """The operations that pieces repeat to have each of them wait for one result."""
 
 FAR = 16
-"""So many stages back, a value that is cut is kept in place of computed again."""
+"""A value is kept if so many stages would compute it."""
 
 
 def propagate(
@@ -47,7 +48,7 @@ def propagate(
       rule_of: returns the rule of a node.
       input_cuts: the cut of each axis of each input.
       partial: whether to cut axes that are summed over.
-      keeps: whether values are kept that could be computed again, see `_keep_costly`.
+      keeps: whether values are kept that could be computed again, see `_keep_shared`.
       stored: values that are kept. The equations that take them run in later stages.
       may_recompute: whether later stages and other shards may recompute values.
       classes: which axes are one loop, if that is known.
@@ -89,10 +90,8 @@ class _Propagation:
         self.reductions: list[ReducedLoop] = []
         self._same_reductions = UnionFind()
         self.ended: list[Ended] = []
-        # The operations that computing a value in its stage takes, and the first stage
-        # of which it computes something again.
+        # The operations that computing a value in its stage takes.
         self._work: dict[Operand, int] = {}
-        self._origin: dict[Operand, int] = {}
         # The values of which no part can be computed without all of it, as of a sort.
         self._computed_whole: set[Operand] = set()
 
@@ -118,8 +117,8 @@ class _Propagation:
     def run(self) -> Analysis:
         for node in self.graph.nodes:
             self._visit(node)
-        if self._keeps:
-            self._keep_costly()
+        if self._may_recompute:
+            self._keep_shared()
         numbers = range(len(self.reductions))
         ones = [self._same_reductions.find((0, number))[1] for number in numbers]
         same: dict[int, list[ReducedLoop]] = {}
@@ -153,50 +152,20 @@ class _Propagation:
                 reason = Reason("it is summed over", "only partial=True cuts such axes")
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
-        pieces = max(
-            (
-                math.prod(len(cut.at) + 1 for cut in row)
-                for row in (*forward.outs, [each.cut for each in contracted])
-            ),
-            default=1,
-        )
-        level, pending = self._combine(node, rule, contracted, forward.outs, pieces)
-        if self._may_recompute:
-            self._keep_far(node, level)
+        level, pending = self._combine(node, rule, contracted, forward.outs)
         for out, out_cuts, lacks in zip(node.outs, forward.outs, pending, strict=True):
             self.cuts[out] = out_cuts
             self.level[out] = level
             if lacks is not None:
                 self.pending[out] = lacks
-        again = [v for v in node.ins if v.producer and v not in self.kept]
         # Shards of a stage compute what it keeps for later ones, too.
         here = [v for v in node.ins if v.producer and self.level[v] == level]
         work = max((self._work[v] for v in here), default=0)
-        origin = min((self._origin[v] for v in again), default=level)
-        is_whole = any(v in self._computed_whole for v in again)
+        is_whole = any(v in self._computed_whole - self.kept.keys() for v in node.ins)
         for k, out in enumerate(node.outs):
             if is_whole or rule.whole_axes(k):
                 self._computed_whole.add(out)
             self._work[out] = work + rule.operations()
-            self._origin[out] = min(origin, level)
-
-    def _keep_far(self, node: Node, level: int) -> None:
-        """Keeps operands that a later stage would compute from results of many others.
-
-        An example is the carry of an unrolled loop, which each step would compute again
-        from the first step.
-        """
-        for v in node.ins:
-            if (
-                isinstance(v, Value)
-                and v.producer
-                and self.level[v] < level
-                and v not in self.kept
-                and v not in self.pending
-            ):
-                is_cut = any(cut.at for cut in self.cuts[v])
-                if self.level[v] - self._origin[v] >= (FAR if is_cut else 1):
-                    self.kept[v] = self.costly[v] = None
 
     def _combine(
         self,
@@ -204,7 +173,6 @@ class _Propagation:
         rule: Rule,
         contracted: Sequence[Contraction],
         outs: Sequence[Sequence[Cut]],
-        pieces: int,
     ) -> tuple[int, list[Pending | None]]:
         """The stage of a node's results, and the state of each that is partial.
 
@@ -213,7 +181,6 @@ class _Propagation:
           rule: its rule.
           contracted: the cut factors that make its results partial.
           outs: the cuts of its results.
-          pieces: the number of its pieces.
         """
         operands = [v for v in node.ins if isinstance(v, Value)]
         numbers_of_outs = range(len(node.outs))
@@ -230,7 +197,7 @@ class _Propagation:
             and (v in self._stored or self.rules[v.producer.number].runs_once)
         }
         if self._keeps:
-            complete |= self._repeated(node, rule, outs, pieces)
+            complete |= self._repeated(node, rule, contracted, outs)
         for number in complete:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
@@ -343,12 +310,17 @@ class _Propagation:
             self.kept[value] = None
 
     def _repeated(
-        self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]], pieces: int
+        self,
+        node: Node,
+        rule: Rule,
+        contracted: Sequence[Contraction],
+        outs: Sequence[Sequence[Cut]],
     ) -> set[int]:
         """The operands that are costly, and that each piece would compute whole."""
-        find = self.classes.find
+        rows = *outs, [each.cut for each in contracted]
+        pieces = max(math.prod(len(cut.at) + 1 for cut in row) for row in rows)
         loops = {
-            find((out.number, axis))
+            self.classes.find((out.number, axis))
             for out, row in zip(node.outs, outs, strict=True)
             for axis, cut in enumerate(row)
             if cut.at
@@ -359,59 +331,38 @@ class _Propagation:
                 continue
             is_cut = any(cut.at for cut in self.cuts[v])
             if v not in self._computed_whole:  # Pieces take a part of it.
-                axes = range(len(v.shape))
-                is_cut |= any(find((v.number, axis)) in loops for axis in axes)
-            work = self._work[v] if v.producer else 0
-            if not is_cut and (pieces - 1) * work >= WORTH_KEEPING:
+                keys = ((v.number, axis) for axis in range(len(v.shape)))
+                is_cut |= any(self.classes.find(key) in loops for key in keys)
+            if not is_cut and (pieces - 1) * self._work.get(v, 0) >= WORTH_KEEPING:
                 repeated.add(k)
                 self.costly[v] = None
         return repeated
 
-    def _keep_costly(self) -> None:
-        """Keeps values that two stages take, if computing them again costs more.
+    def _keep_shared(self) -> None:
+        """Keeps values that several stages take, if computing them again costs more.
 
-        A value is kept if computing it takes `COSTLY` operations for each of its bytes.
-        All others are computed again.
+        It does if it takes `COSTLY` operations for each byte, or if many stages would
+        do so. An example is the carry of an unrolled loop, which each step would
+        compute again from the first step: where it is not cut, each is kept. The last
+        such value is kept: of the diagonal of a product, the product is not.
         """
-        needed: dict[Value, set[int]] = {}
+        stages_of: dict[Operand, set[int]] = defaultdict(set)
         for value in [*self.graph.outputs, *self.kept]:
             if isinstance(value, Value):
-                needed.setdefault(value, set()).add(self.level[value])
-        users: dict[Operand, list[Node]] = {}
-        for node in self.graph.nodes:
-            for v in dict.fromkeys(node.ins):
-                users.setdefault(v, []).append(node)
+                stages_of[value].add(self.level[value])
         for node in reversed(self.graph.nodes):
             levels: set[int] = set()
+            again = [v for v in node.ins if v.producer and v not in self.kept]
             for out in node.outs:
-                stages = needed.get(out, set())
-                is_taken = len(stages) > 1 and out not in self.kept
-                if is_taken and not self.rules[node.number].cheap:
-                    value = self._smallest(out, users)
-                    if self._work[out] >= COSTLY * nbytes(value):
-                        self._keep(value)
-                        self.costly[value] = None
-                        stages = {self.level[out]}
-                levels |= {self.level[out]} if out in self.kept else stages
+                stages, level = stages_of[out], self.level[out]
+                is_cut = any(cut.at for cut in self.cuts[out])
+                is_far = not is_cut and any(self.level[v] < level for v in again)
+                is_costly = self._keeps and self._work[out] >= COSTLY * nbytes(out)
+                most = 1 if is_far or is_costly else FAR
+                if len(stages) > most and out not in self.pending:
+                    self.kept[out] = self.costly[out] = None
+                levels |= {level} if out in self.kept else stages
             for number, v in enumerate(node.ins):
-                if isinstance(v, Value):
-                    # Stages that share it out repeat nothing: they count as one.
-                    shared = number in self.rules[node.number].shared_out
-                    needed.setdefault(v, set()).update({-1} if shared else levels)
-
-    def _smallest(self, value: Value, users: Mapping[Operand, Sequence[Node]]) -> Value:
-        """The smallest value that cheap uses make of this one, each of the last one.
-
-        Of the diagonal of a product, say, the product is not kept.
-        """
-        smallest = value
-        while value not in self.graph.outputs and len(users.get(value, ())) == 1:
-            [node] = users[value]
-            level, out = self.level[value], node.outs[0]
-            if not self.rules[node.number].cheap or self.level[out] != level:
-                break
-            if len(node.outs) > 1 or out in self.pending:
-                break
-            value = out
-            smallest = min(smallest, value, key=nbytes)
-        return smallest
+                # Stages that share it out repeat nothing: they count as one.
+                shared = number in self.rules[node.number].shared_out
+                stages_of[v] |= {-1} if shared else levels

@@ -10,17 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from shardmap.planning.engine.analysis import Analysis
-from shardmap.planning.engine.keys import itemsize
 from shardmap.planning.engine.loop_classes import AxisKey
 from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.patterns import Members, Patterns
 from shardmap.planning.engine.recipe import Recipe, needed, trace_back
 from shardmap.planning.engine.rules import Cut, Factor, Origins, meet
-from shardmap.planning.engine.slices import Box, Interval, pieces, volume
-
-READ_TOGETHER = 0.75
-"""Results are made by the same shards if these read less than this part."""
+from shardmap.planning.engine.slices import Box, Interval, pieces
 
 SPREAD = 64
 """About how many shards of a stage are sampled to describe all of them."""
@@ -73,42 +69,24 @@ class Family(NamedTuple):
 
     Attributes:
       results: their numbers.
-      loops: the loops to run over, in groups; the last group runs fastest. Loops of one
-        group run beside each other: a shard has the same piece of each. The first one
-        has the shortest axis.
+      loops: the loops to run over; the last one runs fastest.
       size: the number of shards.
     """
 
     results: frozenset[int]
-    loops: tuple[tuple[int, ...], ...]
+    loops: tuple[int, ...]
     size: int
-
-
-class Piece(NamedTuple):
-    """Where a shard's piece of a loop is, by that of the first loop of its group.
-
-    Attributes:
-      loop: the loop.
-      times: how many elements it has for each element of the first one.
-      offset: its start, if the first one started at 0.
-      length: the length of the piece.
-    """
-
-    loop: int
-    times: int
-    offset: int
-    length: int
 
 
 class ShardKey(NamedTuple):
     """The key of shards whose recipes may differ in positions only.
 
     Attributes:
-      pieces: for each group of loops of their family, their pieces.
+      lengths: for each loop of their family, the loop and the length of their piece.
       written: for each result, whether they write it.
     """
 
-    pieces: tuple[tuple[Piece, ...], ...]
+    lengths: tuple[tuple[int, int], ...]
     written: tuple[bool, ...]
 
 
@@ -246,12 +224,11 @@ class Stage:
             results.append(Result(value, cut, partial, combiner))
         return results
 
-    def _families(self) -> list["Family"]:
+    def _families(self) -> list[Family]:
         """Groups results: one whose loops another one has too is made with that.
 
         The same shards make both of ``x * 2, x.sum(0)``. Two results that share no loop
-        have separate shards: together, the numbers of their shards would multiply. But
-        loops may run beside each other, if shards then read less.
+        have separate shards: together, the numbers of their shards would multiply.
         """
         loops_of = [{*r.axes, *r.partial} - {None} for r in self.results]
         largest = [s for s in loops_of if not any(s < other for other in loops_of)]
@@ -260,72 +237,28 @@ class Stage:
         for loops in dict.fromkeys(map(frozenset, largest)):
             members = frozenset(k for k in left if loops_of[k] <= loops)
             left -= members
-            groups = tuple((k,) for k in range(len(self.loops)) if k in loops)
-            size = math.prod(len(self.loops[k].pieces) for (k,) in groups)
-            family = Family(members, groups, size)
-            for place, other in enumerate(families):
-                if both := self._both(other, family):
-                    families[place] = both
-                    break
-            else:
-                families.append(family)
+            ordered = tuple(k for k in range(len(self.loops)) if k in loops)
+            size = math.prod(len(self.loops[k].pieces) for k in ordered)
+            families.append(Family(members, ordered, size))
         return families
 
-    def _both(self, first: "Family", second: "Family") -> "Family | None":
-        """A family that makes the results of both, if its shards read less."""
-        if not second.loops:
-            return None
-        groups = list(map(list, first.loops))
-        new = {k for (k,) in second.loops}
-        left = [group for group in groups if new.isdisjoint(group)]
-        for k in sorted(new.difference(*groups)):
-            group = next((g for g in left if self._run_alike(k, g[0])), None)
-            if group is None:
-                return None
-            left.remove(group)
-            group.append(k)
-            group.sort(key=lambda k: self.loops[k].size)
-        results = first.results | second.results
-        both = Family(results, tuple(map(tuple, groups)), first.size)
-        apart = self._bytes_read(first) + self._bytes_read(second)
-        return both if self._bytes_read(both) < READ_TOGETHER * apart else None
-
-    def _run_alike(self, k: int, other: int) -> bool:
-        """Whether two loops have as many pieces, of cuts of the same arguments."""
-        first, second = self.loops[k], self.loops[other]
-        is_same = first.origins == second.origins
-        return is_same and len(first.pieces) == len(second.pieces)
-
-    def _bytes_read(self, family: "Family") -> int:
-        """The bytes that one shard of a family reads."""
-        # In the middle, a loop meets another one that runs backwards.
-        chosen = {k: len(self.loops[k].pieces) // 4 for k, *_ in family.loops}
-        index = {k: chosen[group[0]] for group in family.loops for k in group}
-        starts = [self.loops[k].pieces[number][0] for k, number in chosen.items()]
-        _, recipe = self._walk(self._key(family, index), starts)
-        return sum(volume(box) * itemsize(value.aval) for value, box in recipe.reads)
-
-    def index(self, number: int) -> tuple["Family", dict[int, int]]:
+    def index(self, number: int) -> tuple[Family, dict[int, int]]:
         """The family of a shard, and the number of its piece of each loop."""
         for family in self.families:
             if number < family.size:
                 break
             number -= family.size
         piece_of: dict[int, int] = {}
-        for group in reversed(family.loops):
-            number, piece = divmod(number, len(self.loops[group[0]].pieces))
-            piece_of |= dict.fromkeys(group, piece)
+        for k in reversed(family.loops):
+            number, piece_of[k] = divmod(number, len(self.loops[k].pieces))
         return family, piece_of
 
-    def written(self, family: "Family", index: Mapping[int, int]) -> tuple[bool, ...]:
+    def written(self, family: Family, index: Mapping[int, int]) -> tuple[bool, ...]:
         """For each result, whether this shard writes it."""
         # A result that a loop does not cut is written by the first shard along it.
-        later = [{*group} for group in family.loops if index[group[0]]]
+        later = {k for k in family.loops if index[k]}
         return tuple(
-            number in family.results
-            and not any(
-                group.isdisjoint((*result.axes, *result.partial)) for group in later
-            )
+            number in family.results and later <= {*result.axes, *result.partial}
             for number, result in enumerate(self.results)
         )
 
@@ -346,24 +279,23 @@ class Stage:
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
         """The box of each result that a shard writes, or None, and its recipe."""
         family, index = self.index(number)
-        starts = [self.loops[k].pieces[index[k]][0] for k, *_ in family.loops]
+        starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
         return self.patterns.recipe(self._key(family, index), starts)
 
     def members(self) -> Iterator[Members]:
         """Yields all shards, in groups of one pattern."""
         first = 0
         for family in self.families:
-            loops = [self.loops[k] for k, *_ in family.loops]
+            loops = [self.loops[k] for k in family.loops]
             begins = [np.asarray([start for start, _ in n.pieces]) for n in loops]
             every = np.arange(family.size).reshape([len(n) for n in begins])
-            for kinds in itertools.product(*map(self._kinds, family.loops)):
+            for kinds in itertools.product(*map(_kinds, loops)):
                 numbers = every[np.ix_(*kinds)].ravel()
                 index = np.unravel_index(numbers, every.shape or 1)
                 starts = np.zeros((len(numbers), len(loops)), np.int64)
                 for k, begin in enumerate(begins):
                     starts[:, k] = begin[index[k]]
-                pairs = zip(family.loops, kinds, strict=True)
-                at = {k: kind[0] for group, kind in pairs for k in group}
+                at = {k: kind[0] for k, kind in zip(family.loops, kinds, strict=True)}
                 groups = self.patterns.members(self._key(family, at), numbers, starts)
                 yield from (
                     each._replace(numbers=first + each.numbers) for each in groups
@@ -372,42 +304,21 @@ class Stage:
 
     def _count(self, key: ShardKey) -> int:
         """The number of shards with pieces of these lengths, whatever they write."""
-        firsts = [first for first, *_ in key.pieces]
-        return math.prod(self.loops[each.loop].lengths[each.length] for each in firsts)
+        return math.prod(self.loops[k].lengths[length] for k, length in key.lengths)
 
-    def _kinds(self, group: Sequence[int]) -> list[list[int]]:
-        """Piece numbers, grouped by pieces; the first one is a group of its own."""
-        kinds: dict[Hashable, list[int]] = {}
-        first, *others = group
-        for number, (start, stop) in enumerate(self.loops[first].pieces):
-            beside = self._pieces(group, number) if others else ()
-            kinds.setdefault((stop - start, beside, not number), []).append(number)
-        return list(kinds.values())
-
-    def _pieces(self, group: Sequence[int], number: int) -> tuple[Piece, ...]:
-        """The pieces of this number of a group of loops."""
-        shortest = self.loops[group[0]]
-        begin, _ = shortest.pieces[number]
-        pieces = []
-        for k in group:
-            times = round(self.loops[k].size / shortest.size)
-            start, stop = self.loops[k].pieces[number]
-            pieces.append(Piece(k, times, start - times * begin, stop - start))
-        return tuple(pieces)
-
-    def _key(self, family: "Family", index: Mapping[int, int]) -> ShardKey:
-        pieces = tuple(self._pieces(group, index[group[0]]) for group in family.loops)
-        return ShardKey(pieces, self.written(family, index))
+    def _key(self, family: Family, index: Mapping[int, int]) -> ShardKey:
+        pieces = {k: self.loops[k].pieces[index[k]] for k in family.loops}
+        lengths = tuple((k, stop - start) for k, (start, stop) in pieces.items())
+        return ShardKey(lengths, self.written(family, index))
 
     def _walk(
         self, key: ShardKey, starts: Sequence[int]
     ) -> tuple[list[Box | None], Recipe]:
         """The boxes and the recipe of the shard with this key and these starts."""
-        pieces: dict[int, Interval] = {}
-        for group, begin in zip(key.pieces, starts, strict=True):
-            for each in group:
-                start = begin * each.times + each.offset
-                pieces[each.loop] = start, start + each.length
+        pieces: dict[int, Interval] = {
+            k: (start, start + length)
+            for (k, length), start in zip(key.lengths, starts, strict=True)
+        }
         contracted: dict[int, dict[Factor, Interval]] = {}
         for node, factor, loop in self._contracted:
             if loop in pieces:
@@ -419,6 +330,14 @@ class Stage:
         ]
         rules = self.analysis.rules
         return boxes, trace_back(self.backwards, rules, demands, self.reads, contracted)
+
+
+def _kinds(loop: Loop) -> list[list[int]]:
+    """Piece numbers, grouped by lengths; the first one is a group of its own."""
+    kinds: dict[Hashable, list[int]] = {}
+    for number, (start, stop) in enumerate(loop.pieces):
+        kinds.setdefault((stop - start, not number), []).append(number)
+    return list(kinds.values())
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:

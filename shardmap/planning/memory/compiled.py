@@ -34,9 +34,9 @@ def sample(stage: Stage) -> Iterator[int]:
     """
     first = 0
     for family in stage.families:
-        sizes = [len(stage.loops[k].pieces) for k, *_ in family.loops]
+        sizes = [len(stage.loops[k].pieces) for k in family.loops]
         choices = []
-        for k, *_ in family.loops:
+        for k in family.loops:
             lengths = [stop - start for start, stop in stage.loops[k].pieces]
             last, longest = len(lengths) - 1, lengths.index(max(lengths))
             lengths[longest] = -1
@@ -94,7 +94,7 @@ def _middles(stage: Stage) -> Iterator[tuple[int, LargestShard]]:
     first = 0
     for family in stage.families:
         number = 0
-        for place, (k, *_) in enumerate(family.loops):
+        for place, k in enumerate(family.loops):
             lengths = [stop - start for start, stop in stage.loops[k].pieces]
             most = max(lengths)
             longest = [n for n, length in enumerate(lengths) if length == most]
