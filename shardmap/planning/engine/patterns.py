@@ -19,14 +19,12 @@ from shardmap.planning.engine.slices import Box
 Boxes = list[Box | None]
 K = TypeVar("K", bound=Hashable)
 
-FEW = 2
-"""Up to this many shards of equal lengths are walked one by one, which is faster."""
-
-RARE_KEYS = 64
-"""The recipes of so few shards are held for this many keys, the first of a stage."""
+MOST_KEYS = 1024
+"""Patterns are held for this many keys, the first of a stage."""
 
 ALONE = 8
-"""Affine walks stop when patterns outnumber the shards that they served by this."""
+"""No more are held for a key when they outnumber the shards that they served by this.
+"""
 
 
 class Pattern(NamedTuple):
@@ -71,15 +69,12 @@ class Patterns(Generic[K]):
     Args:
       walk: returns the boxes that a shard writes and its recipe, from its key and the
         starts of its pieces.
-      count: returns an upper bound for the number of shards that have a key.
     """
 
     def __init__(
-        self,
-        walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]],
-        count: Callable[[K], int],
+        self, walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]]
     ) -> None:
-        self._walk, self._count = walk, count
+        self._walk = walk
         self._known: dict[K, list[Pattern]] = {}
         # By key, the number of shards that known patterns served.
         self._served: Counter[K] = Counter()
@@ -115,23 +110,16 @@ class Patterns(Generic[K]):
             numbers, starts = numbers[~fits], starts[~fits]
 
     def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
-        """Makes the pattern of a shard that matches no known pattern.
-
-        If patterns do not help, it holds for this shard only.
-        """
+        """Makes the pattern of a shard that matches no known pattern."""
         known, guards = self._known.setdefault(key, []), Guards()
-        places = variables(guards, starts)
-        is_rare = self._count(key) <= FEW
-        helps = not is_rare and len(known) < self._served[key] + ALONE
-        # `int` of a variable adds the guard that it keeps its value.
-        boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
+        boxes, recipe = self._walk(key, variables(guards, starts))
         every = [box for box in boxes if box is not None]
         every += [box for _, box in recipe.reads]
         numbers = [n for box in every for interval in box for n in interval]
         affine_map = AffineMap([*numbers, *recipe.starts], len(starts))
-        if helps:
-            recipe = recipe._replace(static=concrete(recipe.static))
+        recipe = recipe._replace(static=concrete(recipe.static))
         pattern = Pattern(guards, affine_map, boxes, recipe)
-        if helps or (is_rare and len(self._known) <= RARE_KEYS):
+        is_useful = len(known) < self._served[key] + ALONE
+        if is_useful and len(self._known) <= MOST_KEYS:
             known.append(pattern)
         return pattern

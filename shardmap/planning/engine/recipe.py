@@ -34,9 +34,6 @@ from shardmap.planning.engine.slices import (
 MOST_VERSIONS = 4
 """The most boxes of one value that are computed separately; more become one hull."""
 
-FEW_NODES = 64
-"""The most values that `_Wanted` visits to find out if a value is constant."""
-
 
 class Ref(NamedTuple):
     """A part of a computed box.
@@ -212,10 +209,7 @@ class _Wanted:
             (out,) = node.outs
             if out in self._stops or out not in self._boxes:
                 return []
-            # Reversed, since `trace_back` reverses its visits.
-            return [[box] for box in self._apart(out)[::-1]] or [
-                [box] for box in merge(self._boxes[out].values(), self._versions)
-            ]
+            return [[box] for box in merge(self._boxes[out].values(), self._versions)]
         # An equation with several results runs once, with one box for each.
         boxes = [
             None if out in self._stops else hull_of(self._boxes.get(out, {}).values())
@@ -229,33 +223,8 @@ class _Wanted:
             (value, box)
             for value in sorted(self._boxes, key=lambda value: value.number)
             if value in self._stops or value.producer is None
-            # Where a piece lies in a merged box is static: each shard would compile.
-            for box in self._apart(value)
-            or merge(self._boxes[value].values(), self._versions, moves=False)
+            for box in merge(self._boxes[value].values(), self._versions)
         )
-
-    def _apart(self, value: Value) -> list[Box]:
-        """The boxes of a constant, the smallest first; [] if they may be merged."""
-        boxes = self._boxes[value].values()
-        # In a merged box their offsets would be static: each shard would compile.
-        if len(boxes) == 1 or not self._is_constant(value):
-            return []
-        sorted_boxes = sorted(dict.fromkeys(boxes), key=volume)
-        return sorted_boxes if len(sorted_boxes) <= self._versions else []
-
-    def _is_constant(self, value: Value) -> bool:
-        """Returns True if a few nodes compute a value from constants only."""
-        stack, seen = [value], {value}
-        while stack and len(seen) <= FEW_NODES:
-            v = stack.pop()
-            if v.constant is not None:
-                continue
-            if v in self._stops or v.producer is None:
-                return False
-            sources = {v for v in v.producer.ins if isinstance(v, Value)} - seen
-            seen |= sources
-            stack += sources
-        return not stack
 
 
 class _Slots:

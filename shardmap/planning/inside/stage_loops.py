@@ -25,7 +25,7 @@ from shardmap.planning.engine.slices import shape_of
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.lax import batched
 from shardmap.planning.lax.indexed import dynamic, gather, scatter
-from shardmap.planning.lax.staged.blocks import PIECES
+from shardmap.planning.lax.staged.pieces import PIECES
 from shardmap.planning.run.buffers import start_dtype
 from shardmap.planning.run.cut_program import CutProgram
 

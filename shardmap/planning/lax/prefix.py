@@ -14,12 +14,23 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.arrays.combining import identity
-from shardmap.planning.engine.factors import Factors
+from shardmap.planning.engine.factors import Factors, Local
 from shardmap.planning.engine.nodes import Graph, Node, Operand
-from shardmap.planning.engine.pieces import WithinPiece, in_pieces
-from shardmap.planning.engine.rules import MANY, Cut, Reason, RuleMaker, Stages
+from shardmap.planning.engine.rules import (
+    MANY,
+    Cut,
+    Reason,
+    RuleMaker,
+    Stages,
+    Windowed,
+)
 from shardmap.planning.lax.batched import but_one
-from shardmap.planning.lax.staged.blocks import PIECES, of_each_piece
+from shardmap.planning.lax.staged.pieces import (
+    PIECES,
+    Numbers,
+    WithinPiece,
+    of_each_piece,
+)
 
 CARRIED = Reason(
     "each element depends on all before it", "cut another axis, which is independent"
@@ -50,12 +61,12 @@ def in_stages(
     axis, reverse = node.params["axis"], node.params["reverse"]
     [operand], kind = node.ins, KINDS[node.primitive]
     edges = (0, *cuts[0][axis].at, operand.shape[axis])
-    axes = range(len(operand.shape))
+    axes = list(range(len(operand.shape)))
 
     def running(x: jax.Array) -> jax.Array:
         return node.primitive.bind(_wide(x), axis=axis, reverse=reverse)
 
-    def total(piece: jax.Array, starts: Any) -> list[jax.Array]:
+    def total(piece: jax.Array, start: Any) -> list[jax.Array]:
         piece = _wide(piece)
         reduced = kind.reduce(piece, axis=axis, keepdims=True)
         return [reduced.astype(piece.dtype)]
@@ -66,29 +77,35 @@ def in_stages(
         around = [moved if k == axis else (0, 0, 0) for k in axes]
         return lax.pad(running(totals), neutral, around)
 
-    def of_piece(value: jax.Array, before: jax.Array) -> jax.Array:
-        return kind.join(before, running(value)).astype(value.dtype)
+    def of_box(local: Local) -> list[jax.Array]:
+        """A box, from where its first piece starts, or in reverse to its last end."""
+        value, around = local.values
+        begin, *lengths = local.holes[0, axis]
+        piece = len(lengths) - 1 if reverse else 0
+        around = lax.slice_in_dim(around, piece, piece + 1, axis=axis)
+        joined = kind.join(around, running(value)).astype(value.dtype)
+        size = local.sizes[axis]
+        return [lax.slice_in_dim(joined, begin, begin + size, axis=axis)]
 
     totals = of_each_piece(
-        graph,
-        total,
-        node.ins,
-        ins=[axes],
-        outs=[axes],
-        edges={axis: edges},
+        *(graph, total, operand, axes, [axes]), factor=axis, edges=edges
     )
     [rest] = graph.call(before, totals)
-    window = WithinPiece(edges[-1], edges=edges, start=not reverse, stop=reverse)
+    seen = WithinPiece(edges[-1], edges=edges, start=not reverse, stop=reverse)
+    numbers = Numbers(len(edges) - 1, edges=edges)
     rule = functools.partial(
-        in_pieces,
-        value=axes,
-        numbers=axes,
-        windows={axis: window},
-        function=of_piece,
+        Factors,
+        ins=[
+            [Windowed(k, window) if k == axis else k for k in axes]
+            for window in (seen, numbers)
+        ],
+        outs=[axes],
+        emitter=of_box,
+        cheap=False,
+        complete=frozenset({1}),
         each=MANY,
     )
-    params = {"rule": rule}
-    return graph.add(PIECES, params, [operand, rest], [operand.aval])
+    return graph.add(PIECES, {"rule": rule}, [operand, rest], [operand.aval])
 
 
 STAGES: dict[Any, Stages] = dict.fromkeys(KINDS, in_stages)

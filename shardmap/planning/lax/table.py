@@ -43,9 +43,9 @@ from shardmap.planning.lax.indexed import dynamic, gather, scatter
 from shardmap.planning.lax.primitives import CUSTOM_VMAP
 from shardmap.planning.lax.staged import (
     barrier,
-    blocks,
     matched,
     monoids,
+    pieces,
     split_scan,
     tall_qr,
     top_k,
@@ -170,7 +170,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "cumulative reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "indexing": gather.RULES | scatter.RULES | dynamic.RULES,
-    "batched": batched.RULES | blocks.RULES,
+    "batched": batched.RULES | pieces.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops and branches": control(TABLE),

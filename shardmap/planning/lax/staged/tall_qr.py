@@ -11,14 +11,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.planning.engine.factors import Factors, Local
 from shardmap.planning.engine.nodes import Graph, Node, Operand
-from shardmap.planning.engine.pieces import WithinPiece, in_pieces
-from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, Stages
+from shardmap.planning.engine.rules import (
+    MANY,
+    Cut,
+    Factor,
+    Reason,
+    Stages,
+    Windowed,
+)
 from shardmap.planning.lax.batched import CORE
-from shardmap.planning.lax.staged.blocks import PIECES, edges_of, of_each_piece
+from shardmap.planning.lax.staged.pieces import (
+    PIECES,
+    Numbers,
+    WithinPiece,
+    edges_of,
+    of_each_piece,
+)
 
 
 def is_tall(node: Node) -> bool:
@@ -66,7 +80,7 @@ STAGES: dict[Any, Stages] = dict.fromkeys([p.qr_p, p.svd_p], in_stages)
 def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]:
     columns = operand.shape[1]
 
-    def of_piece(piece: jax.Array, starts: Any) -> list[jax.Array]:
+    def of_piece(piece: jax.Array, start: Any) -> list[jax.Array]:
         q, r = jnp.linalg.qr(piece)
         return [r[None], q[:columns][None]]
 
@@ -77,23 +91,35 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]
         signs = householder_signs(jnp.matmul(tops[0], turns[0], precision="highest"))
         return [turns * signs[None, None], r * jnp.conj(signs)[:, None]]
 
-    def rows(piece: jax.Array, turn: jax.Array) -> jax.Array:
-        q, _ = jnp.linalg.qr(piece)
-        return jnp.matmul(q, turn[0], precision="highest")
+    def rows(local: Local) -> list[jax.Array]:
+        """The rows of Q: each piece that they lie in is factored again."""
+        x, turns = local.values
+        begin, *lengths = local.holes[0, 0]
+        pieces = jnp.split(x, np.cumsum(lengths)[:-1])
+        every = [
+            jnp.matmul(jnp.linalg.qr(piece)[0], turn, precision="highest")
+            for piece, turn in zip(pieces, turns, strict=True)
+        ]
+        return [jnp.concatenate(every)[begin : begin + local.sizes["row"]]]
 
-    ins, outs = [["row", 0]], [["row", 1, 2], ["row", 3, 4]]
     wholes: dict[Factor, Reason] = dict.fromkeys(range(5), CORE)
     of_pieces = of_each_piece(
-        graph, of_piece, [operand], ins, outs, {"row": edges}, wholes=wholes
+        *(graph, of_piece, operand, ["row", 0], [["row", 1, 2], ["row", 3, 4]]),
+        factor="row",
+        edges=edges,
+        wholes=wholes,
     )
     turns, r = graph.call(of_all, of_pieces)
+    within = Windowed("row", WithinPiece(edges[-1], edges=edges))
+    number = Windowed("row", Numbers(len(edges) - 1, edges=edges))
     rule = functools.partial(
-        in_pieces,
-        value=["row", 0],
-        numbers=["row", 1, 2],
-        windows={"row": WithinPiece(edges[-1], edges=edges)},
-        function=rows,
+        Factors,
+        ins=[[within, 0], [number, 1, 2]],
+        outs=[["row", 0]],
         wholes=dict.fromkeys(range(3), CORE),
+        emitter=rows,
+        cheap=False,
+        complete=frozenset({1}),
         each=MANY,
     )
     q = graph.add(PIECES, {"rule": rule}, [operand, turns], [operand.aval])

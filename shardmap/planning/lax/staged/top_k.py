@@ -3,7 +3,7 @@
 Equal elements keep their order, as pieces do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.extend.core import primitives as p
 from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.rules import Cut, Stages
 from shardmap.planning.lax.batched import CORE
-from shardmap.planning.lax.staged.blocks import edges_of, of_each_piece
+from shardmap.planning.lax.staged.pieces import edges_of, of_each_piece
 
 
 def in_stages(
@@ -27,9 +27,9 @@ def in_stages(
     if node.params.get("axis", axis) not in (axis, -1) or len(edges) < 3:
         return None
 
-    def of_piece(piece: jax.Array, starts: Mapping[Any, jax.Array]) -> list[jax.Array]:
+    def of_piece(piece: jax.Array, start: jax.Array) -> list[jax.Array]:
         values, places = p.top_k_p.bind(piece, **node.params)
-        places = places + starts[axis].astype(places.dtype)
+        places = places + jnp.asarray(start, places.dtype)
         return [lax.expand_dims(each, (axis,)) for each in (values, places)]
 
     def of_all(values: jax.Array, places: jax.Array) -> list[jax.Array]:
@@ -39,13 +39,9 @@ def in_stages(
 
     axes = range(axis + 1)
     of_pieces = of_each_piece(
-        graph,
-        of_piece,
-        node.ins,
-        ins=[axes],
-        outs=[[*axes, "k"]] * 2,
-        edges={axis: edges},
-        starts=[axis],
+        *(graph, of_piece, operand, axes, [[*axes, "k"]] * 2),
+        factor=axis,
+        edges=edges,
         wholes={"k": CORE},
     )
     return graph.call(of_all, of_pieces)

@@ -1,0 +1,178 @@
+"""Functions of the pieces of an axis.
+
+The ``edges`` of an axis are the ends of its pieces. A function of each piece, see
+`of_each_piece`, gives an axis with one element per piece: element ``k`` sees the
+elements from ``edges[k]`` to ``edges[k + 1]``. Behind it, an element may see the result
+of its piece (`Numbers`), and what else lies in its piece (`WithinPiece`).
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from shardmap.planning.engine.factors import Factors, Local
+from shardmap.planning.engine.nodes import Graph, Operand, PlanPrimitive, Value
+from shardmap.planning.engine.rules import MANY, Factor, Reason, RuleMaker, Windowed
+from shardmap.planning.engine.slices import Edges, Interval, Window
+from shardmap.planning.lax.staged.barrier import barrier
+
+PIECES = PlanPrimitive("pieces")
+"""A function of pieces. The parameter ``rule`` makes its rule."""
+
+Points: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _OfEdges(Window):
+    """A window that knows where pieces lie.
+
+    Attributes:
+      edges: the ends of all pieces.
+    """
+
+    edges: Points = ()
+
+    @functools.cached_property
+    def places(self) -> Edges:
+        return Edges(self.edges)
+
+    def numbers(self, interval: Interval) -> tuple[int, int]:
+        """The first piece that an interval overlaps, and the number of such pieces."""
+        start, stop = interval
+        first = self.places.number(start)
+        last = self.places.number(stop - 1) if stop > start else first
+        return first, last - first + 1
+
+
+class PieceWindow(_OfEdges):
+    """Each element of the result sees a piece.
+
+    >>> PieceWindow(9, edges=(0, 4, 6, 9)).reads((1, 2))
+    ((4, 6), ())
+    """
+
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
+        # Behind a barrier, so each shard has one piece.
+        assert result[1] - result[0] == 1, result
+        return (self.places.at(result[0]), self.places.at(result[1])), ()
+
+    def moves(self, points: Any, size: int) -> tuple[int, ...]:
+        return tuple(range(1, size))
+
+
+class Numbers(_OfEdges):
+    """Each element of the result sees the result of its piece.
+
+    >>> Numbers(3, edges=(0, 4, 6, 9)).reads((4, 7))
+    ((1, 3), ())
+    """
+
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
+        first, count = self.numbers(result)
+        return (first, first + count), ()
+
+
+@dataclass(frozen=True)
+class WithinPiece(_OfEdges):
+    """Each element of the result sees its piece: both axes are one loop.
+
+    Attributes:
+      start: whether an element sees those before it in its piece.
+      stop: whether an element sees those after it in its piece.
+
+    >>> WithinPiece(9, edges=(0, 4, 6, 9)).reads((5, 8))
+    ((4, 9), (1, 2, 3))
+    >>> WithinPiece(9, edges=(0, 4, 6, 9), stop=False).reads((5, 8))
+    ((4, 8), (1, 2, 2))
+    """
+
+    start: bool = True
+    stop: bool = True
+    same_loop = True
+
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
+        """The elements, where the result starts in them, and the lengths of pieces."""
+        first, count = self.numbers(result)
+        ends = [self.places.at(first + k) for k in range(count + 1)]
+        if not self.start:
+            ends[0] = result[0]
+        if not self.stop:
+            ends[-1] = result[1]
+        lengths = (b - a for a, b in itertools.pairwise(ends))
+        return (ends[0], ends[-1]), (result[0] - ends[0], *lengths)
+
+
+def of_each_piece(
+    graph: Graph,
+    function: Callable[..., Sequence[jax.Array]],
+    operand: Operand,
+    axes: Sequence[Factor],
+    outs: Sequence[Sequence[Factor]],
+    factor: Factor,
+    edges: Points,
+    wholes: Mapping[Factor, Reason] | None = None,
+) -> list[Value]:
+    """Adds a function of each piece to a graph, and a barrier after each result.
+
+    Args:
+      graph: the graph.
+      function: gets a piece of the operand, and where it starts. Its results have
+        length 1 along the axis in pieces.
+      operand: the operand.
+      axes: the factors of its axes.
+      outs: the factors of the axes of results.
+      factor: the axis in pieces. In results, it counts the pieces.
+      edges: the ends of the pieces.
+      wholes: the factors that are never cut.
+
+    Returns:
+      The results of all pieces. Cuts of axes that are not in pieces pass.
+    """
+    whole = jax.ShapeDtypeStruct(operand.shape, operand.aval.dtype)
+    avals = []
+    for aval, row in zip(jax.eval_shape(function, whole, 0), outs, strict=True):
+        shape = list(aval.shape)
+        shape[list(row).index(factor)] = len(edges) - 1
+        avals.append(jax.core.ShapedArray(tuple(shape), aval.dtype))
+
+    def emitter(local: Local) -> Sequence[jax.Array]:
+        start = jnp.asarray(edges)[local.starts[factor]]
+        return function(*local.values, start)
+
+    window = PieceWindow(edges[-1], edges=edges)
+    rule = functools.partial(
+        Factors,
+        ins=[[Windowed(f, window) if f == factor else f for f in axes]],
+        outs=outs,
+        starts=[factor],
+        wholes=wholes or {},
+        emitter=emitter,
+        cheap=False,
+        each=MANY,
+    )
+    stopped = {factor, *(wholes or {})}
+    return [
+        barrier(
+            graph, result, passing=[k for k, f in enumerate(row) if f not in stopped]
+        )
+        for result, row in zip(
+            graph.add(PIECES, {"rule": rule}, [operand], avals), outs, strict=True
+        )
+    ]
+
+
+def edges_of(points: Sequence[int], size: int, least: int) -> Points:
+    """The ends of pieces that have at least ``least`` elements each."""
+    edges = [0]
+    for point in points:
+        if point - edges[-1] >= least > 0 and size - point >= least:
+            edges.append(point)
+    return (*edges, size)
+
+
+RULES: dict[Any, RuleMaker] = {PIECES: lambda node: node.params["rule"](node)}
