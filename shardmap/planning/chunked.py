@@ -106,18 +106,6 @@ class ChunkedFunction(Generic[P, R]):
         lines, costs = report.explain(cut_program), report.stage_costs(cut_program)
         return explanation_of(repr(self), lines, costs)
 
-    @api_boundary
-    def stage_costs(
-        self, *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[report.StageCost, ...]:
-        """What each stage of the loops makes, reads and keeps, as numbers.
-
-        Args:
-          *args: the arguments of a call, arrays or `jax.ShapeDtypeStruct`.
-          **kwargs: its keyword arguments.
-        """
-        return report.stage_costs(self._cut_program(args, kwargs))
-
     def _with_statics(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments, without leaves of those that are static."""
         if self._statics == ((), ()):

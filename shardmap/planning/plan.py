@@ -323,11 +323,6 @@ class ShardPlan:
         """
         return peak_bytes(self._cut_program)
 
-    @property
-    def cut_fraction(self) -> float:
-        """The bytes that the largest shard reads and writes, over all bytes."""
-        return report.cut_fraction(self._cut_program)
-
     def explain(self) -> Any:
         """Explains what became of each cut: what it reaches, or why an axis is whole.
 

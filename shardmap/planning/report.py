@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from shardmap._jax.types import PyTree
 from shardmap.planning.engine.factors import BESIDE
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.nodes import Operand, Value
-from shardmap.planning.engine.recipe import Step
 from shardmap.planning.engine.slices import Interval, pieces, shape_of
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.lax.random import DRAWN_WHOLE
@@ -26,8 +25,7 @@ from shardmap.planning.memory.compiled import (
     temporaries,
 )
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.shards import Shard
-from shardmap.units import count, size
+from shardmap.units import size
 
 
 class StageCost(NamedTuple):
@@ -41,7 +39,6 @@ class StageCost(NamedTuple):
       shard_bytes: the most bytes that a shard reads, computes and returns at once.
       kept_bytes: the bytes held in memory meanwhile, besides arguments and results.
       scratch_bytes: the bytes kept in ``scratch`` meanwhile.
-      repeated: about how many operations its shards do more than one call would.
       functions: about how many functions its shards compile.
     """
 
@@ -52,7 +49,6 @@ class StageCost(NamedTuple):
     shard_bytes: int
     kept_bytes: int
     scratch_bytes: int
-    repeated: int
     functions: int
 
 
@@ -67,12 +63,9 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             shard_bytes(cut_program, stage),
             kept_bytes(cut_program, place),
             scratch_bytes(cut_program, place),
-            again,
-            functions(stage).number,
+            functions(stage)[0],
         )
-        for place, (stage, again) in enumerate(
-            zip(cut_program.stages, repeated(cut_program), strict=True)
-        )
+        for place, stage in enumerate(cut_program.stages)
     )
 
 
@@ -203,19 +196,6 @@ def out_slices(cut_program: CutProgram) -> PyTree:
     return jax.tree.unflatten(cut_program.out_tree, leaves)
 
 
-def cut_fraction(cut_program: CutProgram) -> float:
-    """The bytes that the largest shard reads and writes, over those of whole values."""
-    largest, values = 0, set[tuple[Value, bool]]()
-    for stage in cut_program.stages:
-        values |= {(result.value, True) for result in stage.results}
-        for shard in (Shard(cut_program, stage, k) for k in sample(stage)):
-            largest = max(largest, shard.nbytes)
-            values |= {(value, False) for value, _ in shard.recipe.reads}
-    whole = sum(nbytes(value) for value, _ in values)
-    # A shard may read an element of a value several times.
-    return min(largest / whole, 1.0) if whole else 1.0
-
-
 def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
     """How often the shards of some stages read each argument in all."""
     elements: dict[Value, float] = {}
@@ -324,78 +304,28 @@ MANY_LENGTHS = 8
 
 def _costs(cut_program: CutProgram, stage: Stage, cost: StageCost) -> str:
     """What a stage keeps, computes, compiles and reads."""
-    computed, compiled = temporaries(cut_program, stage), functions(stage)
+    computed, (compiled, lengths) = temporaries(cut_program, stage), functions(stage)
     parts = [f"{size(cost.kept_bytes)} kept"] * bool(cost.kept_bytes)
     parts += [f"{size(cost.scratch_bytes)} kept in scratch"] * bool(cost.scratch_bytes)
     parts += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
-    parts += [f"{count(cost.repeated)} operations repeated"] * bool(cost.repeated)
-    if compiled.number > 1:
-        about = "" if compiled.exact else "about "
-        parts.append(f"{about}{compiled.number:,} functions compiled")
-        if compiled.lengths >= MANY_LENGTHS:
-            parts[-1] += f" for pieces of {compiled.lengths:,} lengths (see Pieces)"
+    if compiled > 1:
+        about = "about " * (stage.spread().step > 1)
+        parts.append(f"{about}{compiled:,} functions compiled")
+        if lengths >= MANY_LENGTHS:
+            parts[-1] += f" for pieces of {lengths:,} lengths (see Pieces)"
     parts += [f"reads {cost.reads}"] * bool(cost.reads)
     return "".join(f"; {each}" for each in parts)
 
 
-class Compiled(NamedTuple):
-    """What the shards of a stage compile.
+def functions(stage: Stage) -> tuple[int, int]:
+    """About how many functions the shards of a stage compile, for how many lengths.
 
-    Attributes:
-      number: the number of functions; shards that differ in position only share one.
-      lengths: the number of different lengths of pieces, or of combinations of them.
-      exact: whether every shard was looked at; else there may be a few more.
+    Shards that differ in position only share one.
     """
-
-    number: int
-    lengths: int
-    exact: bool
-
-
-def functions(stage: Stage) -> Compiled:
     numbers = {*stage.spread(), *sample(stage)}
     recipes = {stage.recipe(number)[1].static for number in numbers}
     lengths = sum(
         math.prod(len(stage.loops[k].lengths) for k in family.loops)
         for family in stage.families
     )
-    exact = len(numbers) == stage.num_shards
-    return Compiled(max(len(recipes), lengths), lengths, exact)
-
-
-def repeated(cut_program: CutProgram) -> list[int]:
-    """About how many operations each stage repeats, of its own or of earlier stages."""
-    rules = cut_program.analysis.rules
-    before: dict[int, float] = defaultdict(float)
-    counts = []
-    for stage in cut_program.stages:
-        more = 0.0
-        for number, often in counted(stage).items():
-            again = min(often, max(before[number] + often - 1, 0))
-            more += again * rules[number].operations()
-            before[number] += often
-        counts.append(round(more))
-    return counts
-
-
-def counted(stage: Stage) -> dict[int, float]:
-    """How often the shards of a stage run each node; half of a node counts as 0.5.
-
-    If nothing is repeated, all shards together run each node once.
-    """
-    rules = stage.analysis.rules
-    runs: dict[int, float] = defaultdict(float)
-    numbers = stage.spread()
-    alike = Counter(stage.recipe(number)[1].static for number in numbers)
-    for static, members in alike.items():
-        # XLA computes once what is computed whole, whichever parts of it are taken.
-        steps: dict[Any, Step] = {
-            (step.node, step.ins) if rules[step.node].wholes else step: step
-            for step in static.steps
-        }
-        for step in steps.values():
-            shapes = [None if ref is None else ref.shape for ref in step.ins]
-            amount, every = rules[step.node].fraction(step.static, shapes)
-            part = amount / every if every else 1.0
-            runs[step.node] += members * stage.num_shards / len(numbers) * part
-    return runs
+    return max(len(recipes), lengths), lengths

@@ -200,11 +200,6 @@ class Factors(Rule):
             touched *= min(whole, default=1)
         return max(super().elements(), touched)
 
-    def fraction(
-        self, static: LocalSizes, shapes: Sequence[tuple[int, ...] | None]
-    ) -> tuple[int, int]:
-        return math.prod(static.sizes), math.prod(self.sizes.values())
-
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         cuts_of: dict[Factor, list[Cut]] = {}
         lost = []

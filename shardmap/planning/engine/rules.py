@@ -220,21 +220,6 @@ class Rule(ABC):
         """About the operations of the whole equation; 0 where it is cheap."""
         return 0 if self.cheap else self.elements() * self.each
 
-    def fraction(
-        self, static: Any, shapes: Sequence[tuple[int, ...] | None]
-    ) -> tuple[int, int]:
-        """The amounts of work of one shard, and of the whole equation.
-
-        Args:
-          static: the `Need.static` of the shard.
-          shapes: of the boxes of the operands, None where one is not read.
-        """
-        pairs = list(zip(shapes, self.node.in_shapes, strict=True))
-        amount = sum(math.prod(shape) for shape, _ in pairs if shape is not None)
-        return amount, sum(
-            math.prod(all_) for shape, all_ in pairs if shape is not None
-        )
-
     @abstractmethod
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         """Where the cuts of the operands' axes go."""

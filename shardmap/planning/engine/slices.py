@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from shardmap.planning.engine.affine import Affine, is_known, is_more
+from shardmap.planning.engine.affine import is_known, is_more
 
 Interval: TypeAlias = tuple[int, int]
 Box: TypeAlias = tuple[Interval, ...]
@@ -119,13 +119,19 @@ MOST_BOXES = 64
 """The most boxes that `merge` compares with each other; more become one."""
 
 
-def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
+def merge(boxes: Iterable[Box], limit: int, parts: bool = False) -> list[Box]:
     """At most ``limit`` boxes that contain all of these.
 
     Two boxes become their hull if it has no more elements than both together, or if
     there are too many; then those whose hull adds the fewest. With symbolic positions,
     boxes whose distance differs between shards stay apart as long as there are few:
     where one lies in their hull is static, so each shard would compile.
+
+    Args:
+      boxes: the boxes.
+      limit: the most boxes.
+      parts: whether boxes also stay apart from those that are twice as large or larger,
+        as it takes little to compute them by themselves.
 
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]
@@ -134,7 +140,7 @@ def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
     left = list(boxes)
     for number, box in enumerate(left):
         place = len(merged)
-        while (at := _mergeable(merged, box)) is not None:
+        while (at := _mergeable(merged, box, parts)) is not None:
             box, place = hull(merged.pop(at), box), at
         merged.insert(place, box)
         if len(merged) > MOST_BOXES:
@@ -156,20 +162,21 @@ def _added(a: Box, b: Box) -> int:
     return volume(hull(a, b)) - volume(a) - volume(b)
 
 
-def _mergeable(boxes: Sequence[Box], box: Box) -> int | None:
+def _mergeable(boxes: Sequence[Box], box: Box, parts: bool) -> int | None:
     """The number of the first box whose hull with another costs nothing."""
     near = [
         (number, other)
         for number, other in enumerate(boxes)
-        if not any(
-            isinstance(a[0] - b[0], Affine) for a, b in zip(other, box, strict=True)
-        )
+        if all(is_known(a[0] - b[0]) for a, b in zip(other, box, strict=True))
     ]
     for number, other in near:
         if other == box:
             return number
     for number, other in near:
-        apart = volume(other) + volume(box)
+        small, large = sorted((volume(other), volume(box)))
+        if parts and 2 * small <= large:
+            continue
+        apart = small + large
         sizes = shape_of(hull(other, box))
         # Sizes that depend on the shard may be equal in this shard only.
         by_chance = not all(map(is_known, sizes))

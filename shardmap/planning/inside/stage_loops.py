@@ -1,13 +1,12 @@
 """The stages of a cut program as loops: one `jax.lax.scan` for shards that are alike.
 
 Shards are alike if they run the same steps on boxes of the same sizes; only positions
-differ. Positions with a constant stride are computed from the loop's counter, so a loop
-has the same size for ten shards and for a million; others are looked up. A short last
-piece, or a piece at a border, has a loop of its own, or runs without one.
+differ, which the loop looks up. A short last piece, or a piece at a border, has a loop
+of its own, or runs without one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,7 @@ from shardmap.planning.run.cut_program import CutProgram
 
 WITH_PLACES = frozenset({*dynamic.RULES, *gather.RULES, *scatter.RULES})
 """Primitives whose operands say which places they read or write."""
+
 
 WITH_MATRICES = frozenset({*batched.RULES, PIECES})
 """Primitives that may call LAPACK. A function of pieces may be a QR."""
@@ -123,8 +123,8 @@ def _run_shards(
     apart = not primitives.isdisjoint(WITH_PLACES)
     read = _read if primitives.isdisjoint(WITH_MATRICES) else _read_matrices
 
-    def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
-        ends, begins, starts = positions.at(counter, row)
+    def step(buffers: dict[int, Any], row: Any) -> dict[int, Any]:
+        ends, begins, starts = positions.at(row)
         reads = [
             read(known[value], start, shape)
             for value, start, shape in zip(
@@ -143,20 +143,16 @@ def _run_shards(
             after |= zip(numbers, combined, strict=True)
         return after
 
-    def counted(carry: Any, row: Any) -> tuple[Any, None]:
-        counter, buffers = carry
-        return (counter + 1, step(buffers, counter, row)), None
-
     buffers = {k: before[stage.results[k].value] for k in written}
     if positions.count == 1:
-        buffers = _by_itself(lambda each: step(each, 0, ()), buffers, beside)
+        buffers = _by_itself(lambda each: step(each, ()), buffers, beside)
     else:
         if any(varying_axes(jax.typeof(known[v])) for v in static.read_values):
             row = jax.tree.map(lambda each: each[0], positions.rows)
-            buffers = _varying(lambda each: step(each, positions.first, row), buffers)
-        # The counter is carried: an array of numbers would be held, and copied.
-        (_, buffers), _ = lax.scan(
-            counted, (positions.first, buffers), positions.rows, positions.count
+            buffers = _varying(lambda each: step(each, row), buffers)
+        buffers, _ = lax.scan(
+            lambda each, row: (step(each, row), None),
+            *(buffers, positions.rows, positions.count),
         )
     return before | {stage.results[k].value: buffers[k] for k in written}
 
@@ -269,42 +265,12 @@ def laid_out_as(
     return run
 
 
-class _Steps(NamedTuple):
-    """Numbers that go up by ``step`` each ``inner`` shards, ``period`` times."""
-
-    first: int
-    step: int
-    inner: int
-    period: int
-
-    def at(self, counter: Any) -> Any:
-        number = counter if self.inner == 1 else counter // self.inner
-        return self.first + number % self.period * self.step
-
-
-def _steps(numbers: np.ndarray) -> _Steps | None:
-    """The numbers as a function of the counter, None if they have no such form.
-
-    >>> _steps(np.array([5, 5, 8, 8, 5, 5, 8, 8]))
-    _Steps(first=5, step=3, inner=2, period=2)
-    """
-    changes = np.flatnonzero(np.diff(numbers))
-    inner = int(changes[0]) + 1 if changes.size else len(numbers)
-    outer = numbers[::inner]
-    step = int(outer[1] - outer[0]) if len(outer) > 1 else 0
-    back = np.flatnonzero(np.diff(outer) != step)
-    period = int(back[0]) + 1 if back.size else len(outer)
-    steps = _Steps(int(numbers[0]), step, inner, period)
-    return steps if np.array_equal(steps.at(np.arange(len(numbers))), numbers) else None
-
-
 class Positions:
     """The positions of shards that run the same steps.
 
     Attributes:
       count: the number of shards.
-      first: the first value of the loop's counter.
-      rows: the positions that are looked up, which the loop scans over.
+      rows: the positions that differ between shards, which the loop scans over.
     """
 
     def __init__(self, members: Sequence[Members]) -> None:
@@ -324,46 +290,33 @@ class Positions:
             ],
             axis=1,
         )[:, turn]
-        # Positions that differ by a constant are one row, to which it is added.
-        moves = [row.tobytes() for row in numbers - numbers[:, :1]]
-        kinds = {row: kind for kind, row in enumerate(dict.fromkeys(moves))}
-        rows = [np.frombuffer(row, numbers.dtype) for row in kinds]
-        firsts = numbers[:, 0].tolist()
-        self._keys = [(kinds[k], first) for k, first in zip(moves, firsts, strict=True)]
         bounds = [int(numbers.min()), int(numbers.max())] if numbers.size else []
-        dtype = start_dtype(bounds)
+        self._dtype = start_dtype(bounds)
         self.count = len(turn)
-        self._steps = list(map(_steps, rows))
-        pairs = zip(rows, self._steps, strict=True)
-        self.first = jnp.zeros((), dtype)
-        self.rows = [row.astype(dtype) for row, steps in pairs if steps is None]
+        # Positions that differ by a constant are one row, to which it is added.
+        self._firsts = numbers[:, 0].tolist()
+        moves = [row.tobytes() for row in numbers - numbers[:, :1]]
+        rows = [row for row in dict.fromkeys(moves) if any(row)]
+        kinds = {row: number for number, row in enumerate(rows)}
+        self._kinds = [kinds.get(row) for row in moves]
+        self.rows = [np.frombuffer(row, np.int64).astype(self._dtype) for row in rows]
 
     def at(
-        self, counter: Any, looked_up: Sequence[Any]
+        self, row: Sequence[Any]
     ) -> tuple[dict[int, list[Any]], list[list[Any]], list[Any]]:
         """Where one shard writes, per result; where it reads; its other positions.
 
         A position of a box is an int if all shards have the same.
         """
-        rest = iter(looked_up)
-        writes = [
-            next(rest)
-            if steps is None
-            else steps.at(counter)
-            if steps.step
-            else steps.first
-            for steps in self._steps
-        ]
-        moved = {
-            (k, by): writes[k] + by if by else writes[k]
-            for k, by in dict.fromkeys(self._keys)
-        }
-        numbers = (moved[key] for key in self._keys)
+        numbers = (
+            first if kind is None else row[kind] + first
+            for kind, first in zip(self._kinds, self._firsts, strict=True)
+        )
 
         def taken(count: int) -> list[Any]:
             return [next(numbers) for _ in range(count)]
 
         written = {k: taken(rank) for k, rank in self._written.items()}
         reads = [taken(rank) for rank in self._reads]
-        starts = [jnp.asarray(number, self.first.dtype) for number in numbers]
+        starts = [jnp.asarray(number, self._dtype) for number in numbers]
         return written, reads, starts

@@ -120,15 +120,6 @@ class Updates(Factors):
 
     elements = Rule.elements
 
-    def fraction(
-        self, static: Any, shapes: Sequence[tuple[int, ...] | None]
-    ) -> tuple[int, int]:
-        # A part of the sums of many updates begins with zeros, which cost little.
-        sizes = [math.prod(shape) for shape in self.node.in_shapes]
-        larger = 2 if self.contracted or sizes[2] >= sizes[0] else 0
-        part = shapes[larger]
-        return 0 if part is None else math.prod(part), sizes[larger]
-
 
 def scatter(node: Node) -> Factors:
     """The operand's axes pass: each shard drops the updates that go elsewhere.
