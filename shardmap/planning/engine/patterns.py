@@ -19,12 +19,14 @@ from shardmap.planning.engine.slices import Box
 Boxes = list[Box | None]
 K = TypeVar("K", bound=Hashable)
 
-MOST_KEYS = 1024
-"""Patterns are held for this many keys, the first of a stage."""
+FEW = 2
+"""Up to this many shards of equal lengths are walked one by one, which is faster."""
+
+RARE_KEYS = 64
+"""The recipes of so few shards are held for this many keys, the first of a stage."""
 
 ALONE = 8
-"""No more are held for a key when they outnumber the shards that they served by this.
-"""
+"""Affine walks stop when patterns outnumber the shards that they served by this."""
 
 
 class Pattern(NamedTuple):
@@ -69,12 +71,15 @@ class Patterns(Generic[K]):
     Args:
       walk: returns the boxes that a shard writes and its recipe, from its key and the
         starts of its pieces.
+      count: returns an upper bound for the number of shards that have a key.
     """
 
     def __init__(
-        self, walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]]
+        self,
+        walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]],
+        count: Callable[[K], int],
     ) -> None:
-        self._walk = walk
+        self._walk, self._count = walk, count
         self._known: dict[K, list[Pattern]] = {}
         # By key, the number of shards that known patterns served.
         self._served: Counter[K] = Counter()
@@ -110,16 +115,23 @@ class Patterns(Generic[K]):
             numbers, starts = numbers[~fits], starts[~fits]
 
     def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
-        """Makes the pattern of a shard that matches no known pattern."""
+        """Makes the pattern of a shard that matches no known pattern.
+
+        If patterns do not help, it holds for this shard only.
+        """
         known, guards = self._known.setdefault(key, []), Guards()
-        boxes, recipe = self._walk(key, variables(guards, starts))
+        places = variables(guards, starts)
+        is_rare = self._count(key) <= FEW
+        helps = not is_rare and len(known) < self._served[key] + ALONE
+        # `int` of a variable adds the guard that it keeps its value.
+        boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
         every = [box for box in boxes if box is not None]
         every += [box for _, box in recipe.reads]
         numbers = [n for box in every for interval in box for n in interval]
         affine_map = AffineMap([*numbers, *recipe.starts], len(starts))
-        recipe = recipe._replace(static=concrete(recipe.static))
+        if helps:
+            recipe = recipe._replace(static=concrete(recipe.static))
         pattern = Pattern(guards, affine_map, boxes, recipe)
-        is_useful = len(known) < self._served[key] + ALONE
-        if is_useful and len(self._known) <= MOST_KEYS:
+        if helps or (is_rare and len(self._known) <= RARE_KEYS):
             known.append(pattern)
         return pattern

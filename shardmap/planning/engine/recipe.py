@@ -224,7 +224,10 @@ class _Wanted:
             (value, box)
             for value in sorted(self._boxes, key=lambda value: value.number)
             if value in self._stops or value.producer is None
-            for box in merge(self._boxes[value].values(), self._versions)
+            for box in merge(
+                *(self._boxes[value].values(), self._versions),
+                parts=value.constant is not None,
+            )
         )
 
 

@@ -164,17 +164,14 @@ def _added(a: Box, b: Box) -> int:
 
 def _mergeable(boxes: Sequence[Box], box: Box, parts: bool) -> int | None:
     """The number of the first box whose hull with another costs nothing."""
-    near = [
-        (number, other)
-        for number, other in enumerate(boxes)
-        if all(is_known(a[0] - b[0]) for a, b in zip(other, box, strict=True))
-    ]
-    for number, other in near:
+    for number, other in enumerate(boxes):
         if other == box:
             return number
-    for number, other in near:
+    for number, other in enumerate(boxes):
+        pairs = zip(other, box, strict=True)
         small, large = sorted((volume(other), volume(box)))
-        if parts and 2 * small <= large:
+        is_part = parts and 2 * small <= large
+        if is_part or not all(is_known(a[0] - b[0]) for a, b in pairs):
             continue
         apart = small + large
         sizes = shape_of(hull(other, box))

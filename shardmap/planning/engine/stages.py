@@ -176,7 +176,7 @@ class Stage:
         self.loops: list[Loop] = []
         self._contracted: list[tuple[int, Factor, int]] = []
         self.results = self._results(values)
-        self.patterns = Patterns(self._walk)
+        self.patterns = Patterns(self._walk, self._count)
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
 
@@ -301,6 +301,10 @@ class Stage:
                     each._replace(numbers=first + each.numbers) for each in groups
                 )
             first += family.size
+
+    def _count(self, key: ShardKey) -> int:
+        """The number of shards with pieces of these lengths, whatever they write."""
+        return math.prod(self.loops[k].lengths[length] for k, length in key.lengths)
 
     def _key(self, family: Family, index: Mapping[int, int]) -> ShardKey:
         pieces = {k: self.loops[k].pieces[index[k]] for k in family.loops}

@@ -133,4 +133,5 @@ def test_custom_derivatives_and_linear_solves():
 
     shard_plan = plan(fun, X, in_slices=({0: 2},))
     assert_same(shard_plan.run(X), jax.jit(fun)(X))
-    assert shard_plan.num_shards == 4
+    # The sum over the flattened array has shards of its own.
+    assert shard_plan.num_shards == 6
