@@ -209,8 +209,8 @@ class _Wanted:
             (out,) = node.outs
             if out in self._stops or out not in self._boxes:
                 return []
-            boxes = self._boxes[out].values()
-            return [[box] for box in merge(boxes, self._versions, parts=True)]
+            wanted = self._boxes[out].values()
+            return [[box] for box in merge(wanted, self._versions, parts=True)]
         # An equation with several results runs once, with one box for each.
         boxes = [
             None if out in self._stops else hull_of(self._boxes.get(out, {}).values())
