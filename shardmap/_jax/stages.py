@@ -9,6 +9,8 @@ import jax.api_util
 from jax._src import config
 from jax._src.api_util import InternalFloatingPointError
 
+from shardmap._jax.types import TreeDef
+
 FoundNaN = InternalFloatingPointError
 """The error of a program under `jax.debug_nans`."""
 
@@ -40,15 +42,29 @@ class _Exact:
         return self._executable.call(*leaves)
 
 
-def dispatcher(compiled: jax.stages.Compiled) -> Callable[..., Any]:
+def dispatcher(
+    compiled: jax.stages.Compiled, in_tree: TreeDef, out_tree: TreeDef
+) -> Callable[..., Any]:
     """The C++ function that calls a compiled program, as that of `jax.jit`.
 
     It raises TypeError or ValueError, before it runs anything, for arguments of another
     structure, type, weak type or sharding, and in another configuration of JAX. Python
     runs only for new signatures. A program that calls the host has no such function.
+
+    Args:
+      compiled: a program of flat leaves, with a list of results.
+      in_tree: the structure of positional and keyword arguments of the function. JAX
+        would make them of avals and shardings, which a user's class may refuse.
+      out_tree: the structure of its result.
     """
     exact: Any = _Exact(compiled)
-    params = compiled._params._replace(executable=exact)
+    params = compiled._params._replace(
+        executable=exact,
+        in_tree=in_tree,
+        out_tree=out_tree,
+        in_types=None,
+        out_types=None,
+    )
     call: Callable[..., Any] | None = compiled._executable.create_cpp_call(params)
     if call is not None:
         return call

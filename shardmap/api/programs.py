@@ -15,14 +15,14 @@ from jax.sharding import Sharding
 
 from shardmap._jax import api_boundary
 from shardmap._jax.context import config_value, configuration
-from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
-from shardmap._jax.types import PyTree, TreeDef, Value
+from shardmap._jax.stages import FoundNaN, trace_as
+from shardmap._jax.types import PyTree, Value
 from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
 from shardmap.api.calls import Call, ProcessLocal
 from shardmap.api.transformed import Args, Kwargs, Transformed
-from shardmap.arrays import placement, processes, running, trees
+from shardmap.arrays import placement, processes, running
 from shardmap.arrays.process_local import to_global, to_local
 from shardmap.map import agreement, set_mesh
 
@@ -179,15 +179,25 @@ def _compiled(transformed: Transformed, call: Call) -> CompiledCall:
         lambda: f"{transformed.name}, {call.description()}",
     )
     assert call.shardings is not None
-    arguments, structs = call.arguments, call.structs()
+    arguments, bind = call.arguments, call.bind
     donated = arguments.donated(transformed.donate_argnums, transformed.donate_argnames)
-    compiled = functools.partial(running.compiled, devices=call.devices)
-    if trees.accepts_placeholders(arguments.in_tree, call.out_tree):
-        args, kwargs = arguments.with_leaves(structs)
-        program = compiled(jitted(transformed, call), args, kwargs)
-    else:
-        program = compiled(_jitted_by_leaves(transformed, call, donated), structs, {})
-        program = _by_leaves(program, arguments.in_tree, call.out_tree)
+
+    def run(*leaves: Value) -> list[Value]:
+        return list(bind(leaves))
+
+    program = running.compiled(
+        _jit(
+            transformed,
+            run,
+            call,
+            list(call.shardings.results),
+            donate_argnums=[k for k, donate in enumerate(donated) if donate],
+        ),
+        call.structs(),
+        call.devices,
+        arguments.in_tree,
+        call.out_tree,
+    )
     local = call.process_local
     is_single_process = local is None and not processes.spans_processes(call.devices)
     return CompiledCall(
@@ -196,46 +206,37 @@ def _compiled(transformed: Transformed, call: Call) -> CompiledCall:
 
 
 def jitted(
-    transformed: Transformed, call: Call, static_argnums: Collection[int] = ()
+    transformed: Transformed, call: Call, static_argnums: Collection[int]
 ) -> jax.stages.Wrapped:
     """A call as `jax.jit`, to be traced for the call's `structs`."""
 
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
         return call.result(jax.tree.leaves((args, kwargs)))
 
-    args, kwargs = call.arguments.with_leaves(call.arguments.leaves)
-    trace_as(run, "jit", transformed.fun(), args, kwargs, tuple(static_argnums))
+    # A tree of several could be none that a user's class takes.
+    shardings = set(call.shardings.results) if call.shardings else set()
     return _jit(
         transformed,
         run,
         call,
-        call.out_tree,
+        shardings.pop() if len(shardings) == 1 else None,
         static_argnums=tuple(static_argnums),
         donate_argnums=transformed.donate_argnums,
         donate_argnames=transformed.donate_argnames,
     )
 
 
-def _jitted_by_leaves(
-    transformed: Transformed, call: Call, donated: Sequence[bool]
-) -> jax.stages.Wrapped:
-    """The same for flat leaves and results."""
-
-    def run(*leaves: Value) -> list[Value]:
-        return list(call.bind(leaves))
-
-    results = jax.tree.structure([0] * call.out_tree.num_leaves)
-    donate_argnums = [k for k, donate in enumerate(donated) if donate]
-    return _jit(transformed, run, call, results, donate_argnums=donate_argnums)
-
-
 def _jit(
     transformed: Transformed,
     run: Callable[..., Any],
     call: Call,
-    out_tree: TreeDef,
+    out_shardings: PyTree,
+    static_argnums: tuple[int, ...] = (),
     **options: Any,
 ) -> jax.stages.Wrapped:
+    """`jax.jit` of a function that binds a call, for its devices."""
+    args, kwargs = call.arguments.with_leaves(call.arguments.leaves)
+    trace_as(run, "jit", transformed.fun(), args, kwargs, static_argnums)
     # Over an abstract mesh a call is only traced.
     if call.mesh is not None and call.shardings is not None and call.devices:
         noted = config_value("jax_log_compiles")
@@ -247,13 +248,12 @@ def _jit(
             [device.id for device in call.devices],
             ", ".join(map(str, call.in_avals)),
         )
-        shardings = call.shardings.results
-        options["out_shardings"] = trees.prefix_of(out_tree, shardings)
-        if len(call.mesh.axis_names) > 1:
-            run = _with_constraints(run, shardings)
+        options["out_shardings"] = out_shardings
+        if out_shardings is None or len(call.mesh.axis_names) > 1:
+            run = _with_constraints(run, call.shardings.results)
         options["compiler_options"] = running.compiler_options(call.devices)
     run.__name__ = run.__qualname__ = transformed.name
-    return jax.jit(run, **options)
+    return jax.jit(run, static_argnums=static_argnums, **options)
 
 
 def _with_constraints(
@@ -272,20 +272,3 @@ def _with_constraints(
         return jax.tree.unflatten(tree, constrained)
 
     return with_constraints
-
-
-def _by_leaves(
-    program: Callable[..., Any], in_tree: TreeDef, out_tree: TreeDef
-) -> Callable[..., Any]:
-    """A compiled program of leaves, for pytrees that take nothing but arrays.
-
-    JAX makes such objects of avals and shardings.
-    """
-
-    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        if tree != in_tree:
-            raise Mismatch("compiled for arguments of another structure")
-        return jax.tree.unflatten(out_tree, program(*leaves))
-
-    return run

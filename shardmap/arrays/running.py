@@ -17,7 +17,7 @@ import functools
 import itertools
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from shardmap._jax.context import nothing_is_traced
 from shardmap._jax.effects import is_callback
 from shardmap._jax.errors import is_lost_connection
 from shardmap._jax.stages import dispatcher, is_compile_only
-from shardmap._jax.types import ClosedJaxpr, Param, Value
+from shardmap._jax.types import ClosedJaxpr, Param, TreeDef, Value
 from shardmap._jax.walk import constants_of, equations
 from shardmap.arrays import processes
 
@@ -107,16 +107,18 @@ def compiler_options(devices: Collection[jax.Device]) -> dict[str, Any]:
 
 def compiled(
     jitted: jax.stages.Wrapped,
-    args: Sequence[Value],
-    kwargs: Mapping[str, Value],
+    leaves: Sequence[Value],
     devices: Collection[jax.Device],
+    in_tree: TreeDef,
+    out_tree: TreeDef,
 ) -> Callable[..., Any]:
     """Compiles a program ahead of time.
 
     Args:
-      jitted: the program, with its `compiler_options`.
-      args, kwargs: arguments, or `jax.ShapeDtypeStruct`, of its calls.
+      jitted: a function of flat leaves with its `compiler_options`, that gives a list.
+      leaves: arrays, or `jax.ShapeDtypeStruct`.
       devices: the devices that it runs on.
+      in_tree, out_tree: the structures of arguments and results of its calls.
 
     Returns:
       A function that runs it, and raises TypeError or ValueError for calls that it is
@@ -124,9 +126,9 @@ def compiled(
     """
     name = getattr(jitted, "__name__", "a map")
     _check_runs(name, devices)
-    traced = jitted.trace(*args, **kwargs)
+    traced = jitted.trace(*leaves)
     program = traced.lower().compile()
-    call = dispatcher(program)
+    call = dispatcher(program, in_tree, out_tree)
     if not (_is_serialized(devices, True) and _has_collectives(program)):
         return call
     return functools.partial(_lock.run, name, _computed_result(traced.jaxpr), call)

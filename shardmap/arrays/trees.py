@@ -133,36 +133,6 @@ def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
         return None
 
 
-def accepts_placeholders(*trees: TreeDef) -> bool:
-    """Whether such pytrees can have leaves that are not arrays, such as None."""
-    for tree in trees:
-        if with_leaves(tree, [object()] * tree.num_leaves) is None:
-            return False
-        empty = with_leaves(tree, [None] * tree.num_leaves)
-        if jax.tree.structure(empty, is_leaf=is_none) != tree:
-            return False
-    return True
-
-
-def prefix_of(tree: TreeDef, leaves: Sequence[Any]) -> Any | None:
-    """A pytree prefix of ``tree`` that gives it these leaves.
-
-    Equal leaves are one leaf of the prefix. It has no container of a class of users, as
-    far as possible: such a class may take nothing but arrays.
-    """
-    if leaves and list(leaves).count(leaves[0]) == len(leaves):
-        return leaves[0]
-    rest = iter(leaves)
-    data, children = tree.node_data(), tree.children()
-    if data is None or data[0] not in (tuple, list, dict):
-        return with_leaves(tree, leaves)
-    parts = [
-        prefix_of(child, list(itertools.islice(rest, child.num_leaves)))
-        for child in children
-    ]
-    return dict(zip(data[1], parts, strict=True)) if data[0] is dict else data[0](parts)
-
-
 def result_names(out_tree: TreeDef) -> list[str]:
     """The key path of each leaf of a result, such as ``result['w'][0]``."""
     count = out_tree.num_leaves

@@ -28,8 +28,13 @@ def compiled_for(*args, fun=lambda x, y: x * y):
     return jax.jit(fun).trace(*args).lower().compile()
 
 
+def dispatcher_for(*args, **options):
+    trees = jax.tree.structure((args, {})), jax.tree.structure(0)
+    return dispatcher(compiled_for(*args, **options), *trees)
+
+
 def test_a_dispatcher_refuses_what_jit_would_trace_anew():
-    call = dispatcher(compiled_for(X, 2.0))
+    call = dispatcher_for(X, 2.0)
     for _ in range(3):
         np.testing.assert_array_equal(call(X, 2.0), 2 * X)
     with pytest.raises(Mismatch, match="other weak types"):
@@ -47,7 +52,7 @@ def test_a_dispatcher_refuses_other_shardings():
     mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     cut = jax.NamedSharding(mesh, jax.P("i"))
     x = jax.device_put(np.arange(8, dtype=np.float32), cut)
-    call = dispatcher(compiled_for(x, fun=lambda x: x + 1))
+    call = dispatcher_for(x, fun=lambda x: x + 1)
     np.testing.assert_array_equal(call(x), x + 1)
     with pytest.raises(ValueError, match="input shardings"):
         call(jax.device_put(x, jax.NamedSharding(mesh, jax.P())))
@@ -58,7 +63,7 @@ def test_a_dispatcher_of_a_program_that_calls_the_host():
         jax.debug.callback(lambda x: None, x)
         return x + 1
 
-    call = dispatcher(compiled_for(X, fun=fun))
+    call = dispatcher_for(X, fun=fun)
     np.testing.assert_array_equal(call(X), X + 1)
     with pytest.raises(TypeError, match="compiled"):
         call(X[:2])
