@@ -22,7 +22,6 @@ from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
-from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Value
 
 # Tracing
@@ -51,14 +50,7 @@ with jax.core.eval_context():
 """What evaluates where nothing is traced."""
 
 
-def _thread_local(name: str) -> Any:
-    for module in (core, config):  # Releases differ in where it is.
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise other_jax(f"shardmap asks JAX what this thread traces, but has no {name}")
-
-
-current_trace = _thread_local("trace_state_strong_ref").get_local
+current_trace: Callable[[], Any] = core.trace_state_strong_ref.get_local
 """What this thread traces; one of `TOP_TRACES` where nothing is traced.
 
 Each call of a map asks, and `jax.extend.core.find_top_trace` is three calls.

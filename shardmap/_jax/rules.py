@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax._src import core
@@ -147,8 +148,6 @@ def split_checkpoint(
 # their equations, without the axes that these bind. A primitive that binds axes needs a
 # rule of its own, in a private table.
 
-check_jaxpr = core.check_jaxpr
-
 Typed = tuple[Sequence[Any], Any]
 """The avals of an equation's results, and its effects."""
 
@@ -166,9 +165,9 @@ def register_typecheck(primitive: Primitive, check: Callable[..., Typed]) -> Non
     def typecheck(_: object, *operands: Value, **params: Param) -> Typed:
         try:
             return check(*operands, **params)
-        except core.JaxprTypeError:
+        except jex_core.JaxprTypeError:
             raise
         except (TypeError, ValueError) as error:
-            raise core.JaxprTypeError(str(error)) from error
+            raise jex_core.JaxprTypeError(str(error)) from error
 
     core.custom_typechecks[primitive] = typecheck

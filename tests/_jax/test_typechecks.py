@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import check_jaxpr
 
 import shardmap as sm
 from shardmap._jax.context import bound_axes
-from shardmap._jax.rules import check_jaxpr
 from shardmap.map.lowering.steps import Scope, prepare
 from shardmap.map.primitives.axis import AxisLayout
 

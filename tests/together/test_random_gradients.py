@@ -42,8 +42,8 @@ def test_random_gradients(way, seed):
     try:
         try:
             expected = jax.jit(gradients_of(program, jax.vmap, size, twice))(*args)
-        except (KeyError, NotImplementedError):
-            return  # Not by JAX: a checkpoint has a reference of a constant.
+        except (AttributeError, KeyError, NotImplementedError):
+            return  # JAX differentiates not every reference in a checkpoint or scan.
         given = gradients_of(program, sm.spmap, size, twice, **options)
         results = (jax.jit(given) if is_jitted else given)(*args)
     except ValueError as error:

@@ -69,14 +69,11 @@ def _check_program(ctx: LoweringContext, params: MapParams, decided: Decision) -
     mesh, name = cast(Mesh, params.mesh), str(params)
     for equation in equations_with(params.call_jaxpr, SHARD_MAP):
         if both := manual_axes_of(equation) & {*decided.manual_axes}:
-            along, remedy = f"mesh axes {sorted(both)}", "or give it other axes"
-            if both - {*decided.mesh_axes}:
-                along = "all mesh axes, as it calls the host"
-                remedy = "or call the host outside of the map"
+            calls = ", as it calls the host" if both - {*decided.mesh_axes} else ""
             raise NotImplementedError(
-                f"{name} is written per device along {along}, but has a jax.shard_map "
-                f"over mesh axes {sorted(both)} inside. Give spmap lowering='spmd', "
-                f"{remedy}."
+                f"{name} is written per device along mesh axes "
+                f"{[*decided.manual_axes]}{calls}, but has a jax.shard_map over "
+                f"{sorted(both)} inside. Give spmap lowering='spmd'."
             )
     agreement.agree(mesh, name, lambda: agreement.description(params))
     if decided.branch == "partitioned":

@@ -34,7 +34,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
-from shardmap._jax.rules import check_jaxpr, register_typecheck
+from shardmap._jax.rules import register_typecheck
 from shardmap._jax.types import (
     Aval,
     Equation,
@@ -114,9 +114,9 @@ class MapPrimitive(jex_core.Primitive):
         call_jaxpr: Any = params["call_jaxpr"]
         others = params | {"call_jaxpr": None}
         for jaxpr in jaxprs_in(others):
-            check_jaxpr(jaxpr)
+            jex_core.check_jaxpr(jaxpr)
         with bound_axes({params["axis_name"]: params["axis_size"]}):
-            check_jaxpr(as_open_jaxpr(call_jaxpr))
+            jex_core.check_jaxpr(as_open_jaxpr(call_jaxpr))
         return self.abstract_eval(*(o.aval for o in operands), **params)
 
     def is_high(self, *_: object, **__: object) -> bool:
