@@ -1,6 +1,11 @@
 """What is said of training steps is what can be counted on paper."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from tests.compilers import steps
@@ -71,3 +76,27 @@ def test_a_training_step_is_told_as_on_paper(machine, name):
     shares = [share for _, share in report.busiest]
     assert bool(shares) == machine.startswith("v")
     assert 0.5 * bool(shares) < sum(shares) <= 1 or not shares
+
+
+def test_a_sum_of_which_each_device_keeps_a_part_is_remarked():
+    """XLA for GPUs scatters no sum that is transposed before it is cut."""
+    mesh = sm.make_mesh({"data": 8}, devices=sm.devices("h100:8"))
+    rows, heads = (
+        NamedSharding(mesh, P(*names)) for names in (["data"], [None, "data"])
+    )
+    x, y = (
+        jax.ShapeDtypeStruct((4096, n), jnp.float32, sharding=rows) for n in (512, 1024)
+    )
+
+    def gradient(x, y):
+        return lax.with_sharding_constraint((x.T @ y).T.reshape(8, 128, 512), heads)
+
+    report = sm.explain(jax.jit(gradient))(x, y)
+    (sent,) = report.collectives
+    assert (sent.kind, sent.advice) == ("all-reduce", None)
+    assert sent.cause.endswith("of which each device then keeps a part")
+    (remark,) = report.remarks
+    assert remark.text == (
+        "3.5 MiB a step are sent for a sum of which each device keeps a part"
+    )
+    assert "A reduce-scatter sends half" in remark.advice

@@ -1,7 +1,7 @@
 """Which devices a program runs on, and how its inputs and outputs are sharded."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -11,9 +11,9 @@ from shardmap._jax.primitives import argument_names
 from shardmap._jax.types import Aval, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.arrays import trees
-from shardmap.explaining.read.constraints import axis_sizes
 from shardmap.explaining.read.too_large import shardings_of
 from shardmap.explaining.report import ArrayLayout, describe
+from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
@@ -140,7 +140,7 @@ def _array_layout(
         else:
             places: Any = layout.devices_indices_map(shape)
             devices = tuple(device.id for device in places)
-            names = [list(sizes) for sizes in _axis_sizes(layout)]
+            names = [list(sizes) for sizes in axis_sizes(layout)]
             layout = describe(spec, names)
     return ArrayLayout(
         role=role,
@@ -166,11 +166,10 @@ def _unless_counted(ids: tuple[int, ...]) -> tuple[int, ...]:
     return () if ids == tuple(range(len(ids))) else ids
 
 
-def _axis_sizes(layout: Sharding) -> list[dict[str, int]]:
-    """The mesh axes of each dimension that cut it; [] for a sharding without names."""
-    if not isinstance(layout, NamedSharding):
-        return []
-    return [
-        {name: size for name, size in sizes.items() if size > 1}
-        for sizes in axis_sizes(layout)
-    ]
+def axis_sizes(layout: Sharding) -> Iterator[dict[str, int]]:
+    """The mesh axes that cut each dimension, with their sizes; none without names."""
+    if isinstance(layout, NamedSharding):
+        for entry in layout.spec.partitions:
+            names = [name for name in axes_in(entry) if isinstance(name, str)]
+            sizes = {name: layout.mesh.shape[name] for name in names}
+            yield {name: size for name, size in sizes.items() if size > 1}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import NamedSharding
 
-from shardmap.explaining.read.constraints import axis_sizes
+from shardmap.explaining.read.arrays import axis_sizes
 from shardmap.explaining.read.vmaps import VmapAxis
 from shardmap.explaining.report import ArrayLayout, Axis
 
@@ -80,8 +80,7 @@ def sharded_arguments(
 
 
 def _cuts(path: str, layout: NamedSharding) -> Iterator[ShardedDimension]:
-    for dimension, all_sizes in enumerate(axis_sizes(layout)):
-        sizes = {name: size for name, size in all_sizes.items() if size > 1}
+    for dimension, sizes in enumerate(axis_sizes(layout)):
         if sizes:
             yield ShardedDimension(path, dimension, sizes)
 

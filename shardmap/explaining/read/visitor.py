@@ -4,7 +4,7 @@ import collections
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core.primitives import scan_p, while_p
+from jax.extend.core.primitives import scan_p, sharding_constraint_p, while_p
 from jax.sharding import NamedSharding
 
 from shardmap._jax.primitives import (
@@ -17,7 +17,6 @@ from shardmap._jax.primitives import (
 )
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import equations, jaxprs_in
-from shardmap.explaining.read.constraints import constraint_of
 from shardmap.explaining.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import lay_out_inner
@@ -119,7 +118,7 @@ class _Visitor:
         self._visited.add(key)
         for equation in jaxpr.eqns:
             self.primitives.add(equation.primitive.name)
-            if (layout := constraint_of(equation)) is not None:
+            if (layout := _constraint_of(equation)) is not None:
                 self.constraints[layout] = None
             here = around._replace(line=source_of(equation) or around.line)
             if equation.primitive is scan_p:
@@ -228,3 +227,11 @@ def _tells_apart(shard_map: Equation, name: str) -> bool:
         if each.primitive in COLLECTIVES
         and COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
     )
+
+
+def _constraint_of(equation: Equation) -> NamedSharding | None:
+    """The layout that an equation asks for, or None."""
+    # The primitive of `jax.sharding.reshard` has no public name.
+    asks = equation.primitive is sharding_constraint_p
+    layout = equation.params.get("sharding" if asks else "dst_sharding")
+    return layout if isinstance(layout, NamedSharding) else None

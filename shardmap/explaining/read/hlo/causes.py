@@ -36,10 +36,8 @@ _MOVED = frozenset(
     + [f"{kind}{part}" for kind in _MOVES for part in ("", "-start", "-done")]
 )
 """Instructions whose result is their first operand, or a part of it, elsewhere."""
-_PARTS = frozenset("slice squeeze dynamic_slice gather".split())
 _SEVERAL = ("all-gather", "all-reduce", "reduce-scatter", "async")
 """Instructions whose results may be several values that are sent as one."""
-_TAKES_PART = ("slice", "dynamic-slice", "gather")
 _LAYOUTS = frozenset("sharding_constraint reshard all-gather".split())
 _SAME_LAYOUT = (
     "Shard the same dimensions over the same mesh axes, in the same order, before and "
@@ -67,7 +65,6 @@ class _Seen(NamedTuple):
 
     Attributes:
       sent, operand, kind: the collective, what it sends and its kind.
-      maker: the instruction that needs it.
       name, operation: JAX's names of its origin, such as ``jit(f)/dot_general``.
       takers: the instructions that use its result.
       sources: the lines of instructions.
@@ -78,7 +75,6 @@ class _Seen(NamedTuple):
     sent: Instruction
     operand: Instruction
     kind: str
-    maker: Instruction
     name: str
     operation: str
     takers: list[Instruction]
@@ -121,7 +117,7 @@ def cause_of(
     place, operation = one or (None, operation_of(named if named.op_name else maker))
     name = named.op_name if place is None else merged_names(sent.op_name)[place]
     takers = _takers(sent, sent.operands.index(operand))
-    about = maker, name, operation, takers, sources
+    about = name, operation, takers, sources
     seen = _Seen(sent, operand, kind, *about, axes, arguments)
     return next(filter(None, (rule(seen) for rule in _RULES)))
 

@@ -60,7 +60,7 @@ def compiled_collectives(
     """
     collectives: list[Collective] = []
     for instruction, count in runs(module):
-        if _is_between_slices(instruction) and instruction.opcode == "send":
+        if instruction.opcode == "send" and _is_between_slices(instruction):
             each = _between_slices(instruction, module.num_devices, mesh)
             collectives.append(dataclasses.replace(each, count=count))
         match = _KINDS.fullmatch(instruction.opcode)
