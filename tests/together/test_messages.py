@@ -801,10 +801,10 @@ CASES = {
         r"plan got chunks=, which is no option of plan nor an argument of double: did "
         r"you mean in_slices= or memory=\?$",
     ),
-    "out for a plan": (
-        lambda: sm.plan(double, FOUR, out="o.zarr"),
-        TypeError,
-        r"'out' is an option of a plan's run: write plan\(...\).run\(..., out=...\)",
+    "a path for out of a plan": (
+        lambda: sm.plan(double, FOUR, out="o.zarr", memory="1 MB"),
+        ValueError,
+        r"^plan cannot write to out: result has the path 'o.zarr' as out: open it",
     ),
     "a path for out": (
         lambda: plan_with(2).run(SIXTEEN, out="o.zarr"),
