@@ -21,6 +21,8 @@ import shardmap as sm
 
 SHARDS = 100, 10_000, 100_000
 WORKERS = 2
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- cluster -->\n", "<!-- end of cluster -->\n"
 CLUSTER = f"""
 import distributed
 if __name__ == "__main__":
@@ -77,29 +79,42 @@ def measure(address: str, folder: pathlib.Path, count: int) -> str:
         used, grown = cpu() - used, megabytes() - before
     assert (y == 1).all()
     per_shard = f"{1e3 * used / count:.2f} | {1e3 * wall / count:.2f}"
-    return f"| {count:,} | {per_shard} | {before:.0f} | {grown:.0f} |"
+    return f"| {count:,} | {per_shard} | {before + grown:.0f} | {grown:.0f} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_rows")
     parser.add_argument("--shards", type=int, nargs="+", default=SHARDS)
+    parser.add_argument("--docs", action="store_true", help=f"write into {PAGE.name}")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         address, folder, count = options.one
         print(measure(address, pathlib.Path(folder), int(count)))
         return 0
-    print("| shards | client CPU, ms | until done, ms | client, MB | it grows by, MB |")
-    print("|---:|---:|---:|---:|---:|", flush=True)
+    lines = [
+        "| shards | client's CPU, ms a shard | until done, ms a shard | client, MB "
+        "| of these for the run, MB |",
+        "|---:|---:|---:|---:|---:|",
+    ]
     with tempfile.TemporaryDirectory() as name:
         with scheduler(pathlib.Path(name)) as address:
             for count in options.shards:
                 command = [sys.executable, "-m", "benchmarks.cluster_rows"]
                 command += ["--one", address, name, str(count)]
-                subprocess.run(command, check=True)
-    names = "shardmap", "jax", "dask", "distributed"
-    versions = [f"{each} {importlib.metadata.version(each)}" for each in names[1:]]
-    print(f"\nMeasured with shardmap {sm.__version__}, {', '.join(versions)}.")
+                row = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+                lines.append(row.stdout.decode().strip())
+                print(lines[-1], flush=True)
+    versions = ", ".join(
+        f"{each} {importlib.metadata.version(each)}" for each in ("jax", "distributed")
+    )
+    lines += ["", f"Measured with shardmap {sm.__version__}, {versions}, on two cores."]
+    table = "\n".join(lines)
+    print(table)
+    if options.docs:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        PAGE.write_text(f"{before}{BEGIN}\n{table}\n\n{END}{after}")
     return 0
 
 

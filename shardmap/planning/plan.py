@@ -430,7 +430,7 @@ class ShardPlan:
             process, as many threads read what is not in memory, which hides the latency
             of remote stores. Default: one thread reads two shards ahead, or one if it
             is larger than 32 MiB or ``memory`` has no room for two.
-          progress: whether to show a bar of tqdm, or lines of text without tqdm.
+          progress: whether to show a bar of tqdm, or that of Dask on a cluster.
           retries: how often to retry a shard that fails.
           checkpoint: a folder for the results of shards. A run that was stopped
             continues with those that are missing. The arguments must have the same

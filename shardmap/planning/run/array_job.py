@@ -40,12 +40,12 @@ def place_in_job(task: Any) -> tuple[int, int]:
             "task must be a pair (index, count): which task of an array job this "
             f"is, from 0, and how many there are; got {shown(task)}"
         )
-    index = integer_of("the index of task", task[0], least=0)
     count = integer_of("the count of task", task[1], least=1)
+    index = integer_of("the index of task", task[0], least=0)
     if index >= count:
         raise ValueError(
-            f"task must be from (0, {count}) to ({count - 1}, {count}), got "
-            f"({index}, {count}): count from 0"
+            f"the index of task must be less than its count {count}, got {index}: "
+            "count from 0"
         )
     return index, count
 

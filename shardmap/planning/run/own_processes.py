@@ -5,8 +5,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
 
 
 @contextlib.contextmanager
@@ -14,11 +13,8 @@ def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of new processes.
 
     Raises:
-      RuntimeError: none of them could start, or this process may start none.
+      RuntimeError: this process may start none.
     """
-    # A new process imports the script that calls this: `multiprocessing` asks so too.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(1)  # The process that started the worker tells why.
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
             f"executor={count} starts processes, which a daemonic process, such as a "
@@ -26,23 +22,12 @@ def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
             "concurrent.futures.ProcessPoolExecutor"
         )
     context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    try:
-        with ProcessPoolExecutor(count, context, _start, (started,)) as pool:
-            yield pool
-    except RuntimeError as error:
-        if isinstance(error.__cause__, BrokenExecutor) and not started.is_set():
-            raise RuntimeError(
-                f"no process of executor={count} could start. Each of them imports the "
-                "script that runs here: put what the script does under "
-                'if __name__ == "__main__":'
-            ) from None
-        raise
+    with ProcessPoolExecutor(count, context, _start) as pool:
+        yield pool
 
 
-def _start(started: Any) -> None:
+def _start() -> None:
     """Called in each process before its first shard."""
-    started.set()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

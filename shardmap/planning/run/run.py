@@ -7,12 +7,10 @@ same bytes each time.
 import contextlib
 import ctypes
 import importlib
-import math
 import os
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -28,18 +26,15 @@ from shardmap.planning.run.disk.scratch import checked, scratch_arrays
 from shardmap.planning.run.out import outputs, reserve_files, shared_chunks
 from shardmap.planning.run.own_processes import own_processes
 from shardmap.planning.run.processes import ProcessWorkers
-from shardmap.planning.run.shards import Accumulator, Shard, index_of
-from shardmap.planning.run.tasks import Task, shard_tasks
+from shardmap.planning.run.shards import Accumulator, index_of
+from shardmap.planning.run.tasks import shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
 from shardmap.planning.sources.handlers import sliceable
 from shardmap.planning.sources.stores import decoding_within
-from shardmap.units import integer_of, shown, size
+from shardmap.units import integer_of, shown
 
 TRIM_SECONDS = 0.05
 """The least time between two calls of glibc, which take a few milliseconds."""
-
-LINE_SECONDS = 1.0
-"""The least time between two lines of progress."""
 
 
 def run(
@@ -105,10 +100,9 @@ def run(
             job.numbers(each) if job else range(each.num_shards)
             for each in cut_program.stages
         ]
-        step = None
+        bar = None
         if progress and engine:
-            bar = _progress(cut_program, sum(map(len, numbers)))
-            step = stack.enter_context(bar)
+            bar = stack.enter_context(_progress(sum(map(len, numbers))))
         if engine is None:
             run_on_cluster(pool, cut_program, leaves, acc, saved, retries, progress)
             stages: Sequence[Stage] = []
@@ -126,9 +120,11 @@ def run(
             if work.in_other_processes:
                 acc.flush()
             tasks = shard_tasks(each, numbers[place])
-            for done in work.run(tasks, max_in_flight or work.ahead, retries):
-                if step:
-                    step(done)
+            if bar is not None:
+                bar.set_description(f"stage {each.number}")
+            for _ in work.run(tasks, max_in_flight or work.ahead, retries):
+                if bar is not None:
+                    bar.update()
                 if trim and time.monotonic() - trimmed > TRIM_SECONDS:
                     trim(0)
                     trimmed = time.monotonic()
@@ -193,37 +189,17 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers] | None,
         )
 
 
-@contextlib.contextmanager
-def _progress(cut_program: CutProgram, total: int) -> Iterator[Callable[[Task], None]]:
-    """Shows on stderr how many of ``total`` shards are done; call it with each of them.
+def _progress(total: int) -> Any:
+    """A bar of tqdm for so many shards.
 
-    It is a bar of tqdm, or lines of text without tqdm.
+    Raises:
+      ImportError: it is not installed.
     """
     try:
-        bar = importlib.import_module("tqdm.auto").tqdm(total=total, unit="shard")
-    except ImportError:
-        bar = None
-    done, nbytes, start, last = 0, 0, time.monotonic(), -math.inf
-
-    def step(task: Task) -> None:
-        nonlocal done, nbytes, last
-        done += 1
-        nbytes += Shard(cut_program, task.stage, task.number).nbytes
-        now = time.monotonic()
-        seconds = max(now - start, 1e-9)
-        stage = f"stage {task.stage.number}"
-        moved = f"{size(nbytes)}, {size(round(nbytes / seconds))}/s"
-        if bar is not None:
-            bar.set_description(stage, refresh=False)
-            bar.set_postfix_str(moved, refresh=False)
-            bar.update()
-        elif done == total or now - last >= LINE_SECONDS:
-            last, left = now, seconds / done * (total - done)
-            text = f"{stage}: {done} of {total} shards, {moved}, {left:.0f} s left"
-            print(text, file=sys.stderr, flush=True)
-
-    with contextlib.nullcontext() if bar is None else bar:
-        yield step
+        tqdm: Any = importlib.import_module("tqdm.auto")
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    return tqdm.tqdm(total=total, unit="shard")
 
 
 def _trim_of_glibc() -> Any:

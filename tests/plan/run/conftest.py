@@ -1,8 +1,13 @@
-"""The plan that most tests run, and its result."""
+"""The plan that most tests run, its result, and a server of S3."""
+
+import subprocess
+import sys
+import time
 
 import jax
 import pytest
 
+from shardmap.commands.run import free_port
 from shardmap.planning.plan import plan
 from tests.plan.run.checks import W, X, columns
 
@@ -15,3 +20,28 @@ def shard_plan():
 @pytest.fixture(scope="module")
 def want():
     return jax.jit(columns)(X, W)
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A server of S3 on this machine, which the environment names."""
+    pytest.importorskip("moto", reason="the server")
+    s3fs = pytest.importorskip("s3fs", reason="reads and writes objects")
+    address = "127.0.0.1", str(free_port())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{':'.join(address)}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    command = [sys.executable, "-m", "moto.server", "-H", address[0], "-p", address[1]]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            store = s3fs.S3FileSystem(skip_instance_cache=True, listings_expiry_time=0)
+            for _ in range(100):
+                try:
+                    store.mkdir("bucket")
+                    break
+                except OSError:
+                    time.sleep(0.3)
+            yield store
+        finally:
+            server.kill()

@@ -138,7 +138,7 @@ def test_the_last_task_alone_makes_damaged_files_of_others_again(tmp_path):
     [
         (3, r"task must be a pair \(index, count\).*got 3"),
         ((1, 2, 3), r"task must be a pair \(index, count\)"),
-        ((2, 2), r"task must be from \(0, 2\) to \(1, 2\), got \(2, 2\)"),
+        ((2, 2), "the index of task must be less than its count 2, got 2"),
         ((-1, 2), "the index of task must be at least 0, got -1"),
         ((0, 0), "the count of task must be at least 1, got 0"),
         ((0, 1.5), "the count of task must be an integer"),

@@ -45,12 +45,8 @@ def test_a_script_that_workers_cannot_import(tmp_path):
     path.write_text(f"{SCRIPT}main()")
     result = command_line.python(path)
     assert result.returncode == 1
-    assert result.stderr.count("Traceback") == 1
-    assert result.stderr.splitlines()[-1] == (
-        "RuntimeError: no process of executor=1 could start. Each of them imports the "
-        "script that runs here: put what the script does under "
-        'if __name__ == "__main__":'
-    )
+    assert "if __name__ == '__main__':" in result.stderr  # Python's own advice.
+    assert "the executor broke down while shard" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.deep

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 
-from shardmap.commands.run import free_port
 from tests import command_line
 from tests.plan.run.checks import W, X, assert_bytes
 
@@ -30,31 +29,6 @@ result = made.run(Slow(X), W, checkpoint="s3://bucket/job", task=task)
 if result is not None:
     np.savez(sys.argv[2], *result)
 """
-
-
-@pytest.fixture
-def s3(monkeypatch):
-    """A server of S3 on this machine, which the environment names."""
-    pytest.importorskip("moto", reason="the server")
-    s3fs = pytest.importorskip("s3fs", reason="reads and writes objects")
-    address = "127.0.0.1", str(free_port())
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{':'.join(address)}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    command = [sys.executable, "-m", "moto.server", "-H", address[0], "-p", address[1]]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-        try:
-            store = s3fs.S3FileSystem(skip_instance_cache=True, listings_expiry_time=0)
-            for _ in range(100):
-                try:
-                    store.mkdir("bucket")
-                    break
-                except OSError:
-                    time.sleep(0.3)
-            yield store
-        finally:
-            server.kill()
 
 
 @pytest.mark.deep
