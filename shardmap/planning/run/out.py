@@ -1,7 +1,7 @@
 """The arrays that users give for the results."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +12,8 @@ from shardmap.arrays.trees import result_names
 from shardmap.planning.engine.keys import data_aval
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.disk.scratch import reserve
 from shardmap.planning.sources.registry import remote_ref
-from shardmap.units import shown, size
+from shardmap.units import shown
 
 OutputPlace = tuple[Value | None, Any]
 """A value to write while shards run, and the array-like to put an output in.
@@ -122,31 +121,6 @@ def _misfit(aval: Aval, array: Any) -> str | None:
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         return "is read-only in out"
     return None
-
-
-def reserve_files(arrays: Iterable[Any]) -> None:
-    """Reserves the space of files that are mapped into memory.
-
-    A file of `numpy.lib.format.open_memmap` takes no space until it is written, and a
-    write to it that finds the disk full ends the process.
-
-    Raises:
-      OSError: the disk is full.
-    """
-    for array in arrays:
-        path = array.filename if isinstance(array, np.memmap) else None
-        if path is None or array.mode == "c" or not os.path.exists(path):
-            continue
-        nbytes = os.path.getsize(path)
-        try:
-            with open(path, "rb+") as file:
-                reserve(file.fileno(), nbytes)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"a file of out cannot take its {size(nbytes)} ({error.strerror})",
-                str(path),
-            ) from error
 
 
 def shared_chunks(

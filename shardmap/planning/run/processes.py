@@ -102,12 +102,9 @@ class RemoteAccess:
             value: sink for value, each in out.items() if (sink := remote_ref(each))
         }
 
-    def source(self, value: Value) -> RemoteRef | None:
-        return self.sources.get(value) or self.sinks.get(value)
-
     def read(self, value: Value, box: Box) -> Read | None:
         """How the worker reads a box; None if it is sent."""
-        source = self.source(value)
+        source = self.sources.get(value) or self.sinks.get(value)
         if source is None or is_key(value.aval):
             return None
         return Read(source, box, value.shape, value.aval.dtype)

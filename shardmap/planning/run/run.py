@@ -15,6 +15,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.planning.engine.stages import Stage
@@ -22,8 +23,8 @@ from shardmap.planning.run.array_job import ArrayJob, place_in_job
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import is_client, run_on_cluster
 from shardmap.planning.run.disk.checkpoint import Checkpoint
-from shardmap.planning.run.disk.scratch import checked, scratch_arrays
-from shardmap.planning.run.out import outputs, reserve_files, shared_chunks
+from shardmap.planning.run.disk.scratch import checked, reserve, scratch_arrays
+from shardmap.planning.run.out import outputs, shared_chunks
 from shardmap.planning.run.own_processes import own_processes
 from shardmap.planning.run.processes import ProcessWorkers
 from shardmap.planning.run.shards import Accumulator, index_of
@@ -84,7 +85,9 @@ def run(
         places = outputs(cut_program, out, leaves)
         for told in shared_chunks(cut_program, places):
             warnings.warn(f"plan.run: {told}", stacklevel=3)
-        reserve_files(array for _, array in places)
+        for _, array in places:
+            if isinstance(array, np.memmap) and array.mode != "c" and array.filename:
+                reserve("out", array)
         given = {value: array for value, array in places if value}
         leaves = list(map(sliceable, leaves))
         saved = job = None

@@ -44,9 +44,8 @@ class Workers:
       ahead: how many shards are under way by default.
     """
 
-    in_other_processes = (
-        False  # Whether other processes read files that this one writes.
-    )
+    # Whether other processes read files that this one writes.
+    in_other_processes = False
 
     def __init__(
         self,

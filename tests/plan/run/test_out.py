@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_before_a_mapped_file_is_written(tmp_path, monkeypat
     shard_plan, x = rows(jnp.tanh, X), Recorded(X)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        message = r"a file of out cannot take its 2\.1 KiB \(No space.*out\.npy"
+        message = r"out cannot take 2\.1 KiB of float32.* \(No space.*out\.npy"
         with pytest.raises(OSError, match=message):
             shard_plan.run(x, out=out)
     assert x.reads == []

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.planning.engine.keys import data_aval, nbytes
+from shardmap.planning.engine.keys import data_aval
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.disk.folder import make_folder, path_of
@@ -76,7 +76,9 @@ def scratch_arrays(
         folder = folder.rename(scratch / f"{PREFIX}{folder.name[1:]}")
         try:
             for value in values:
-                arrays[value] = _mapped(folder / str(value.number), value)
+                aval, path = data_aval(value.aval), folder / str(value.number)
+                arrays[value] = np.memmap(path, aval.dtype, "w+", shape=aval.shape)
+                reserve("scratch", arrays[value])
             yield arrays, remove
         finally:
             arrays.clear()
@@ -102,29 +104,26 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
         os.close(file)
 
 
-def _mapped(path: pathlib.Path, value: Value) -> np.memmap:
-    aval = data_aval(value.aval)
+def reserve(what: str, array: np.memmap) -> None:
+    """Reserves the space of a file that is mapped into memory.
+
+    It takes none until it is written, and a write to it that finds the disk full ends
+    the process.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    path: Any = array.filename
+    count = os.path.getsize(path)
     try:
-        with open(path, "xb+") as file:
-            reserve(file.fileno(), nbytes(value))
-            return np.memmap(file, aval.dtype, "r+", shape=aval.shape)
+        with open(path, "rb+") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, count)
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"scratch cannot take {size(nbytes(value))} of "
-            f"{aval.dtype}{list(aval.shape)} ({error.strerror}); a plan's str says how "
-            "much it keeps there",
-            str(path.parent.parent),
-        ) from error
-
-
-def reserve(file: int, count: int) -> None:
-    """Reserves the bytes of a file, so that no write finds the disk full."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file, 0, count)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-                raise
-    os.truncate(file, count)
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise OSError(
+                error.errno,
+                f"{what} cannot take {size(count)} of {array.dtype}"
+                f"{list(array.shape)} ({error.strerror})",
+                str(path),
+            ) from error
