@@ -104,7 +104,9 @@ class RemoteAccess:
 
     def read(self, value: Value, box: Box) -> Read | None:
         """How the worker reads a box; None if it is sent."""
-        source = self.sources.get(value) or self.sinks.get(value)
+        source = self.sources.get(value)
+        if value.producer is not None:  # An argument may not be written there yet.
+            source = self.sinks.get(value)
         if source is None or is_key(value.aval):
             return None
         return Read(source, box, value.shape, value.aval.dtype)

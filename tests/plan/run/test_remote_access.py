@@ -68,6 +68,13 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
     assert_bytes(here, there)
 
 
+def test_an_argument_that_is_returned_is_not_read_from_out(tmp_path):
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, X.shape)
+    shard_plan = plan(lambda x: (x, x * 2), X, in_slices={0: 4})
+    got = shard_plan.run(X, out=(out, None), executor=PicklingExecutor())
+    assert_bytes(got, (X, X * 2))
+
+
 @pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:plan.run. shards share chunks of result")
 @pytest.mark.parametrize(("pieces", "there"), [(4, True), (16, False), (5, False)])
