@@ -266,20 +266,13 @@ class BlockMap(Transformed):
         for k, (aval, spec) in enumerate(zip(avals, in_specs, strict=True)):
             for dimension, names in mesh_axes(spec).items():
                 count = math.prod(mesh.shape[name] for name in names)
-                if dimension >= aval.ndim:
-                    problem = f"it has rank {aval.ndim}. Cut other dimensions."
-                elif aval.shape[dimension] % count:
-                    problem = (
-                        f"{aval.shape[dimension]} does not divide among {count} "
-                        "devices. Pad it to a multiple, or cut other dimensions."
+                if dimension >= aval.ndim or aval.shape[dimension] % count:
+                    raise ValueError(
+                        f"{who} cuts dimension {dimension} of "
+                        f"{self.leaf_names(arguments)[k]}, {aval.str_short()}, into "
+                        f"{count} blocks along {names}. Cut a dimension that it has "
+                        f"and that {count} divides, or pad it to a multiple."
                     )
-                else:
-                    continue
-                name = self.leaf_names(arguments)[k]
-                raise ValueError(
-                    f"{who} cuts dimension {dimension} of {name}, "
-                    f"{aval.str_short()}, along {names}, but {problem}"
-                )
 
     def _check_vmaps(self, closed: ClosedJaxpr, names: Sequence[str]) -> None:
         """Checks that no `jax.vmap` around has the name of an axis that is used."""
@@ -313,23 +306,17 @@ class BlockMap(Transformed):
                 )
         if self.options.check_vma:
             return
-        cut = [named_axes(spec) for spec in in_specs]
         for name in names:
-            given = tuple(name in each for each in cut)
+            given = tuple(name in named_axes(spec) for spec in in_specs)
             differs = differing_results(closed.jaxpr, name, given)
-            bad = [
-                result
-                for result, spec, differ in zip(
-                    trees.result_names(out_tree), out_specs, differs, strict=True
-                )
-                if differ and name not in named_axes(spec)
-            ]
-            if bad:
-                raise ValueError(
-                    f"mesh_map out_axes do not name mesh axis {name!r}, along which "
-                    f"{bad[0]} of {self.name} can differ. Name it with the "
-                    f"dimension that it cuts, or return jax.lax.pmean(x, {name!r})."
-                )
+            for k, (spec, differ) in enumerate(zip(out_specs, differs, strict=True)):
+                if differ and name not in named_axes(spec):
+                    raise ValueError(
+                        f"mesh_map out_axes do not name mesh axis {name!r}, along "
+                        f"which {trees.result_names(out_tree)[k]} of {self.name} can "
+                        "differ. Name it with the dimension that it cuts, or return "
+                        f"jax.lax.pmean(x, {name!r})."
+                    )
 
 
 # Blocks

@@ -102,7 +102,7 @@ _ON_SEVERAL_CPUS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 
 def compiler_options(devices: Collection[jax.Device]) -> dict[str, Any]:
     """The options of XLA for a program over several devices."""
-    return dict(_ON_SEVERAL_CPUS) if _platform(devices) == "cpu" else {}
+    return dict(_ON_SEVERAL_CPUS) if next(iter(devices)).platform == "cpu" else {}
 
 
 def compiled(
@@ -238,8 +238,4 @@ def _check_runs(name: str, devices: Collection[jax.Device]) -> None:
 
 
 def _is_serialized(devices: Collection[jax.Device], communicates: bool) -> bool:
-    return communicates and len(devices) > 1 and _platform(devices) == "cpu"
-
-
-def _platform(devices: Collection[jax.Device]) -> str:
-    return next(iter(devices)).platform
+    return communicates and len(devices) > 1 and next(iter(devices)).platform == "cpu"

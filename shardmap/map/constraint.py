@@ -87,8 +87,10 @@ def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
 
 def in_order(parts: Sequence[int], devices: Sequence[jax.Device]) -> NamedSharding:
     """The sharding of a value with partition k on device k."""
-    mesh = partition_mesh([count for count in parts if count > 1], devices)
-    return partition_sharding(tuple(parts), mesh)
+    cut = [dimension for dimension, count in enumerate(parts) if count > 1]
+    mesh = partition_mesh([parts[dimension] for dimension in cut], devices)
+    names = {dimension: (mesh.axis_names[k],) for k, dimension in enumerate(cut)}
+    return NamedSharding(mesh, cut_spec(names))
 
 
 def constrain(

@@ -315,8 +315,8 @@ CASES = {
     "a dimension beyond the rank": (
         lambda: sm.mesh_map(double, MESH, {"data": 3}, {})(np.ones((8, 8))),
         ValueError,
-        r"mesh_map of double cuts dimension 3 of x, float\d+\[8,8\], along "
-        r"\('data',\), but it has rank 2. Cut other dimensions\.$",
+        r"mesh_map of double cuts dimension 3 of x, float\d+\[8,8\], into 4 blocks "
+        r"along \('data',\)\. Cut a dimension that it has and that 4 divides, or pad",
     ),
     "sizes and names that differ in number": (
         lambda: sm.make_mesh((4, 2), ("data",)),
