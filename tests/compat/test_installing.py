@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import shardmap as sm
 from shardmap import compat
@@ -218,7 +219,8 @@ def test_arrays_have_what_they_had(installed):
     assert moved.devices() == {jax.devices()[5]}
     assert type(moved.to_py()) is np.ndarray
     np.testing.assert_array_equal(moved.to_py(), [[12, 14]])
-    copies = sm.device_put_replicated(np.arange(4.0), jax.devices(), axis_size=4)
+    pairs = NamedSharding(sm.make_mesh(row=4, copy=2), PartitionSpec("row"))
+    copies = jax.device_put(np.ones((4, 4)), pairs)
     assert copies.one_replica_buffer_indices == [0, 2, 4, 6]
     compat.uninstall()
     assert not hasattr(x, "sharding_spec")

@@ -50,7 +50,8 @@ def test_an_element_of_a_map_in_a_map():
     grid = sm.spmap(sm.spmap(lambda x: x))(HOST.reshape(2, 4, 3, 2))
     check(grid[1, 2], HOST[6], 6)
     check(grid[1], HOST[4:], None)
-    copies = sm.device_put_replicated(HOST[0], jax.devices(), axis_size=4)
+    pairs = NamedSharding(sm.make_mesh(row=4, copy=2), PartitionSpec("row"))
+    copies = jax.device_put(np.stack([HOST[0]] * 4), pairs)
     check(copies[1], HOST[0], 2)
 
 
