@@ -44,6 +44,8 @@ EXTRAS = {
     "store": ["fsspec"],
     # A server of S3, and a client of it, for a deep test.
     "s3": ["moto[server]", "s3fs"],
+    # Many files as one store, for the test of a recipe.
+    "virtual": ["virtualizarr"],
     # Arrays with labels, as arguments of a plan.
     "xarray": ["xarray"],
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],

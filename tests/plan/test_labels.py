@@ -1,6 +1,7 @@
 """Functions of xarray's arrays and datasets: cut by name, labels in and out."""
 
 import gc
+import pathlib
 import weakref
 
 import jax
@@ -393,3 +394,29 @@ def test_to_dask_gives_labels(ds):
     xr.testing.assert_identical(got["t"].compute(), want["t"])
     xr.testing.assert_identical(got["all"].compute(), want["all"])
     np.testing.assert_array_equal(got["plain"].compute(), want["plain"])
+
+
+@pytest.mark.filterwarnings("ignore:.*Zarr format 3:UserWarning")
+def test_many_files_are_one_store(tmp_path):
+    """The recipe of docs/xarray.md."""
+    h5py = pytest.importorskip("h5py", reason="writes the files")
+    pytest.importorskip("virtualizarr", reason="makes the store")
+    values = np.random.default_rng(0).normal(size=(24, 3)).astype("f4")
+    for k in range(2):
+        rows = slice(12 * k, 12 * k + 12)
+        with h5py.File(tmp_path / f"{k}.nc", "w") as file:
+            t = file.create_dataset("t", data=values[rows], chunks=(4, 3))
+            time = file.create_dataset("time", data=np.arange(24)[rows])
+            time.make_scale("time")
+            t.dims[0].attach_scale(time)
+            t.dims[1].label = "x"
+            t.dims[1].attach_scale(file.create_dataset("x", data=np.arange(3)))
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "xarray.md").read_text()
+    [block] = [b for b in page.split("```python\n") if "open_virtual_mfdataset" in b]
+    names = {"folder": tmp_path}
+    exec(block.partition("```")[0], names)
+    mean, ds = names["mean"], names["ds"]
+    np.testing.assert_allclose(mean.t.values, values.mean(0), rtol=1e-5)
+    cut = plan(lambda t: t * 2, ds.t, in_slices={"time": sm.AS_CHUNKED})
+    assert cut.num_shards == 6
+    np.testing.assert_allclose(cut.run(ds.t).values, values * 2)
