@@ -48,6 +48,8 @@ default_role = "py:obj"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
+# A cut has many forms, which its argument describes.
+autodoc_type_aliases = {"InSlices": "Cuts"}
 autosummary_generate = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True

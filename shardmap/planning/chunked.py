@@ -211,7 +211,7 @@ class ChunkedFunction(Generic[P, R]):
 @overload
 def chunked(
     fun: Callable[P, R],
-    in_slices: InSlices = None,
+    in_slices: "InSlices" = None,
     *,
     memory: int | str | None = None,
     partial: bool = True,
@@ -225,7 +225,7 @@ def chunked(
 @overload
 def chunked(
     fun: None = None,
-    in_slices: InSlices = None,
+    in_slices: "InSlices" = None,
     *,
     memory: int | str | None = None,
     partial: bool = True,
@@ -239,7 +239,7 @@ def chunked(
 @decorator_with_options
 def chunked(
     fun: Any = None,
-    in_slices: InSlices = None,
+    in_slices: "InSlices" = None,
     *,
     memory: int | str | None = None,
     partial: bool = True,

@@ -44,8 +44,8 @@ from shardmap.units import bytes_of, check_bool, integer_of, shown
 def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
-    in_slices: InSlices = None,
-    out_slices: InSlices = None,
+    in_slices: "InSlices" = None,
+    out_slices: "InSlices" = None,
     partial: bool = True,
     memory: int | str | None = None,
     scratch: Any = None,
