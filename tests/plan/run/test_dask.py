@@ -111,7 +111,7 @@ def test_a_worker_that_is_lost_costs_time_alone(checkpoint, monkeypatch, tmp_pat
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        for k in range(5):
+        for k in range(10):
             client.wait_for_workers(2)
             process = [nanny.pid for nanny in cluster.workers.values()][k % 2]
             after = threading.Timer(
