@@ -432,9 +432,10 @@ class ShardPlan:
             is larger than 32 MiB or ``memory`` has no room for two.
           progress: whether to show a bar of tqdm, or that of Dask on a cluster.
           retries: how often to retry a shard that fails.
-          checkpoint: a folder for the results of shards. A run that was stopped
-            continues with those that are missing. The arguments must have the same
-            values; this is checked for arrays in memory up to 1 MiB.
+          checkpoint: a folder for the results of shards, or an address as
+            ``"s3://bucket/job"``, by fsspec. A run that was stopped continues with
+            those that are missing. The arguments must have the same values; this is
+            checked for arrays in memory up to 1 MiB.
           scratch: where to store values for later stages, as for `plan`. Default: that
             of `plan`. A run creates a folder with a random name there, and removes it
             at the end. Other processes open it themselves.
