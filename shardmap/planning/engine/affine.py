@@ -9,10 +9,11 @@ for them too, with other numbers in place of the affine ones.
 
 >>> guards = Guards()
 >>> start = variables(guards, [8])[0]
->>> max(start - 1, 0) * 2
-2 s0 - 2, now 14
->>> guards
-1 <= s0
+>>> position = max(start - 1, 0) * 2
+>>> position.value, position.factors, position.const
+(14, (2,), -2)
+>>> guards.bounds  # 1 <= start
+{(1,): (1, inf)}
 >>> start + 4 - start
 4
 """
@@ -63,26 +64,6 @@ class Guards:
             value = sum(map(operator.mul, factors, starts))
             holds = holds & (value % divisor == residue)
         return holds
-
-    def __repr__(self) -> str:
-        told = []
-        for direction, (low, high) in self.bounds.items():
-            left = f"{low} <= " if low > -math.inf else ""
-            right = f" <= {high}" if high < math.inf else ""
-            told.append(f"{left}{_linear(direction, 0)}{right}")
-        for (factors, divisor), residue in self.residues.items():
-            told.append(f"({_linear(factors, 0)}) % {divisor} == {residue}")
-        return ", ".join(told)
-
-
-def _linear(factors: Sequence[int], const: int) -> str:
-    terms = [
-        f"{'' if factor == 1 else f'{factor} '}s{k}"
-        for k, factor in enumerate(factors)
-        if factor
-    ]
-    text = " + ".join(terms)
-    return text + (f" {'-' if const < 0 else '+'} {abs(const)}" if const else "")
 
 
 class Affine:
@@ -241,11 +222,6 @@ class Affine:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(int(self), dtype)
-
-    def __repr__(self) -> str:
-        text = _linear(self.factors, self.const)
-        text = text if self.divisor == 1 else f"({text}) / {self.divisor}"
-        return f"{text}, now {self.value}"
 
 
 def _number(value: Any) -> int | None:

@@ -5,7 +5,7 @@ windows of a convolution, a reshape or a concatenation: an axis of an image is o
 in all layers.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shardmap.planning.engine.nodes import Graph, Value
 from shardmap.planning.engine.rules import Cut, Rule
@@ -15,15 +15,10 @@ AxisKey = tuple[int, int]
 
 
 class UnionFind:
-    """A union-find of axes: those of one class are one loop.
-
-    Attributes:
-      united: how often two classes became one.
-    """
+    """A union-find of axes: those of one class are one loop."""
 
     def __init__(self) -> None:
         self._parent: dict[AxisKey, AxisKey] = {}
-        self.united = 0
 
     def find(self, key: AxisKey) -> AxisKey:
         root = key
@@ -38,7 +33,6 @@ class UnionFind:
         a, b = sorted((self.find(a), self.find(b)))
         if a != b:
             self._parent[b] = a
-            self.united += 1
 
 
 def loop_classes(
@@ -68,30 +62,7 @@ def loop_classes(
             for axis in range(len(value.shape)):
                 key = graph.inputs[into].number, axis
                 classes.unite((value.number, axis), key)
-    _unite_views(graph, rules, classes)
     return classes
-
-
-def _unite_views(graph: Graph, rules: Mapping[int, Rule], classes: UnionFind) -> None:
-    """Unites axes that see one loop through equal windows."""
-    # x[1:] and y[1:] are one loop if x and y are, though not the loop of x. A view
-    # is identified by the loop that it sees, and its window.
-    views = [
-        ((value.number, seen.axis), (through, out.shape[by.axis]), key)
-        for node in graph.nodes
-        for seen, through, by in rules[node.number].windows()
-        if isinstance(value := node.ins[seen.number], Value)
-        for out in [node.outs[by.number]]
-        for key in [(out.number, by.axis)]
-    ]
-    before = -1
-    # Axes that were just united may be seen through windows too.
-    while classes.united > before:
-        before = classes.united
-        known: dict[Hashable, AxisKey] = {}
-        for source, how, key in views:
-            view = classes.find(source), how
-            classes.unite(known.setdefault(view, key), key)
 
 
 JOINED = 16

@@ -1,6 +1,6 @@
 """Barriers: identities at which cuts end, and other cuts begin."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jax.extend.core import primitives as p
@@ -8,6 +8,7 @@ from jax.extend.core import primitives as p
 from shardmap.planning.engine.factors import Factors
 from shardmap.planning.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
 from shardmap.planning.engine.rules import (
+    UNCUT,
     Cut,
     Forward,
     Link,
@@ -25,7 +26,7 @@ def barrier(
     value: Operand,
     *,
     passing: Collection[int] = (),
-    cuts: Mapping[int, Cut] | None = None,
+    cuts: Sequence[Cut] = (),
     complete: bool = True,
 ) -> Value:
     """Adds a barrier to a graph, and returns its result.
@@ -34,17 +35,11 @@ def barrier(
       graph: the graph.
       value: its operand.
       passing: the axes along which cuts of ``value`` pass.
-      cuts: the cuts that begin, by axis.
+      cuts: the cuts that begin, of each axis; by default none.
       complete: whether an earlier stage must compute ``value``.
     """
-    begin = cuts or {}
-    origins = frozenset().union(*(cut.origins for cut in begin.values()))
-    params = {
-        "passing": tuple(sorted(passing)),
-        "begin": tuple((axis, begin[axis].at) for axis in sorted(begin)),
-        "origins": tuple(sorted(origins)),
-        "complete": complete,
-    }
+    begin = tuple(cuts) or (UNCUT,) * len(value.shape)
+    params = {"passing": tuple(passing), "begin": begin, "complete": complete}
     [behind] = graph.add(BARRIER, params, [value], [value.aval])
     return behind
 
@@ -62,13 +57,13 @@ def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
     graph.source, graph.source_info = "out_slices", None
     for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=True)):
         if isinstance(output, Value) and any(cut.at for cut in row):
-            graph.outputs[k] = barrier(
-                graph,
-                output,
-                passing=range(len(row)),
-                cuts=dict(enumerate(row)),
-                complete=False,
-            )
+            graph.outputs[k] = _beginning(graph, output, row)
+
+
+def _beginning(graph: Graph, value: Operand, cuts: Sequence[Cut]) -> Value:
+    """Adds a barrier at which cuts begin, and which all others pass."""
+    axes = range(len(cuts))
+    return barrier(graph, value, passing=axes, cuts=cuts, complete=False)
 
 
 MADE_OF_POSITIONS = frozenset({p.iota_p, p.random_bits_p, p.random_split_p})
@@ -92,7 +87,7 @@ def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
       cuts: of the first values of `begins`.
     """
     asked = {
-        value.producer: dict(enumerate(row))
+        value.producer: row
         for value, row in zip(begins(graph), cuts, strict=False)
         if any(cut.at for cut in row)
     }
@@ -103,7 +98,7 @@ def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
             return None
         avals = [out.aval for out in node.outs]
         [value] = graph.add(node.primitive, node.params, node.ins, avals)
-        return [barrier(graph, value, passing=row, cuts=row, complete=False)]
+        return [_beginning(graph, value, row)]
 
     if asked:
         graph.rewrite(cut)
@@ -113,13 +108,11 @@ class Barrier(Factors):
     """See the module."""
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        params = self.node.params
-        begin, origins = dict(params["begin"]), frozenset(params["origins"])
-        row = []
-        for axis, cut in enumerate(cuts[0]):
-            begun = Cut(begin.get(axis, ()), origins=origins)
-            row.append(meet([cut, begun] if axis in params["passing"] else [begun]))
-        return Forward([row])
+        passing, begin = self.node.params["passing"], self.node.params["begin"]
+        pairs = enumerate(zip(cuts[0], begin, strict=True))
+        return Forward(
+            [[meet([cut, new]) if k in passing else new for k, (cut, new) in pairs]]
+        )
 
     def links(self) -> list[list[Link]]:
         passing = self.node.params["passing"]

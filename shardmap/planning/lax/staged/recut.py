@@ -15,7 +15,7 @@ from typing import Any
 from jax.extend.core import primitives as p
 
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
-from shardmap.planning.engine.rules import Cut, Origins, Rule, Stages
+from shardmap.planning.engine.rules import UNCUT, Cut, Origins, Rule, Stages
 from shardmap.planning.lax import batched, pointwise
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.lax.staged.barrier import barrier
@@ -57,7 +57,7 @@ def in_stages(
         if count == 1 or not isinstance(operand, Value):
             continue
         sources = _sources(operand, rule)
-        behind: dict[int, Cut] = {}
+        behind = [UNCUT] * len(row)
         if k in another and (sources or selects):
             axis, length = another[k], operand.shape[another[k]]
             count = min(count, length)
