@@ -27,7 +27,12 @@ SAMPLED = 64
 
 
 def sample(stage: Stage) -> Iterator[int]:
-    """Some shards of a stage, the largest among them.
+    """Some shards of a stage, the largest among them."""
+    return itertools.chain.from_iterable(numbers for _, numbers in _families(stage))
+
+
+def _families(stage: Stage) -> Iterator[tuple[int, list[int]]]:
+    """The number of shards of each family, and some of them, the largest among them.
 
     They have the first, the last, the middle or one of the two longest pieces of each
     loop: of ``x.T @ x``, a shard with two different pieces reads the most.
@@ -42,16 +47,18 @@ def sample(stage: Stage) -> Iterator[int]:
             lengths[longest] = -1
             second = lengths.index(max(lengths))
             choices.append(sorted({0, longest, second, last // 2, last}))
+        numbers = []
         for index in itertools.islice(itertools.product(*choices), SAMPLED):
             number = 0
             for size, piece in zip(sizes, index, strict=True):
                 number = number * size + piece
-            yield first + number
+            numbers.append(first + number)
+        yield family.size, numbers
         first += family.size
 
 
-class LargestShard(NamedTuple):
-    """The shard of a stage that holds the most.
+class SampledShard(NamedTuple):
+    """What one shard of a stage takes.
 
     Attributes:
       recipe: how it is computed.
@@ -69,43 +76,34 @@ class LargestShard(NamedTuple):
     held: Peak
 
 
-_LARGEST: "weakref.WeakKeyDictionary[Stage, list[LargestShard]]"
-_LARGEST = weakref.WeakKeyDictionary()
+_SHARDS: "weakref.WeakKeyDictionary[Stage, dict[int, SampledShard]]"
+_SHARDS = weakref.WeakKeyDictionary()
 _TEMPORARIES: "weakref.WeakKeyDictionary[CutProgram, dict[Any, int | None]]"
 _TEMPORARIES = weakref.WeakKeyDictionary()
 
 
-def _largest_shards(stage: Stage) -> list[LargestShard]:
+def _few(stage: Stage) -> list[tuple[int, list[SampledShard]]]:
+    """The number of shards of each family, and its first, a middle and its last one."""
+    return [
+        (size, [_shard(stage, numbers[k]) for k in {0, len(numbers) // 2, -1}])
+        for size, numbers in _families(stage)
+    ]
+
+
+def _largest_shards(stage: Stage) -> list[SampledShard]:
     """The largest shards that compute something different, the largest first."""
-    if stage not in _LARGEST:
-        shards = [_shard(stage, number) for number in sample(stage)]
-        shards.sort(key=lambda each: -(each.moved + each.held.bytes))
-        distinct = {each.recipe.static: each for each in reversed(shards)}
-        shards = [each for each in shards if distinct[each.recipe.static] is each]
-        _LARGEST[stage] = shards[:COMPILED]
-    return _LARGEST[stage]
+    shards = [_shard(stage, number) for number in sample(stage)]
+    shards.sort(key=lambda each: -(each.moved + each.held.bytes))
+    distinct = {each.recipe.static: each for each in reversed(shards)}
+    shards = [each for each in shards if distinct[each.recipe.static] is each]
+    return shards[:COMPILED]
 
 
-def _middles(stage: Stage) -> Iterator[tuple[int, LargestShard]]:
-    """For each family: the number of shards, and what one of them takes.
-
-    It is in the middle of the longest pieces, of two loops not the same ones.
-    """
-    first = 0
-    for family in stage.families:
-        number = 0
-        for place, k in enumerate(family.loops):
-            lengths = [stop - start for start, stop in stage.loops[k].pieces]
-            most = max(lengths)
-            longest = [n for n, length in enumerate(lengths) if length == most]
-            number *= len(lengths)
-            number += longest[(len(longest) // 2 + place) % len(longest)]
-        yield family.size, _shard(stage, first + number)
-        first += family.size
-
-
-def _shard(stage: Stage, number: int) -> LargestShard:
+def _shard(stage: Stage, number: int) -> SampledShard:
     """What one shard reads, returns and holds."""
+    known = _SHARDS.setdefault(stage, {})
+    if number in known:
+        return known[number]
     boxes, recipe = stage.recipe(number)
     every = [(box, "insert", value) for value, box in recipe.reads]
     moved = copied = whole = added = 0
@@ -117,7 +115,8 @@ def _shard(stage: Stage, number: int) -> LargestShard:
         copied += size * (not is_whole or combiner != "insert")
         added += size * (is_whole and combiner != "insert")
     held = shard_peak(stage, recipe.static)
-    return LargestShard(recipe, moved, copied, (whole, added), held)
+    known[number] = SampledShard(recipe, moved, copied, (whole, added), held)
+    return known[number]
 
 
 class Estimate(NamedTuple):
@@ -148,8 +147,12 @@ def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
         kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
         beside = kept_bytes(cut_program, place)
         most = max(most, beside)
-        for count, shard in _middles(stage):
-            moved += shard.moved * count
+        families = _few(stage)
+        moved += sum(
+            count * sum(each.moved for each in shards) // len(shards)
+            for count, shards in families
+        )
+        for shard in (each for _, shards in families for each in shards):
             if not in_loops:
                 peak = _with_reads(shard)
                 read = _while_read(cut_program, shard) + cut_program.decoded
@@ -178,7 +181,7 @@ def _most_kept(cut_program: CutProgram) -> Peak:
     return peak._replace(is_kept=value is not None)
 
 
-def _with_reads(shard: LargestShard) -> Peak:
+def _with_reads(shard: SampledShard) -> Peak:
     peak = shard.held.plus(shard.moved, shard.whole[0])
     if not shard.recipe.reads:
         return peak
@@ -197,7 +200,7 @@ def temporaries(cut_program: CutProgram, stage: Stage) -> int:
     return _temporaries(cut_program, stage, _largest_shards(stage)[0])
 
 
-def _temporaries(cut_program: CutProgram, stage: Stage, shard: LargestShard) -> int:
+def _temporaries(cut_program: CutProgram, stage: Stage, shard: SampledShard) -> int:
     known = _TEMPORARIES.setdefault(cut_program, {})
     if (key := _computation(stage, shard.recipe.static)) not in known:
         with cut_program.settings():
@@ -222,7 +225,7 @@ def _computation(stage: Stage, static: StaticRecipe) -> Any:
     return tuple(avals), static.read_shapes, tuple(steps), static.outs
 
 
-def _while_read(cut_program: CutProgram, shard: LargestShard) -> int:
+def _while_read(cut_program: CutProgram, shard: SampledShard) -> int:
     """The bytes that are held while a shard is read.
 
     The allocator of JAX may have the last piece of a store until the next one is there.
@@ -268,8 +271,8 @@ def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
     kept = [kept_bytes(cut_program, place) for place in range(len(stages))]
 
     def estimate(place: int) -> int:
-        held = max(x.moved + x.held.bytes for _, x in _middles(stages[place]))
-        return held + kept[place]
+        shards = (shard for _, each in _few(stages[place]) for shard in each)
+        return max(each.moved + each.held.bytes for each in shards) + kept[place]
 
     most = 0
     for place in sorted(range(len(stages)), key=estimate, reverse=True):

@@ -4,7 +4,7 @@ JAX itself evaluates what depends on no argument, all that a graph needs in one 
 """
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.context import configuration
 from shardmap._jax.primitives import PURE_CALLBACK, axis_names
 from shardmap._jax.walk import jaxprs_in
 from shardmap.planning.engine.factors import bind
+from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, made_by
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
 
@@ -157,6 +159,11 @@ _VALUES: "weakref.WeakKeyDictionary[Value, np.ndarray | None]"
 _VALUES = weakref.WeakKeyDictionary()
 """What was evaluated, None where that cannot be."""
 
+_COMPILED: dict[Hashable, Any] = {}
+"""The programs that evaluate, by what they compute."""
+
+MOST_PROGRAMS = 256
+
 
 def _evaluate(operands: Iterable[Operand]) -> None:
     """Evaluates operands in one call of JAX, and keeps their values."""
@@ -177,6 +184,22 @@ def _evaluate(operands: Iterable[Operand]) -> None:
         for x in node.ins
         if isinstance(x, Value) and x.producer is None
     )
+    numbers: dict[Operand, int] = {x: k for k, x in enumerate(leaves)}
+    for node in nodes:
+        numbers |= {out: len(numbers) + k for k, out in enumerate(node.outs)}
+
+    def told(x: Operand) -> Hashable:
+        return numbers[x] if x in numbers else (key_of(constant(x)), x.aval)
+
+    key = (
+        tuple(x.aval for x in leaves),
+        tuple(map(told, wanted)),
+        tuple(
+            (node.primitive, key_of(node.params), tuple(map(told, node.ins)))
+            for node in nodes
+        ),
+        configuration(),
+    )
 
     def values(*arrays: jax.Array) -> list[Any]:
         value_of: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
@@ -187,9 +210,12 @@ def _evaluate(operands: Iterable[Operand]) -> None:
 
     with jax.ensure_compile_time_eval():
         arrays = [jax.device_put(constant(x)) for x in leaves]
-    # Compiled ahead, it runs now, even if an outer function is being traced.
-    compiled = jax.jit(values).lower(*arrays).compile()
-    for value, known in zip(wanted, compiled(*arrays), strict=True):
+    if key not in _COMPILED:
+        if len(_COMPILED) == MOST_PROGRAMS:
+            _COMPILED.clear()
+        # Compiled ahead, it runs now, even if an outer function is being traced.
+        _COMPILED[key] = jax.jit(values).lower(*arrays).compile()
+    for value, known in zip(wanted, _COMPILED[key](*arrays), strict=True):
         _VALUES[value] = np.asarray(jax.device_get(known))
 
 
