@@ -35,7 +35,7 @@ from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.module import Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.products import products_of, read_bytes
-from shardmap.explaining.read.visitor import Facts, facts_of
+from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import VmapAxis, marked, vmaps_over
 from shardmap.explaining.report import Collective, Cost
 from shardmap.map.primitives.axis import REPLICAS
@@ -252,7 +252,8 @@ def explanation_for(
         products, read = products_of(module.entry), read_bytes(module.entry)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
-    if hasattr(fun, "stage_costs"):  # A function in pieces.
+    is_chunked = hasattr(fun, "explain") and not hasattr(fun, "lower")
+    if CHUNKED in facts.primitives and is_chunked:
         cut = fun.explain(*args, **kwargs)
         pieces, stages = cut.pieces, cut.stages
     return Explanation(

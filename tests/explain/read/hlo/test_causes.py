@@ -270,20 +270,6 @@ def test_what_is_added_beside_the_users_own_has_a_cause():
     assert all(each.cause for each in added)
 
 
-def test_of_two_layouts_one_after_the_other_each_has_its_line():
-    """XLA of JAX 0.12 says of what it sends for the first that it is for the last."""
-
-    def fun(x):
-        y = lax.with_sharding_constraint(x, NamedSharding(SQUARE, P("data")))
-        y = lax.with_sharding_constraint(y, NamedSharding(SQUARE, P()))
-        return y @ y.T
-
-    first = fun.__code__.co_firstlineno
-    collectives = sm.explain(fun)(on(("data", "model"), mesh=SQUARE)).collectives
-    numbers = [each.source.split(" ")[0].rpartition(":")[2] for each in collectives]
-    assert numbers == [str(first + 1), str(first + 2)]
-
-
 def test_what_only_notes_a_sharding_asks_for_none():
     """Such as conversions, with one of another rank perhaps."""
     pieces = sm.chunked(lambda x: jnp.tanh(x @ x.T).sum(), {0: 2})
