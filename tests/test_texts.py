@@ -39,7 +39,7 @@ FOLDERS = {
 PATH = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+(?:[\w.-]+\.(?:py|md|yml|json|svg))?")
 MADE_LATER = {"benchmarks/results.json"}
 FILE = re.compile(r"(?<![\w./{}-])\w+\.py\b")
-FILES_OF_USERS = {"train.py", "script.py", "program.py", "f.py"}
+FILES_OF_USERS = {"cluster.py", "train.py", "script.py", "program.py", "f.py"}
 NAME = re.compile(r"(?<![\w./-])shardmap(?:\.[A-Za-z_]\w*)+(?![\w/])")
 
 
