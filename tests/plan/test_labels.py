@@ -412,7 +412,7 @@ def test_many_files_are_one_store(tmp_path):
             t.dims[1].label = "x"
             t.dims[1].attach_scale(file.create_dataset("x", data=np.arange(3)))
     page = (pathlib.Path(__file__).parents[2] / "docs" / "xarray.md").read_text()
-    [block] = [b for b in page.split("```python\n") if "open_virtual_mfdataset" in b]
+    [block] = [b for b in page.split("```py\n") if "open_virtual_mfdataset" in b]
     names = {"folder": tmp_path}
     exec(block.partition("```")[0], names)
     mean, ds = names["mean"], names["ds"]
