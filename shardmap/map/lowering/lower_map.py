@@ -7,10 +7,12 @@ there are devices for it; else its elements are one batched operation. With
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -140,15 +142,36 @@ def _per_device(decided: Decision, params: MapParams) -> Callable[..., list[Any]
         return block
     if decided.slices_and_gathers:
         return _one_block_of_whole(block, axis, in_axes, out_axes)
-    mapped: Callable[..., list[Any]] = jax.shard_map(
-        block,
+    mapped = functools.partial(
+        jax.shard_map,
         mesh=mesh,
-        in_specs=tuple(partition_spec(axis.device_axes, a) for a in in_axes),
         out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
         axis_names={*decided.manual_axes},
         check_vma=False,
     )
-    return mapped
+    in_specs = tuple(partition_spec(axis.device_axes, a) for a in in_axes)
+
+    def block_of_nothing(*operands: Value) -> list[Any]:
+        blocks = []
+        for operand, in_axis in zip(operands, in_axes, strict=True):
+            shape = list(operand.shape)
+            if in_axis is not None:
+                shape[in_axis] = axis.block
+            blocks.append(jnp.zeros(shape, operand.dtype))
+        return block(*blocks)
+
+    def run(*operands: Value) -> list[Any]:
+        if all(map(_is_empty, operands)):
+            # XLA drops such operands, and cannot compile if no other is left.
+            return mapped(lambda: block_of_nothing(*operands), in_specs=())()
+        return mapped(block, in_specs=in_specs)(*operands)
+
+    return run
+
+
+def _is_empty(operand: Value) -> bool:
+    is_extended = jnp.issubdtype(operand.dtype, jax.dtypes.extended)
+    return operand.size == 0 and not is_extended
 
 
 def _one_block_of_whole(
