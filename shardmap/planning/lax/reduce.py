@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.planning.engine.factors import Factors, Local, bind
@@ -134,32 +133,6 @@ def of_transposed(graph: Graph, node: Node) -> Sequence[Operand] | None:
     return graph.add(node.primitive, params, ins, [node.outs[0].aval])
 
 
-def dot(
-    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
-) -> list[Operand] | None:
-    """Writes ``einsum("tx,tx->x", a, b)`` as ``(a * b).sum(0)``, which runs by rows."""
-    left, right = node.ins
-    sums, batches = node.params["dimension_numbers"]
-    dtype = node.outs[0].aval.dtype
-    leading = len(sums[0])
-    rank = len(left.shape)
-    if (
-        not tuple(sums[0]) == tuple(sums[1]) == tuple(range(leading))
-        or not tuple(batches[0]) == tuple(batches[1]) == tuple(range(leading, rank))
-        or len(right.shape) != rank
-        or not dtype == left.aval.dtype == right.aval.dtype
-        or (jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4)
-        or dtype.kind == "b"
-        or not leading
-    ):
-        return wide_sum(graph, node, cuts)
-
-    def summed(a: jax.Array, b: jax.Array) -> Any:
-        return lax.reduce_sum(a * b, tuple(range(leading)))
-
-    return graph.call(summed, node.ins)
-
-
 def wide_sum(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
@@ -188,7 +161,7 @@ REWRITES: dict[Any, Rewrite] = {p.dot_general_p: of_transposed}
 
 STAGES: dict[Any, Stages] = {
     p.conv_general_dilated_p: wide_sum,
-    p.dot_general_p: dot,
+    p.dot_general_p: wide_sum,
     p.reduce_sum_p: wide_sum,
 }
 """How sums over a cut axis are rewritten."""
