@@ -201,4 +201,5 @@ def _forms(shown: Layout) -> list[tuple[str, str]]:
     return [
         ("OpSharding proto", "\n".join(fields or ["type: REPLICATED"])),
         ("HLO", str(hlo)),
+        ("Shardy", outside.sdy(list(shown.mesh) if shown.mesh else None)),
     ]

@@ -527,6 +527,35 @@ class ShardingSpec:
             subgroup_types=last_tile_dims,
         )
 
+    def sdy(self, axis_names: Sequence[str] | None = None) -> str:
+        """Returns the layout as Shardy text: the mesh in one line, the sharding in the
+        next.
+
+        Args:
+          axis_names: a name for each mesh dimension. Default: "axis0", "axis1", ...
+
+        Raises:
+          ValueError: a dimension is `Unstacked`, or there are not as many different
+            names as mesh dimensions.
+
+        >>> print(ShardingSpec((Chunked(4), None), [ShardedAxis(0)]).sdy(["x"]))
+        sdy.mesh @mesh = <["x"=4]>
+        #sdy.sharding<@mesh, [{"x"}, {}]>
+        """
+        self._check_stacked("Shardy text")
+        names = self._axis_names(axis_names)
+        # A mesh without dimensions is called so when JAX lowers it.
+        mesh = "@mesh" if names else "@empty_mesh"
+        sizes = ", ".join(
+            f'"{name}"={size}'
+            for name, size in zip(names, self.mesh_shape, strict=True)
+        )
+        axes = ", ".join(
+            "{" + ", ".join(f'"{names[d]}"' for d in dimensions) + "}"
+            for dimensions in self.dim_shardings
+        )
+        return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{axes}]>"
+
     def named_sharding(
         self,
         devices: Sequence[jax.Device] | np.ndarray,

@@ -42,7 +42,13 @@ def test_a_spec_in_every_form():
         "  iota_reshape_dims: 8\n"
         "  iota_transpose_perm: 0",
         "HLO\n  {devices=[4,1,2]<=[8] last_tile_dim_replicate}",
+        'Shardy\n  sdy.mesh @mesh = <["axis0"=4, "axis1"=2]>\n'
+        '  #sdy.sharding<@mesh, [{"axis0"}, {}]>',
     ]
+
+
+def test_the_names_of_a_mesh_are_those_of_the_shardy_text():
+    assert '<["data"=4, "model"=2]>' in page(SPEC, "8,64", "data=4,model=2")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,8 @@ def test_any_spec_is_shown(spec_and_shape):
     text = page(repr(spec), repr(shape))
     assert picture(spec, shape) in text
     outside = spec.stacked()
-    assert f"\nHLO\n  {outside.hlo_sharding()}" in text
+    assert f"\nHLO\n  {outside.hlo_sharding()}\n" in text
+    assert "\n  ".join(["Shardy", *outside.sdy().splitlines()]) in text
     assert ("have no Unstacked" in text) == ("Unstacked" in repr(spec))
     fields = text.partition("OpSharding proto\n")[2].partition("\n\n")[0]
     kind = outside.hlo_sharding().to_proto().type.name

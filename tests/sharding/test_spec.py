@@ -413,6 +413,7 @@ def test_unstacked_has_no_proto_and_names_stacked():
         ("proto", spec.sharding_proto),
         ("tile assignment", spec.tile_assignment),
         ("proto", spec.hlo_sharding),
+        ("Shardy text", spec.sdy),
         ("NamedSharding", lambda: spec.named_sharding(jax.devices()[:4])),
     ):
         text = rf"has no {what}: dimension 1 is Unstacked\(4\).*spec.stacked\(\) is the"
