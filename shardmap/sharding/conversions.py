@@ -71,19 +71,14 @@ def from_named_sharding(sharding: NamedSharding, ndim: int) -> Layout:
             f"{pspec} has {len(partitions)} entries, but the array has only "
             f"{ndim} dimensions"
         )
-    if PartitionSpec.UNCONSTRAINED in partitions:
+    if (
+        PartitionSpec.UNCONSTRAINED in partitions
+        or pspec.unreduced
+        or AxisType.Manual in mesh.axis_types
+    ):
         raise ValueError(
-            f"no ShardingSpec expresses {pspec}: an UNCONSTRAINED dimension is "
-            "left to the compiler. Name its mesh axes, or None"
-        )
-    if pspec.unreduced:
-        raise ValueError(
-            f"no ShardingSpec expresses {pspec}: its devices hold terms of a sum, "
-            "which is still to be reduced"
-        )
-    if AxisType.Manual in mesh.axis_types:
-        raise ValueError(
-            f"no ShardingSpec expresses a sharding over {mesh}: it has MANUAL axes"
+            f"no ShardingSpec expresses {pspec} over {mesh}: it can say neither "
+            "UNCONSTRAINED, nor unreduced or Manual axes. Name mesh axes, or None"
         )
     dim_shardings = [
         [mesh.axis_names.index(name) for name in axes_in(entry)]

@@ -149,15 +149,15 @@ def explicit_mesh(kind):
         ),
         (
             NamedSharding(explicit_mesh(AxisType.Auto), P("x", P.UNCONSTRAINED)),
-            "UNCONSTRAINED dimension is left to the compiler. Name its mesh axes",
+            "expresses .*UNCONSTRAINED.* over .* Name mesh axes, or None",
         ),
         (
             NamedSharding(explicit_mesh(AxisType.Auto), P("x", unreduced={"y"})),
-            "hold terms of a sum, which is still to be reduced",
+            "expresses .*unreduced.* over .* nor unreduced or Manual axes",
         ),
         (
             NamedSharding(explicit_mesh(AxisType.Manual), P("y")),
-            "it has MANUAL axes",
+            "expresses .* over .*Manual.* nor unreduced or Manual axes",
         ),
     ],
 )
