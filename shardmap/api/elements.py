@@ -18,11 +18,6 @@ from shardmap._jax.types import (
 from shardmap.api import ambient_mesh, over_processes
 from shardmap.api.arguments import Arguments
 from shardmap.api.calls import Call
-from shardmap.api.mapped_axes import (
-    in_axes_from_front,
-    mapped_size,
-    out_axes_from_front,
-)
 from shardmap.api.programs import run_call
 from shardmap.api.transformed import Args, Kwargs, Transformed
 from shardmap.arrays import array_likes, processes, trees
@@ -91,12 +86,7 @@ class ElementMap(Transformed):
     ) -> tuple[Call, MapParams]:
         """Traces a call of global arrays of these avals."""
         options = self.options
-        axis_size = mapped_size(
-            in_axes,
-            avals,
-            functools.partial(self.leaf_names, arguments),
-            options.axis_size,
-        )
+        axis_size = self._axis_size(arguments, avals, in_axes)
         element = self.flat_function(arguments)
         body = self._body(element, in_axes, avals, axis_size)
         is_auto = isinstance(options.batch_size, Auto)
@@ -104,7 +94,7 @@ class ElementMap(Transformed):
             axis_name=options.axis_name,
             axis_size=axis_size,
             in_axes=(None,) * len(body.constants) + in_axes,
-            out_axes=self._out_axes(body, in_axes, axis_size),
+            out_axes=self._out_axes(body, in_axes),
             call_jaxpr=body.jaxpr,
             name=self.name,
             batch_size=None if is_auto else cast(int | None, options.batch_size),
@@ -157,8 +147,62 @@ class ElementMap(Transformed):
                 f"argument, but {self.name} was called with {count}."
             )
         in_axes = self.broadcast_in("in_axes", prefix, arguments, 0)
-        names = functools.partial(self.leaf_names, arguments)
-        return in_axes_from_front(in_axes, avals, names)
+        for k, (axis, aval) in enumerate(zip(in_axes, avals, strict=True)):
+            if axis is not None and not -aval.ndim <= axis < aval.ndim:
+                raise ValueError(
+                    f"spmap was requested to map {self.leaf_names(arguments)[k]}, "
+                    f"{aval.str_short()} of rank {aval.ndim}, along axis {axis}, which "
+                    "it does not have. Give None in in_axes for what every element "
+                    "should get whole; of a list, map numpy.stack(list)."
+                )
+        return tuple(
+            None if axis is None else axis % aval.ndim
+            for axis, aval in zip(in_axes, avals, strict=True)
+        )
+
+    def _axis_size(
+        self, arguments: Arguments, avals: Sequence[Aval], in_axes: Axes
+    ) -> int:
+        """The size of the mapped axis, which all mapped arguments share."""
+        axis_size: int | None = self.options.axis_size
+        sizes = {
+            k: aval.shape[axis]
+            for k, (axis, aval) in enumerate(zip(in_axes, avals, strict=True))
+            if axis is not None
+        }
+        if not sizes:
+            if axis_size is None:
+                raise ValueError(
+                    "spmap wrapped function must be passed at least one argument "
+                    f"containing an array to map, but {len(avals)} are not mapped. "
+                    "Give axis_size=n to map over n elements all the same."
+                )
+            return axis_size
+        (first, size), *others = sizes.items()
+        for k, other in others:
+            if other != size:
+                paths = self.leaf_names(arguments)
+                raise ValueError(
+                    "spmap got inconsistent sizes for array axes to be mapped: "
+                    f"{paths[first]}, {avals[first].str_short()}, has {size} at axis "
+                    f"{in_axes[first]}, {paths[k]}, {avals[k].str_short()}, has "
+                    f"{other} at axis {in_axes[k]}. Give None in in_axes for what is "
+                    "not mapped."
+                )
+        if not isinstance(size, int):
+            raise ValueError(
+                f"spmap maps {self.leaf_names(arguments)[first]} along an axis of the "
+                f"symbolic size {size}, but the number of elements decides where each "
+                "one runs. Export the program for a number of them; other axes may "
+                "have symbols."
+            )
+        if axis_size is not None and size != axis_size:
+            raise ValueError(
+                f"Specified axis_size {axis_size} doesn't match received axis_size "
+                f"{size} of {self.leaf_names(arguments)[first]}. Leave axis_size out, "
+                f"or give {size}."
+            )
+        return size
 
     def _body(
         self,
@@ -211,16 +255,24 @@ class ElementMap(Transformed):
         set_mesh.check_mesh(name, cast(Mesh, params.mesh))
         return params
 
-    def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
-        avals = [var.aval for var in body.jaxpr.outvars]
+    def _out_axes(self, body: tracing.Body, in_axes: Axes) -> Axes:
         given = self.broadcast_out("out_axes", self.options.out_axes, body.out_tree)
-        out_axes = out_axes_from_front(given, avals)
+        out_axes: list[int | None] = []
+        for axis, var in zip(given, body.jaxpr.outvars, strict=True):
+            rank = var.aval.ndim + 1
+            if axis is not None and not -rank <= axis < rank:
+                raise ValueError(
+                    f"spmap out_axes puts the mapped axis at {axis}, but the result is "
+                    f"{var.aval.str_short()}: with the mapped axis it has rank {rank}. "
+                    f"Give an axis from {-rank} to {rank - 1}."
+                )
+            out_axes.append(None if axis is None else axis % rank)
         if None in out_axes:
             self._check_unmapped(out_axes, body, in_axes)
-        return out_axes
+        return tuple(out_axes)
 
     def _check_unmapped(
-        self, out_axes: Axes, body: tracing.Body, in_axes: Axes
+        self, out_axes: Sequence[int | None], body: tracing.Body, in_axes: Axes
     ) -> None:
         """Checks that results without the mapped axis are equal on all elements."""
         constants = (False,) * len(body.constants)

@@ -15,8 +15,6 @@ from jax.sharding import Mesh
 from shardmap._jax.types import Aval, Axes, with_shape
 from shardmap.api.arguments import Arguments
 from shardmap.api.calls import Call, ProcessLocal
-from shardmap.api.mapped_axes import mapped_size
-from shardmap.api.options import SpmapOptions
 from shardmap.api.transformed import Transformed
 from shardmap.arrays.process_local import (
     is_global_array,
@@ -48,9 +46,7 @@ def global_avals(
 
     if not _are_process_local(are_global, in_axes, names):
         return avals, False
-    times = _check_elements(
-        transformed.name, transformed.options, devices, in_axes, avals, names
-    )
+    times = _check_elements(transformed, devices, in_axes, avals)
     sizes = [
         [n * times if k == axis else n for k, n in enumerate(aval.shape)]
         for aval, axis in zip(avals, in_axes, strict=True)
@@ -95,25 +91,23 @@ def _are_process_local(
 
 
 def _check_elements(
-    name: str,
-    options: SpmapOptions,
+    transformed: Transformed,
     devices: Sequence[jax.Device],
     in_axes: Axes,
     avals: Sequence[Aval],
-    names: Callable[[], list[str]],
 ) -> int:
     """How many processes pass different elements.
 
     Args:
-      name: the mapped function's, for errors.
-      options, devices: of the map.
+      transformed: the map.
+      devices: those of the map.
       in_axes, avals: of each leaf, as this process passes it.
-      names: gives the name of each leaf.
 
     Raises:
       ValueError: this process has no elements, or all of them together are not as many
         as ``axis_size`` says, or do not divide among the devices of the mesh.
     """
+    options = transformed.options
     mesh, wanted = cast(Mesh | None, options.mesh), options.axis_size
     mesh_axes = options.mesh_axes or ()
     if mesh is None:
@@ -121,14 +115,14 @@ def _check_elements(
     else:
         count = processes_along(mesh, mesh_axes)
         divisor = math.prod(mesh.shape[n] for n in mesh_axes)
-    if any(axis is not None for axis in in_axes) or wanted is None:
-        here = mapped_size(in_axes, avals, names, None)
-    else:
-        here = wanted // count
+    sizes = (a.shape[k] for a, k in zip(avals, in_axes, strict=True) if k is not None)
+    here = next(sizes, None if wanted is None else wanted // count)
+    if here is None:  # No argument is mapped, which is refused where it is traced.
+        return count
     if here == 0:
         raise ValueError(
-            f"spmap of {name} over {count} processes needs at least one element on "
-            "each."
+            f"{transformed.full_name} over {count} processes needs at least one "
+            "element on each."
         )
     if wanted is not None and here * count != wanted:
         raise ValueError(
@@ -138,8 +132,8 @@ def _check_elements(
         )
     if here * count % divisor:
         raise ValueError(
-            f"spmap of {name}: {here} elements on each of {count} processes do not "
-            f"divide among the {divisor} devices of the mesh that share them. Pass a "
-            "multiple, or global arrays."
+            f"{transformed.full_name}: {here} elements on each of {count} processes do "
+            f"not divide among the {divisor} devices of the mesh that share them. Pass "
+            "a multiple, or global arrays."
         )
     return count
