@@ -201,7 +201,7 @@ def check_devices_out_of_order_are_refused():
     if LOCAL > 1:
         refused(
             ValueError,
-            "the devices of each process must stand together",
+            "equally many devices, which stand together",
             sm.spmap(centered, "i", devices=sorted(jax.devices(), key=_last_first)),
             np.ones(LOCAL),
         )
