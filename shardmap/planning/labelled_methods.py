@@ -6,8 +6,7 @@ traced array it does what is written here, on others what it did.
 
 import contextlib
 import functools
-import importlib
-import operator
+import pkgutil
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
@@ -57,6 +56,43 @@ def each_filled(name: str) -> Callable[..., Any]:
         return self.map(filled, keep_attrs=True)
 
     return method
+
+
+WINDOWED = {"sum": jax.lax.add, "min": jax.lax.min, "max": jax.lax.max}
+
+
+def rolled(self: Any, func: Any, keep_attrs: bool | None = None, **kwargs: Any) -> Any:
+    """A reduction of `xarray.DataArray.rolling`; `mean` is one of sums and counts.
+
+    xarray makes an array of all windows, which is as many times larger.
+    """
+    combine, filled = WINDOWED.get(func.__name__), kwargs.get("fillna")
+    if combine is None or not isinstance(filled, int | float):
+        return NotImplemented
+    x = jnp.asarray(self.obj.fillna(filled).data)
+    reduced = self.obj.copy(data=_windowed(self, x, filled, combine))
+    return reduced.where(self._counts(keep_attrs=False) >= self.min_periods)
+
+
+def counted(self: Any, keep_attrs: bool | None) -> Any:
+    """How many elements of each window of `xarray.DataArray.rolling` are there."""
+    there = self.obj.notnull(keep_attrs=keep_attrs)
+    count = _windowed(self, there.data.astype(jnp.int32), 0, jax.lax.add)
+    return there.copy(data=count)
+
+
+def _windowed(rolling: Any, x: Any, first: Any, combine: Callable[..., Any]) -> Any:
+    sizes, pads = [1] * x.ndim, [(0, 0)] * x.ndim
+    for dim, size, is_center in zip(
+        rolling.dim, rolling.window, rolling.center, strict=True
+    ):
+        axis, before = (
+            rolling.obj.get_axis_num(dim),
+            size // 2 if is_center else size - 1,
+        )
+        sizes[axis], pads[axis] = size, (before, size - 1 - before)
+    start = np.asarray(first, x.dtype)[()]
+    return jax.lax.reduce_window(x, start, combine, sizes, [1] * x.ndim, pads)
 
 
 def not_written(name: str) -> Callable[..., Any]:
@@ -113,6 +149,7 @@ def vectorized(self: Any, *arrays: Any, **kwargs: Any) -> Any:
 METHODS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "core.groupby.DataArrayGroupByBase": {"reduce": reduced_groups},
     "core.groupby.DatasetGroupByBase": {"reduce": reduced_groups},
+    "computation.rolling.DataArrayRolling": {"reduce": rolled, "_counts": counted},
     "DataArray": {
         "ffill": forward_filled,
         "bfill": backward_filled,
@@ -138,10 +175,9 @@ def wrapped() -> Iterator[None]:
     with _lock:
         _contexts += 1
         if _contexts == 1:
-            xarray = importlib.import_module("xarray")
             for kind, methods in METHODS.items():
                 for name, method in methods.items():
-                    _wrap(operator.attrgetter(kind)(xarray), name, method)
+                    _wrap(pkgutil.resolve_name(f"xarray.{kind}"), name, method)
             _wrap(np.vectorize, "__call__", vectorized)
     try:
         yield
@@ -158,7 +194,7 @@ def _wrap(kind: type, name: str, ours: Callable[..., Any]) -> None:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = NotImplemented
-        if _is_traced(getattr(self, "_obj", self)):
+        if _is_traced(getattr(self, "_obj", getattr(self, "obj", self))):
             result = ours(self, *args, **kwargs)
         return original(self, *args, **kwargs) if result is NotImplemented else result
 
