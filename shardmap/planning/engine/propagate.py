@@ -359,7 +359,8 @@ class _Propagation:
                 is_far = not is_cut and any(self.level[v] < level for v in again)
                 is_costly = self._keeps and self._work[out] >= COSTLY * nbytes(out)
                 most = 1 if is_far or is_costly else FAR
-                if len(stages) > most and out not in self.pending:
+                is_kept = out in self.kept or out in self.pending
+                if len(stages) > most and not is_kept:
                     self.kept[out] = self.costly[out] = None
                 levels |= {level} if out in self.kept else stages
             for number, v in enumerate(node.ins):
