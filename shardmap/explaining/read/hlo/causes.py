@@ -36,8 +36,10 @@ _MOVED = frozenset(
     + [f"{kind}{part}" for kind in _MOVES for part in ("", "-start", "-done")]
 )
 """Instructions whose result is their first operand, or a part of it, elsewhere."""
+_PARTS = frozenset("slice squeeze dynamic_slice gather".split())
 _SEVERAL = ("all-gather", "all-reduce", "reduce-scatter", "async")
 """Instructions whose results may be several values that are sent as one."""
+_TAKES_PART = ("slice", "dynamic-slice", "gather")
 _LAYOUTS = frozenset("sharding_constraint reshard all-gather".split())
 _SAME_LAYOUT = (
     "Shard the same dimensions over the same mesh axes, in the same order, before and "
@@ -174,6 +176,32 @@ def _overlapped(seen: _Seen) -> Cause | None:
     return _summed(seen)._replace(source=seen.sources.line(seen.sent))
 
 
+def _call(seen: _Seen) -> Cause | None:
+    calls = [each for each in seen.takers if each.opcode == "custom-call"]
+    is_call = any(not product_flops(each) for each in calls)
+    is_host = seen.operation.endswith("callback")
+    if seen.kind != "all-gather" or not (is_call or is_host):
+        return None
+    what = "is a callback to the host" if is_host else "calls a library"
+    return Cause(
+        f"{seen.operation} {what}, which XLA cannot partition",
+        "Make the calls over a batch dimension that is sharded, by spmap or "
+        "jax.shard_map: each device then does its own.",
+    )
+
+
+def _scatter(seen: _Seen) -> Cause | None:
+    if not seen.operation.startswith("scatter") or seen.kind == "all-reduce":
+        return None
+    return Cause(
+        "a scatter into a sharded array: each device looks through the updates of all "
+        "others for those of its part",
+        "Shard a dimension that the indices do not pick from. Where every device "
+        "updates only its own part, scatter inside spmap or jax.shard_map, with "
+        "indices into that part.",
+    )
+
+
 def _rematerialised(seen: _Seen) -> Cause | None:
     if seen.kind != "all-gather" or not _only_cut_again(seen):
         return None
@@ -181,6 +209,21 @@ def _rematerialised(seen: _Seen) -> Cause | None:
         REMATERIALISED,
         "Lay it out in the same way before and after. Where the layouts must differ, "
         "change one mesh axis at a time, with a constraint in between.",
+    )
+
+
+def _part(seen: _Seen) -> Cause | None:
+    if seen.operation not in _PARTS or seen.kind not in ("all-gather", "all-reduce"):
+        return None
+    how = "the device that has it sends it to all"
+    if seen.kind == "all-gather":
+        if seen.is_for_layout or _is_part(seen):
+            return None
+        how = "each device is sent the whole dimension"
+    return Cause(
+        f"{seen.operation} takes a part along a sharded dimension: {how}",
+        "Shard another dimension than the indexed one. For an existing array, "
+        "sm.shard_of(x, i) gives the shard of a device without communication.",
     )
 
 
@@ -204,6 +247,17 @@ def _summed(seen: _Seen) -> Cause:
     else:
         what = f"the results of {seen.operation} on all shards are combined"
     return Cause(f"expected, as {what}", None)
+
+
+def _until_all_are_done(seen: _Seen) -> Cause | None:
+    if seen.operation != "while" or seen.kind != "all-reduce":
+        return None
+    return Cause(
+        "in each step of a loop the devices ask each other whether one of them goes "
+        "on: all loop until the slowest is done",
+        "Loop inside spmap or jax.shard_map: each device then stops when its own "
+        "elements are done.",
+    )
 
 
 def _gathered(seen: _Seen) -> Cause | None:
@@ -252,8 +306,12 @@ def _combined(seen: _Seen) -> Cause:
 
 _RULES = (
     _overlapped,
+    _call,
+    _scatter,
     _rematerialised,
     _of_weights,
+    _part,
+    _until_all_are_done,
     _sum,
     _gathered,
     _exchanged,
@@ -266,6 +324,15 @@ def _wanted(seen: _Seen) -> str:
     if seen.is_for_layout:
         return "by the layout that this line asks for"
     return f"for {seen.operation}"
+
+
+def _is_part(seen: _Seen) -> bool:
+    """Whether each device slices its operand before it sends."""
+    return any(
+        part.opcode in _TAKES_PART
+        for operand in seen.sent.operands
+        for part in [operand, *parts_of(operand)]
+    )
 
 
 def _only_cut_again(seen: _Seen) -> bool:

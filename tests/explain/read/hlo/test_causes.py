@@ -21,6 +21,10 @@ def on(*names, shape=(64, 64), dtype=np.float32, mesh=LINE):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*names)))
 
 
+def until_five(x):
+    return lax.while_loop(lambda c: c < 5, lambda c: c * 1.5 + 1, x)
+
+
 def smoothed(x):
     kernel = jnp.ones((1, 1, 3, 3), x.dtype)
     return lax.conv_general_dilated(x[None, None], kernel, (1, 1), "SAME")
@@ -34,8 +38,27 @@ def sorted_(x):
     return jnp.sort(x, axis=0)
 
 
+def on_the_host(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
 def taken_and_whole(x):
     return x[2:5] * 2
+
+
+def scatter(x, indices, updates):
+    x = x * 2
+    return x.at[indices].set(updates)  # Scatter.
+
+
+def first_row(y):
+    y = y + 1
+    return y[0]  # First row.
+
+
+def factors(x):
+    x = x + 1
+    return jnp.linalg.qr(x)[1]  # Factors.
 
 
 def mean(x):
@@ -58,10 +81,16 @@ def same_layout(x):
 
 
 ROWS = NamedSharding(LINE, P("i"))
+INDICES = on(None, shape=(1024,), dtype=np.int32)
 WIDE = on("i", shape=(1024, 64))
 CUT = on("model", shape=(16, 16), mesh=SQUARE)
 # The program; its kind, cause, advice and line; the program with the advice applied.
 CAUSES = {
+    "a loop that waits for the slowest": (
+        (jax.vmap(until_five), on("i", shape=(64,))),
+        ("all-reduce", "whether one of them goes on", "Loop inside", None),
+        (sm.spmap(until_five), on("i", shape=(64,))),
+    ),
     "a transposition": (
         (jax.jit(lambda x: x.T * 2, out_shardings=ROWS), on("i")),
         ("all-to-all", "needed sharded along another", "the same dimensions", None),
@@ -92,6 +121,14 @@ CAUSES = {
         ("all-to-all", "for sort", "such as a sort, shard another", None),
         (sorted_, on(None, "i")),
     ),
+    "a callback to the host": (
+        (on_the_host, on("i")),
+        ("all-gather", "pure_callback is a callback", "a batch dimension", None),
+        (
+            jax.shard_map(on_the_host, mesh=LINE, in_specs=P("i"), out_specs=P("i")),
+            on("i"),
+        ),
+    ),
     "a layout of a result": (
         (
             jax.jit(taken_and_whole, out_shardings=NamedSharding(LINE, P())),
@@ -104,6 +141,26 @@ CAUSES = {
             None,
         ),
         (taken_and_whole, on(None, "i")),
+    ),
+    "an all-gather for a scatter": (
+        (
+            jax.jit(scatter, out_shardings=ROWS),
+            WIDE,
+            on("i", shape=(1024,), dtype=np.int32),
+            WIDE,
+        ),
+        ("all-gather", "a scatter into", "that the indices do not", "Scatter."),
+        (scatter, *[on(None, "i"), INDICES, on(None, "i", shape=(1024, 64))]),
+    ),
+    "one row of a sharded array": (
+        (first_row, WIDE),
+        ("all-reduce", "takes a part along", "Shard another dimension", "First row."),
+        (first_row, on(None, "i")),
+    ),
+    "an all-gather before a custom call": (
+        (factors, on("i", shape=(64, 32))),
+        ("all-gather", "calls a library", "over a batch dimension", "Factors."),
+        (lambda x: sm.spmap(factors)(x), on("i", shape=(8, 64, 32))),
     ),
     "an all-reduce of a mean": (
         (mean, WIDE),
