@@ -15,13 +15,21 @@ from shardmap._jax.effects import NO_AXIS, has_external_effect
 from shardmap._jax.marks import READ, is_mark, shared_along
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var
-from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in, per_jaxpr
+from shardmap._jax.walk import (
+    as_open_jaxpr,
+    equations,
+    equations_of,
+    jaxprs_in,
+    per_jaxpr,
+)
 from shardmap.map.collectives.split import (
     collectives_of,
     gives_all_the_same,
     is_collective,
 )
 from shardmap.map.primitives.map_primitive import MapPrimitive, binds, is_no_map
+
+_REFERENCE = jax.ref.AbstractRef
 
 Differs = tuple[bool, ...]
 """Which operands, inputs or results differ."""
@@ -77,7 +85,7 @@ _Inside = tuple[Sequence[bool], list[tuple[Jaxpr, Differs]]]
 
 def _of_equation(equation: Equation, name: Hashable, differs: Differs) -> _Inside:
     every = [True] * len(equation.outvars)
-    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in equation.outvars):
+    if any(isinstance(v.aval, _REFERENCE) for v in equation.outvars):
         return every, []
     if name != NO_AXIS and is_mark(equation, READ):
         return every, []
@@ -89,7 +97,9 @@ def _of_equation(equation: Equation, name: Hashable, differs: Differs) -> _Insid
     inner = [as_open_jaxpr(jaxpr) for jaxpr in jaxprs_in(equation.params)]
     if isinstance(equation.primitive, MapPrimitive):
         inner = [as_open_jaxpr(equation.params["call_jaxpr"])]
-    is_same = not (any(differs) or collectives_of(equation, name))
+    is_same = not (
+        any(differs) or collectives_of(equation, name) or _has_reference(equation, name)
+    )
     if is_same or not inner:
         differ = any(differs) or any(map(has_external_effect, equation.effects))
         held = [(jaxpr, (False,) * len(jaxpr.invars)) for jaxpr in inner]
@@ -109,6 +119,14 @@ def _of_equation(equation: Equation, name: Hashable, differs: Differs) -> _Insid
     if others or not is_call or equation.primitive.name == "custom_vmap_call":
         return every, [(each, (True,) * len(each.invars)) for each in inner]
     return differing_results(jaxpr, name, differs), [(jaxpr, differs)]
+
+
+def _has_reference(equation: Equation, name: Hashable) -> bool:
+    """Whether it holds a reference, or what was one, which has a value of each."""
+    return name != NO_AXIS and any(
+        is_mark(each, READ) or any(isinstance(v.aval, _REFERENCE) for v in each.outvars)
+        for each in equations_of(equation)
+    )
 
 
 def _of_cond(branches: Sequence[Jaxpr], name: Hashable, differs: Differs) -> _Inside:

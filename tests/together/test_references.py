@@ -87,6 +87,39 @@ def test_a_reference_as_an_argument_is_refused(kind, wrap):
         wrap(MAPS[kind])(kept, X)
 
 
+@jax.custom_vjp
+def squared(x):
+    return jnp.sin(x)
+
+
+squared.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * ct * x,))
+
+
+def written(x):
+    ref = jax.new_ref(x)
+    ref[...] *= 2
+    return ref[...]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda w: jax.jit(written)(w),
+        lambda w: lax.cond(w[0] > 0, written, jnp.sin, w),
+        lambda w: lax.scan(lambda c, _: (written(c), None), w, length=2)[0],
+    ],
+    ids=["jit", "cond", "scan"],
+)
+def test_what_a_reference_inside_had_is_of_each_element(around):
+    # So a backward function behind it runs once for each, on that one's cotangent.
+    def gradient(map_):
+        mapped = map_(lambda w, x: squared(around(w)), in_axes=(None, 0))
+        return jax.grad(lambda w: mapped(w, spread((4, 3))).sum())
+
+    w = spread((3,)) + 1
+    assert_same(gradient(sm.spmap)(w), gradient(jax.vmap)(w))
+
+
 @pytest.mark.parametrize("wrap", [lambda fun: fun, jax.jit])
 def test_a_reference_from_outside_is_refused(wrap):
     kept = jax.new_ref(jnp.zeros(()))
