@@ -169,7 +169,7 @@ def plan(
 OPTIONS = frozenset(
     {
         *("out", "executor", "max_in_flight", "progress", "retries", "checkpoint"),
-        *("scratch", "task", "values"),
+        *("scratch", "stage", "task", "values"),
     }
 )
 """The keyword options of a plan's methods."""

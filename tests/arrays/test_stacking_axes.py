@@ -128,8 +128,8 @@ def test_maps_take_them():
 def test_axes_that_are_not_there():
     tree = {"w": VALUE, "b": 1.0}
     message = (
-        r"device_put_replicated: x\['b'\] has 0 dimensions, and no place for a new "
-        "axis 1: give an axis from -1 to 0"
+        r"device_put_replicated: x\['b'\] has 0 dimensions, so axis 1 is out of range: "
+        "give an axis from -1 to 0"
     )
     with pytest.raises(ValueError, match=message):
         device_put_replicated(tree, jax.devices(), axis=1)

@@ -402,8 +402,10 @@ class _Search:
         is_further = is_other or len(way.cuts) > 1
         tried = self._in_pieces(way, before, TRIES // 2 if is_further else TRIES)
         attempt = self._fewest(tried)
+        kept = attempt.estimate.kept
+        keeps_too_much = attempt.bytes - kept <= self._room < attempt.bytes
         for less in self._keeping_less(attempt):
-            if 2 * attempt.estimate.kept > self._memory and not is_other:
+            if (keeps_too_much or 2 * kept > self._memory) and not is_other:
                 tried += self._in_pieces(less, before, TRIES // 2)
         return self._fewest(tried)
 

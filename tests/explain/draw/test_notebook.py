@@ -106,7 +106,7 @@ def test_a_plan_shows_each_stage_with_its_numbers(shown):
 
 def test_a_plan_has_a_short_repr(shown):
     text = repr(shown["plan"])
-    assert text.startswith("<ShardPlan: 37 shards in 4 stages")
+    assert text.startswith("<ShardPlan: 49 shards in 4 stages")
     assert "\n" not in text
 
 
