@@ -37,6 +37,9 @@ VERDICTS = 3
 NEAR = 1.5
 """An estimate may be so far from what XLA takes. It is asked up to there."""
 
+FINER = 8
+"""So many times the pieces are tried once if XLA contradicts an estimate."""
+
 MOST_TIMES = 4
 """If XLA takes at most so many times an estimate, it may do so of other cuts."""
 
@@ -301,10 +304,10 @@ class _Search:
                     if not self._compiles_long(attempt):
                         if fits := self._judged(attempt):
                             return fits
-                if given or not tried:
+                if not tried:
                     break
                 least = min(tried, key=self._promise)
-                cuts = least.way.cuts
+                cuts, classes = least.way.cuts, problem.classes()
         return None
 
     def _may_fit(self, whole: Attempt) -> bool:
@@ -402,21 +405,28 @@ class _Search:
         is_further = is_other or len(way.cuts) > 1
         tried = self._in_pieces(way, before, TRIES // 2 if is_further else TRIES)
         attempt = self._fewest(tried)
-        kept = attempt.estimate.kept
-        keeps_too_much = attempt.bytes - kept <= self._room < attempt.bytes
-        for less in self._keeping_less(attempt):
-            if (keeps_too_much or 2 * kept > self._memory) and not is_other:
-                tried += self._in_pieces(less, before, TRIES // 2)
+        is_near = (
+            attempt.bytes <= self._room and 2 * attempt.estimate.kept <= self._memory
+        )
+        for less in () if is_near or is_other else self._keeping_less(attempt):
+            for other in self._in_pieces(less, before, TRIES // 2):
+                if other.estimate.shards > before.estimate.shards:
+                    tried.append(other)
         return self._fewest(tried)
 
     def _fewest(self, tried: Sequence[Attempt]) -> Attempt:
-        """The fewest pieces that fit, or hold hardly more than the least of all."""
+        """The fewest pieces that fit; else the most that hold hardly more than others.
+
+        What estimates leave out, such as the scratch memory of kernels, shrinks too.
+        """
+
+        def pieces(attempt: Attempt) -> int:
+            return attempt.way.pieces
+
+        if fits := [each for each in tried if each.bytes <= self._room]:
+            return min(fits, key=pieces)
         least = min(each.bytes for each in tried)
-        most = self._room if least <= self._room else ALMOST * least
-        return min(
-            (each for each in tried if each.bytes <= most),
-            key=lambda each: each.way.pieces,
-        )
+        return max((x for x in tried if x.bytes <= ALMOST * least), key=pieces)
 
     def _in_pieces(self, way: Way, before: Attempt, tries: int) -> list[Attempt]:
         """A way in some numbers of pieces, of which one fits, if the estimate is so."""
@@ -464,8 +474,12 @@ class _Search:
                 if fits or attempt.bytes >= ROOMY * self._memory or pieces > before / 2:
                     return attempt
                 fits = attempt
-            elif fits or ALMOST * attempt.uncut > self._memory:
+            elif fits:
                 return fits
+            elif ALMOST * attempt.uncut > self._memory:
+                if len(judged) > 1 or attempt.bytes > NEAR * self._memory:
+                    return None
+                pieces = FINER * before  # What is cut may be of another stage.
             else:
                 pieces = max(pieces, math.ceil(before * 9 / 8))
             way = attempt.way
