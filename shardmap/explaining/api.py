@@ -273,7 +273,7 @@ def explanation_for(
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(layouts_of_arrays, idle),
             *remarks.short_axes(axes),
-            *remarks.copies(layouts_of_arrays),
+            *remarks.copies(layouts_of_arrays, cost.peak_bytes),
             *remarks.constants(traced.jaxpr.consts, num_devices),
             *remarks.unrolled(traced.jaxpr),
             *remarks.of_collectives(collectives, device.platform),

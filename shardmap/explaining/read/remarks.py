@@ -25,6 +25,9 @@ from shardmap.units import size
 LARGE = 1 << 20
 """The least bytes of a large array, and the least flops of a large product."""
 
+PART = 0.01
+"""The least part of a device's memory for a remark on arrays that are replicated."""
+
 UNROLLED = 8
 """The least number of equal products for a remark that they could be one."""
 
@@ -154,11 +157,17 @@ def short_axes(axes: Sequence[Axis]) -> list[Remark]:
     return remarks
 
 
-def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
+def copies(arrays: Sequence[ArrayLayout], peak_bytes: int | None) -> list[Remark]:
     """A remark for all arrays of an argument, or of the result, that are not sharded.
 
-    Results with the layout of such an argument, such as new weights, are left out.
+    Results with the layout of such an argument, such as new weights, are left out, and
+    what takes little of the memory.
+
+    Args:
+      arrays: the arguments and results.
+      peak_bytes: the most that a device holds, if known.
     """
+    least = max(LARGE, (peak_bytes or 0) * PART)
     uncut = [each for each in arrays if each.is_replicated]
     sharded = {
         (each.shape, each.dtype)
@@ -182,7 +191,7 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
         advice = _CUT_INPUT if is_input else _CUT_RESULT
         if is_input and 2 * sum(each.bytes for each in alike) > total:
             advice = _CUT_STATE
-        if total >= LARGE:
+        if total >= least:
             text = f"{what} {how} {count:,} devices: {size(total * count)} in all"
             path = those[0].path if is_one else argument
             remarks.append((total, Remark(text, advice, path)))

@@ -34,6 +34,12 @@ def test_a_large_value_on_every_device(numbers, number):
         assert text == "w of 1.0 MiB is replicated on 8 devices: 8.0 MiB in all"
 
 
+@pytest.mark.parametrize(("rows", "number"), [(45, 1), (55, 0)])
+def test_what_takes_little_of_the_memory_is_no_remark(rows, number):
+    fun = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
+    assert len(remarks(fun, shape(8, rows, MIB // 4), shape(MIB // 4))) == number
+
+
 def test_small_values_that_are_large_together_are_one_remark():
     def loss(params, x):
         for layer in params:
