@@ -67,11 +67,12 @@ def compare(folder: pathlib.Path, rows: int, pieces: int) -> int:
     table = write_table(folder / "table.bin", rows)
     print(f"a table of {table.shape}, {table.nbytes / 2**20:.0f} MiB on disk")
 
-    made = sm.plan(principal_components, table, in_slices={0: pieces})
-    largest = made.peak_bytes / 2**20
-    print(f"{made.num_shards} shards, of which the largest moves {largest:.1f} MiB")
-    print(made.explain())
-    mean, directions, variances = made.run(table)
+    shard_plan = sm.plan(principal_components, table, in_slices={0: pieces})
+    largest = shard_plan.peak_bytes / 2**20
+    count = shard_plan.num_shards
+    print(f"{count} shards, of which the largest moves {largest:.1f} MiB")
+    print(shard_plan.explain())
+    mean, directions, variances = shard_plan.run(table)
 
     scores = np.memmap(
         folder / "scores.bin", np.float32, "w+", shape=(rows, COMPONENTS)

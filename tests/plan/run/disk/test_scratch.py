@@ -190,13 +190,13 @@ def test_the_next_run_removes_what_one_has_left(how, place, monkeypatch):
 
     def interrupted(*args, **options):
         monkeypatch.setattr(shutil, "rmtree", removed)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("while it is removed")
 
     if how == "killed":
         (place / "shardmap-abc").mkdir(parents=True)
     else:
         monkeypatch.setattr(shutil, "rmtree", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="while it is removed"):
             shard_plan.run(X, scratch=place)
     assert len(content(place)) == 1
     shard_plan.run(X, scratch=place)
