@@ -150,8 +150,8 @@ def environment(
 ) -> dict[str, str]:
     """The environment variables of one process.
 
-    >>> made = environment(1, 2, 2, 5000, {"OMPI_COMM_WORLD_SIZE": "9", "HOME": "/"})
-    >>> made["SLURM_PROCID"], made["JAX_LOCAL_DEVICE_IDS"], len(made)
+    >>> given = environment(1, 2, 2, 5000, {"OMPI_COMM_WORLD_SIZE": "9", "HOME": "/"})
+    >>> given["SLURM_PROCID"], given["JAX_LOCAL_DEVICE_IDS"], len(given)
     ('1', '2,3', 11)
     """
     kept = {

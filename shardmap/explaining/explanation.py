@@ -174,8 +174,8 @@ class Explanation(Printed, Report):
         Example:
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
           >>> x = jnp.ones((64, 64))
-          >>> found = sm.explain(lambda x: x @ x)(x).measure(x)
-          >>> len(found.seconds), found.predicted_bytes
+          >>> measured = sm.explain(lambda x: x @ x)(x).measure(x)
+          >>> len(measured.seconds), measured.predicted_bytes
           (5, 32768)
         """
         if self.call is None or self.cost is None:

@@ -50,8 +50,8 @@ class Pieces:
 
     Example:
       >>> import jax.numpy as jnp, shardmap as sm
-      >>> made = sm.plan(jnp.cos, jnp.ones(10), in_slices={0: sm.Pieces(length=4)})
-      >>> made.out_slices
+      >>> cut = sm.plan(jnp.cos, jnp.ones(10), in_slices={0: sm.Pieces(length=4)})
+      >>> cut.out_slices
       {0: [(0, 4), (4, 8), (8, 10)]}
     """
 

@@ -63,15 +63,17 @@ def reduced_groups(
         if is_short and jnp.issubdtype(data.dtype, jnp.floating):
             data = data.astype(x.dtype)
         dims = [group, *(each for each in array.dims if each != over)]
-        made = type(array.variable)(dims, data, array.attrs if keeps else None)
+        result = type(array.variable)(dims, data, array.attrs if keeps else None)
         if is_dataset(obj):
-            return made
-        return made.transpose(*(group if each == over else each for each in array.dims))
+            return result
+        return result.transpose(
+            *(group if each == over else each for each in array.dims)
+        )
 
     if is_dataset(obj):
-        made = {name: variable(array) for name, array in arrays.items()}
+        variables = {name: variable(array) for name, array in arrays.items()}
         coords = {k: v for k, v in obj.coords.items() if over not in v.dims}
-        result = type(obj)(made, coords, obj.attrs if keeps else None)
+        result = type(obj)(variables, coords, obj.attrs if keeps else None)
     else:
         result = obj._replace_maybe_drop_dims(variable(obj))
     result = result.assign_coords(self.encoded.coords)
@@ -120,8 +122,8 @@ class _Groups(NamedTuple):
     def extreme(self, how: str, x: Any) -> Any:
         if not self.skips:
             return self.combined(how, x)
-        found = self.combined(how, x, -np.inf if how == "max" else np.inf)
-        return jnp.where(self.present(x) > 0, found, jnp.full_like(found, jnp.nan))
+        extreme = self.combined(how, x, -np.inf if how == "max" else np.inf)
+        return jnp.where(self.present(x) > 0, extreme, jnp.full_like(extreme, jnp.nan))
 
     def sum(self, x: Any) -> Any:
         return self.combined("sum", x.astype(jnp.int32) if x.dtype == bool else x, 0)

@@ -41,8 +41,8 @@ def register_rule(
       >>> _ = norm_p.def_abstract_eval(
       ...     lambda x: jax.core.ShapedArray(x.shape[:-1], x.dtype))
       >>> register_rule(norm_p, "... k -> ...; k add")
-      >>> made = plan(norm_p.bind, jnp.ones((4, 6)), in_slices=({0: 2, 1: 3},))
-      >>> made.num_shards, made.shards[0].combiner
+      >>> shard_plan = plan(norm_p.bind, jnp.ones((4, 6)), in_slices=({0: 2, 1: 3},))
+      >>> shard_plan.num_shards, shard_plan.shards[0].combiner
       (6, 'add')
     """
     if not isinstance(primitive, Primitive):

@@ -2,12 +2,12 @@
 
 >>> import jax.numpy as jnp, numpy as np
 >>> x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
->>> made = plan(lambda x: jnp.cos(x).sum(0), x, in_slices=({0: 2},))
->>> made.num_shards
+>>> shard_plan = plan(lambda x: jnp.cos(x).sum(0), x, in_slices=({0: 2},))
+>>> shard_plan.num_shards
 2
->>> made.shards[1].in_slices
+>>> shard_plan.shards[1].in_slices
 ((slice(2, 4, None), slice(0, 3, None)),)
->>> made.run(x)
+>>> shard_plan.run(x)
 array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 """
 
@@ -107,10 +107,10 @@ def plan(
       >>> import jax, jax.numpy as jnp
       >>> x = jax.ShapeDtypeStruct((6, 4), jnp.float32)
       >>> w = jax.ShapeDtypeStruct((4, 8), jnp.float32)
-      >>> made = plan(jnp.dot, x, w, in_slices=({0: 3}, {1: (6, 2)}))
-      >>> made.num_shards
+      >>> shard_plan = plan(jnp.dot, x, w, in_slices=({0: 3}, {1: (6, 2)}))
+      >>> shard_plan.num_shards
       6
-      >>> made.shards[-1].out_slices
+      >>> shard_plan.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
     if not callable(fun):
@@ -265,10 +265,10 @@ class ShardPlan:
     Example:
       >>> import numpy as np, shardmap as sm
       >>> x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
-      >>> made = sm.plan(lambda x: (x * 2).sum(1), x, in_slices={0: 3})
-      >>> type(made) is sm.ShardPlan, made.num_shards
+      >>> shard_plan = sm.plan(lambda x: (x * 2).sum(1), x, in_slices={0: 3})
+      >>> type(shard_plan) is sm.ShardPlan, shard_plan.num_shards
       (True, 3)
-      >>> made.run(x)
+      >>> shard_plan.run(x)
       array([ 2., 10., 18., 26., 34., 42.], dtype=float32)
     """
 
@@ -390,8 +390,8 @@ class ShardPlan:
         Example:
           >>> import dask.array as da, numpy as np, shardmap as sm
           >>> x = da.arange(12, chunks=4, dtype=np.float32)
-          >>> made = sm.plan(lambda x: x * 2, x, in_slices={0: 3})
-          >>> made.to_dask(x)[3:5].compute()
+          >>> shard_plan = sm.plan(lambda x: x * 2, x, in_slices={0: 3})
+          >>> shard_plan.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
         arrays = self._arrays(args, kwargs) if args or kwargs else self._given()

@@ -110,10 +110,10 @@ class Drawing:
 
         >>> from shardmap.sharding.spec import Chunked, Replicated
         >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
-        >>> found = drawing_of_spec(spec, (6,)).grids()
-        >>> found.header, found.ways
+        >>> shown = drawing_of_spec(spec, (6,)).grids()
+        >>> shown.header, shown.ways
         ('(6,) on 8 devices, (3,) on each', 'dimension 0 across')
-        >>> found.grids[0].columns, [cell.holders for cell in found.grids[0].cells[0]]
+        >>> shown.grids[0].columns, [cell.holders for cell in shown.grids[0].cells[0]]
         (['0:3', '3:6'], ['0-3', '4-7'])
         """
         labels, holders = self.labels, self.holders
@@ -196,8 +196,8 @@ def drawing_of_mesh(
       mesh: the names and sizes of its axes.
       devices: the numbers of its devices; () stands for 0, 1, 2 and so on.
 
-    >>> found = drawing_of_mesh([("data", 2), ("model", 2)], (0, 2, 1, 3)).grids()
-    >>> found.ways, [[cell.holders for cell in row] for row in found.grids[0].cells]
+    >>> shown = drawing_of_mesh([("data", 2), ("model", 2)], (0, 2, 1, 3)).grids()
+    >>> shown.ways, [[cell.holders for cell in row] for row in shown.grids[0].cells]
     ("devices: 'data' down, 'model' across", [['0', '2'], ['1', '3']])
     """
     sizes = tuple(size for _, size in mesh)

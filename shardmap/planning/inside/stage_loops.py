@@ -97,7 +97,7 @@ def _run_shards(
       stage: one of its stages.
       shards: shards of the stage.
       known: the arguments, the constants and the values of earlier stages.
-      made: the buffers.
+      before: the buffers.
       beside: whether XLA could run other shards at the same time.
     """
     boxes, static = shards[0].pattern.boxes, shards[0].pattern.recipe.static

@@ -59,8 +59,8 @@ def per_piece(
       ...         lambda rows: np.median(rows, 1),
       ...         jax.ShapeDtypeStruct(x.shape[:1], x.dtype), x, axes="row * -> row")
       >>> x = np.arange(12, dtype=np.float32).reshape(4, 3)
-      >>> made = sm.plan(medians, x, in_slices={0: 2})
-      >>> made.num_shards, made.run(x)
+      >>> shard_plan = sm.plan(medians, x, in_slices={0: 2})
+      >>> shard_plan.num_shards, shard_plan.run(x)
       (2, array([ 1.,  4.,  7., 10.], dtype=float32))
     """
     if not callable(function):
@@ -148,14 +148,14 @@ def rule(node: Node) -> Factors:
     function = callback_of(node.params)
     if not isinstance(function, HostFunction):
         return taken_whole(node, OUTSIDE)
-    made = factors(node, function.axes)
+    written = factors(node, function.axes)
 
     def emitter(local: Local) -> Sequence[Any]:
         pieces = [
             jax.ShapeDtypeStruct(out_size(local, axes), dtype)
-            for axes, dtype in zip(made.outs, function.dtypes, strict=True)
+            for axes, dtype in zip(written.outs, function.dtypes, strict=True)
         ]
         method = node.params["vmap_method"]
         return jax.pure_callback(function, pieces, *local.values, vmap_method=method)
 
-    return replace(made, emitter=emitter)
+    return replace(written, emitter=emitter)

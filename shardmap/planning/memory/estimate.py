@@ -177,8 +177,8 @@ def shard_peak(stage: Stage, static: StaticRecipe) -> Peak:
     lines = []
     for step in static.steps:
         node, outs = nodes[step.node], []
-        made = zip(node.outs, step.shapes, strict=True)
-        for slot, (value, shape) in enumerate(made, step.first):
+        results = zip(node.outs, step.shapes, strict=True)
+        for slot, (value, shape) in enumerate(results, step.first):
             if shape is not None:
                 outs.append(slot)
                 values[slot] = value, shape

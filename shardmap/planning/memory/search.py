@@ -127,8 +127,8 @@ class Problem:
                 if length > 1 and is_sought and value in used:
                     axes.setdefault(find((value.number, axis)), set()).add((k, axis))
         carried = dict.fromkeys(axes, 0)
-        made = (v for node in self.graph.nodes for v in node.outs)
-        for value in [*(v for v in self.graph.inputs if v in used), *made]:
+        results = (v for node in self.graph.nodes for v in node.outs)
+        for value in [*(v for v in self.graph.inputs if v in used), *results]:
             for root in {find((value.number, axis)) for axis in range(value.aval.ndim)}:
                 if root in carried:
                     carried[root] += nbytes(value)

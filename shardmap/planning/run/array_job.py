@@ -179,10 +179,10 @@ class ArrayJob(Accumulator):
         graph = self.cut_program.graph
         outputs = {v: self.stored[v] for v in graph.outputs if isinstance(v, Value)}
         for stored in outputs.values():
-            for task, _ in stored.made.values():
+            for task, _ in stored.tasks.values():
                 self.wait(task)
         for value, stored in outputs.items():
-            for box, need in stored.made.items():
+            for box, need in stored.tasks.items():
                 put([acc.buffer(value)], [box], "insert", [self.load(*need)])
 
 
@@ -191,7 +191,7 @@ class Stored:
 
     Args:
       value: the value.
-      made: box -> the task, and the number of its result, that has it.
+      tasks: box -> the task, and the number of its result, that has it.
       load: returns a result of a task.
     """
 
@@ -202,7 +202,7 @@ class Stored:
         load: Callable[[Task, int], np.ndarray],
     ) -> None:
         aval = data_aval(value.aval)
-        self.shape, self.dtype, self.made = aval.shape, aval.dtype, needs
+        self.shape, self.dtype, self.tasks = aval.shape, aval.dtype, needs
         self._value, self._load = value, load
         self._blocks = Blocks(needs, len(value.shape))
 
@@ -211,8 +211,8 @@ class Stored:
             each.indices(size)[:2]
             for each, size in zip(index, self._value.shape, strict=True)
         )
-        if box in self.made:
-            return self._load(*self.made[box])
+        if box in self.tasks:
+            return self._load(*self.tasks[box])
         parts = (
             (self._load(*need)[slices(there)], here)
             for need, there, here in self._blocks.overlapping(box)

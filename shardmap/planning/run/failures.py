@@ -25,9 +25,9 @@ class ShardError(RuntimeError):
       ...     shape, dtype = (4,), np.dtype("float32")
       ...     def __getitem__(self, index):
       ...         raise OSError("the disk is gone")
-      >>> made = sm.plan(lambda x: x + 1, Broken(), in_slices={0: 2})
+      >>> shard_plan = sm.plan(lambda x: x + 1, Broken(), in_slices={0: 2})
       >>> try:
-      ...     made.run(Broken(), retries=1)
+      ...     shard_plan.run(Broken(), retries=1)
       ... except sm.ShardError as error:
       ...     print(str(error)[:33], "...", repr(error.__cause__))
       shard 0 of stage 0 failed 2 times ... OSError('the disk is gone')

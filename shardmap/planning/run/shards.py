@@ -42,9 +42,9 @@ class Shard:
       >>> import jax.numpy as jnp, numpy as np
       >>> import shardmap as sm
       >>> x = np.arange(5, dtype=np.float32)
-      >>> made = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
+      >>> shard_plan = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
       >>> out = np.zeros(4, np.float32)
-      >>> for shard in made.shards:
+      >>> for shard in shard_plan.shards:
       ...     out = shard.reduce(shard.function(*shard.args(x)), out)
       >>> out
       array([1., 1., 1., 1.], dtype=float32)
@@ -149,9 +149,9 @@ class Shard:
         Example:
           >>> import numpy as np, shardmap as sm
           >>> x = np.ones((8, 2), np.float32)
-          >>> made = sm.plan(lambda x: x.sum(1), x, in_slices={0: 4})
-          >>> blob = made.shards[1].export().serialize()
-          >>> jax.export.deserialize(blob).call(*made.shards[1].args(x))
+          >>> shard_plan = sm.plan(lambda x: x.sum(1), x, in_slices={0: 4})
+          >>> blob = shard_plan.shards[1].export().serialize()
+          >>> jax.export.deserialize(blob).call(*shard_plan.shards[1].args(x))
           (Array([2., 2.], dtype=float32),)
         """
         with self._cut_program.settings():

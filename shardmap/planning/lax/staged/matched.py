@@ -250,15 +250,15 @@ def _product_of(node: Node) -> _Product | None:
 
     else:
         summed = _unconverted(node.ins[0])
-        made = summed.producer
+        producer = summed.producer
         operands = [summed]
-        if made is not None and made.primitive is p.mul_p:
-            operands = made.ins
-        elif made is not None and (
-            made.primitive is p.square_p
-            or (made.primitive is p.integer_pow_p and made.params["y"] == 2)
+        if producer is not None and producer.primitive is p.mul_p:
+            operands = producer.ins
+        elif producer is not None and (
+            producer.primitive is p.square_p
+            or (producer.primitive is p.integer_pow_p and producer.params["y"] == 2)
         ):
-            operands = made.ins * 2
+            operands = producer.ins * 2
         every = tuple(range(len(summed.shape)))
         names = [every] * len(operands)
         out = tuple(axis for axis in every if axis not in node.params["axes"])
