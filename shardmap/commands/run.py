@@ -27,7 +27,7 @@ from shardmap.commands.parsing import Parser
 EXAMPLES = (
     "python -m shardmap run -n 2 train.py",
     "python -m shardmap run -n 4 --devices-per-process 2 train.py --steps 100",
-    "python -m shardmap run -n 16 --sbatch 2 script.py",
+    "python -m shardmap run -n 16 --sbatch 2 train.py",
 )
 SCRIPT_RUNNER = pathlib.Path(__file__).with_name("run_script.py")
 GRACE = 5.0

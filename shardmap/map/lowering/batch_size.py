@@ -14,6 +14,9 @@ from shardmap.map.primitives.params import MapParams
 from shardmap.sharding.mesh import mesh_devices
 from shardmap.units import size
 
+PROBES = 4
+"""The most numbers of elements that are compiled besides one, two and all."""
+
 
 def batch_that_fits(params: MapParams, memory: int) -> int | None:
     """The most elements at once whose temporary values fit, None for all.
@@ -41,10 +44,18 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
     # About a constant, and as much more for each element.
     count = block if took(block) < math.inf else 2
     each = (took(count) - took(1)) / (count - 1)
-    count = min(int(1 + (memory - took(1)) / max(each, 1)), block - 1)
-    while took(count) > memory:
-        count //= 2
-    return count
+    count = int(1 + (memory - took(1)) / max(each, 1))
+    fits, below = 1, block
+    for _ in range(PROBES):
+        if below - fits <= 1:
+            break
+        count = min(max(count, fits + 1), below - 1)
+        if took(count) <= memory:
+            fits = count
+        else:
+            below = count
+        count = (fits + below) // 2
+    return fits
 
 
 def _temporaries(params: MapParams, block: int, batch_size: int) -> float:

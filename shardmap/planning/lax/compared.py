@@ -59,7 +59,7 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
     """The values that a stage decides on with what an earlier one made of them."""
     kept = analysis.kept
     # Shards compute pieces again of what they take whole.
-    whole = {e.node for e in analysis.ended if e.node.primitive is not p.reshape_p}
+    whole = {e.node for e in analysis.ended}
     values: list[Value] = []
     # Sets of values, as the bits of integers: what an operand's stage computes again
     # for it, element by element; all it is made of; what of it is of earlier stages.

@@ -114,7 +114,8 @@ def test_a_worker_that_is_lost_costs_time_alone(checkpoint, monkeypatch, tmp_pat
         for k in range(10):
             cluster.scale(2)  # A nanny gives up if its worker dies while it starts.
             client.wait_for_workers(2)
-            process = [nanny.pid for nanny in cluster.workers.values()][k % 2]
+            processes = [nanny.pid for nanny in cluster.workers.values()]
+            process = processes[k % len(processes)]
             after = threading.Timer(
                 random.uniform(0, 1.5), os.kill, (process, signal.SIGKILL)
             )
