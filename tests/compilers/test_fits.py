@@ -43,7 +43,7 @@ def test_a_program_that_is_too_large_is_told_so(machine):
         assert "Change first: the compiler refuses the program" in text
         assert report.largest[0].bytes == 2**26 * 1024 * 4
         assert "test_fits.py" in "".join(each.source or "" for each in report.largest)
-        assert "What moves between devices is not known" in text
+        assert "What follows is of the program as it is written." in text
         assert "sends" not in report.summary
 
 
