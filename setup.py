@@ -26,7 +26,7 @@ EXTRAS = {
         "h5py",
         "hypothesis",
         "loky",
-        "pytest",
+        "pytest>=9",
         "pytest-xdist",
         "setuptools",
         "tqdm",
