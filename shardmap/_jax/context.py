@@ -110,6 +110,19 @@ ArrayType = ArrayImpl
 them."""
 
 
+def uncommitted(array: jax.Array) -> jax.Array:
+    """An array on one device, which can meet arrays on any others.
+
+    Nothing public gives one that is not on the default device.
+    """
+    if isinstance(array, ArrayImpl):
+        return ArrayImpl(
+            array.aval, array.sharding, [array], committed=False, _skip_checks=True
+        )
+    data = uncommitted(jax.random.key_data(array))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+
+
 def refuse_check_vma() -> None:
     """Refuses a map inside a `jax.shard_map` with ``check_vma=True``."""
     if config._check_vma.value:

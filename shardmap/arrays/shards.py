@@ -2,34 +2,33 @@
 
 ``y[i]`` on an array that is on several devices is a program over all of them, and so
 is its result. The functions here read the one device that holds element ``i``.
-
-A compiled program does it: indexing `jax.Array.addressable_data` takes 2.7 to 5.4 times
-its CPU time for `shard_of` and 3.7 to 16 times for `unstack`, and commits the result to
-the device.
 """
 
-import dataclasses
+import contextlib
 import functools
 import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from shardmap._jax.types import PyTree, Value
-from shardmap.arrays.array_likes import Box, boxes
-from shardmap.arrays.on_device import Operand, operand, program
+from shardmap._jax.context import (
+    concrete_mesh,
+    nothing_is_traced,
+    uncommitted,
+    without_mesh,
+)
+from shardmap._jax.types import Value
+from shardmap.arrays.array_likes import boxes
 from shardmap.arrays.trees import leaf_paths
 from shardmap.units import shown
 
 T = TypeVar("T")
-
-Index: TypeAlias = tuple[int, ...] | Literal["first"] | None
-"""One element; the first one on this process; or all of them."""
 
 
 def shard_of(x: T, i: int | tuple[int, ...], *, axis: int = 0) -> T:
@@ -68,8 +67,8 @@ def shard_of(x: T, i: int | tuple[int, ...], *, axis: int = 0) -> T:
     """
     index = tuple(map(_integer, i)) if isinstance(i, tuple) else (_integer(i),)
     leaves, tree = jax.tree.flatten(x)
-    taken = _take("shard_of", x, leaves, (axis,), index)
-    return jax.tree.unflatten(tree, [parts[0] for parts in taken])
+    parts = _of_each("shard_of", x, leaves, lambda leaf: _element(leaf, axis, index))
+    return jax.tree.unflatten(tree, parts)
 
 
 @overload
@@ -84,7 +83,7 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     """Returns all elements along an axis, each on the device that holds it.
 
     The result is ``[shard_of(x, 0), shard_of(x, 1), ...]``, with one program for each
-    device.
+    device that holds some.
 
     Args:
       x: as for `shard_of`. All leaves have the same length along ``axis``.
@@ -102,9 +101,9 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
       >>> unstack({"a": np.arange(2), "b": np.zeros((2, 3))})[1]["a"]
       np.int64(1)
     """
-    leaves, tree = jax.tree.flatten(x)
     axes = axis if isinstance(axis, tuple) else (axis,)
-    taken = _take("unstack", x, leaves, axes, None)
+    leaves, tree = jax.tree.flatten(x)
+    taken = _of_each("unstack", x, leaves, lambda leaf: _elements(leaf, axes))
     sizes = [tuple(np.shape(leaf)[one] for one in axes) for leaf in leaves]
     if not leaves:
         raise ValueError(f"unstack needs arrays to take apart, got {shown(x)}")
@@ -138,8 +137,8 @@ def unreplicate(tree: T, *, axis: int = 0) -> T:
       {'w': array([1., 1.])}
     """
     leaves, structure = jax.tree.flatten(tree)
-    taken = _take("unreplicate", tree, leaves, (axis,), "first")
-    return jax.tree.unflatten(structure, [parts[0] for parts in taken])
+    parts = _of_each("unreplicate", tree, leaves, lambda leaf: _first(leaf, axis))
+    return jax.tree.unflatten(structure, parts)
 
 
 def _integer(i: SupportsIndex) -> int:
@@ -154,27 +153,17 @@ def _integer(i: SupportsIndex) -> int:
         ) from None
 
 
-def _take(
-    caller: str, tree: PyTree, leaves: Sequence[Any], axes: Sequence[int], index: Index
-) -> list[list[Any]]:
-    """For each leaf, the element at ``index`` in a list, or all its elements."""
-    try:
-        reads = _reads(tuple(map(_leaf_type, leaves)), tuple(axes), index)
-    except _LeafError as error:
-        name = leaf_paths("x", tree)[error.leaf]
-        raise error.kind(f"{caller}: {name} {error}") from None
-    if len(reads.steps) == len(leaves) == 1:  # The fast path of one shard.
-        (step,) = reads.steps
-        shard = leaves[0].addressable_data(step.shards[0][1])
-        return [step.run(shard, *step.offsets)]
-    taken: list[list[Any]] = [[None] * length for length in reads.lengths]
-    for step in reads.steps:
-        shards = [leaves[leaf].addressable_data(n) for leaf, n in step.shards]
-        results = step.run(*shards, *step.offsets)
-        for (leaf, position), part in zip(step.targets, results, strict=True):
-            taken[leaf][position] = part
-    for leaf, indices in reads.indexed:
-        taken[leaf] = [leaves[leaf][one] for one in indices]
+def _of_each(
+    caller: str, tree: Any, leaves: Sequence[Any], take: Callable[[Any], Any]
+) -> list[Any]:
+    """What ``take`` gives for each leaf; its errors get the name of the leaf."""
+    taken = []
+    for k, leaf in enumerate(leaves):
+        try:
+            taken.append(take(leaf))
+        except (IndexError, ValueError) as error:
+            name = leaf_paths("x", tree)[k]
+            raise type(error)(f"{caller}: {name} {error}") from None
     return taken
 
 
@@ -188,149 +177,39 @@ def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
     ]
 
 
-# The programs that take elements, one for each device, cached by layout
+# One leaf
 
 
-class _LeafType(NamedTuple):
-    """The type and the sharding of a leaf."""
-
-    operand: Operand
-    sharding: Sharding | None
-    """None for a tracer, or an array on the host."""
-
-
-def _leaf_type(leaf: Value) -> _LeafType:
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-        return _LeafType(operand(leaf), leaf.sharding)
-    return _LeafType(Operand(np.shape(leaf), None), None)
-
-
-class _Step(NamedTuple):
-    """The program of one device."""
-
-    run: Callable[..., list[jax.Array]]
-    shards: Sequence[tuple[int, int]]
-    """Leaf, and number of its shard."""
-    offsets: Sequence[np.int32]
-    targets: Sequence[tuple[int, int]]
-    """Leaf, and position in its list of parts."""
-
-
-class _Reads(NamedTuple):
-    lengths: Sequence[int]
-    """How many elements each leaf gives."""
-    steps: Sequence[_Step]
-    indexed: Sequence[tuple[int, Sequence[tuple[Any, ...]]]]
-    """A leaf without a sharding, and the indices of its elements."""
-
-
-class _LeafError(Exception):
-    """An error about one leaf, whose name only the caller knows."""
-
-    def __init__(self, leaf: int, error: Exception) -> None:
-        super().__init__(str(error))
-        self.leaf, self.kind = leaf, type(error)
-
-
-class _ShardRead(NamedTuple):
-    """What one shard has of elements.
+class _Tiles(NamedTuple):
+    """How some axes of an array lie on the devices of this process.
 
     Attributes:
-      leaf, shard, device: where it is.
-      operand: the type of the shard.
-      dropped: the dimensions to remove.
-      offsets: the place of the only element along these; None: all elements.
-      positions: of the parts, in the list of the leaf's.
+      sizes: of one device's part of these axes.
+      shards: the number of the first shard of each part, by its place along them.
     """
 
-    leaf: int
-    shard: int
-    device: jax.Device
-    operand: Operand
-    dropped: tuple[int, ...]
-    offsets: tuple[int, ...] | None
-    positions: Sequence[int]
+    sizes: tuple[int, ...]
+    shards: dict[tuple[int, ...], int]
 
 
 @functools.lru_cache(maxsize=4096)
-def _reads(
-    leaves: tuple[_LeafType, ...], axes: tuple[int, ...], index: Index
-) -> _Reads:
-    """The programs that take elements of each leaf.
-
-    Raises:
-      _LeafError: the axes or the index do not fit a leaf.
-    """
-    lengths, indexed = [], []
-    # One program for all that is on a device.
-    work: dict[jax.Device, list[_ShardRead]] = {}
-    for number, (kind, sharding) in enumerate(leaves):
-        try:
-            dropped, ranges = _elements(kind.shape, sharding, axes, index)
-            lengths.append(math.prod(map(len, ranges)))
-            if sharding is None:
-                indexed.append((number, _indices(len(kind.shape), dropped, ranges)))
-                continue
-            parts = _shard_reads(number, kind, sharding, dropped, ranges, index is None)
-        except (IndexError, ValueError) as error:
-            raise _LeafError(number, error) from None
-        for part in parts:
-            work.setdefault(part.device, []).append(part)
-    steps = []
-    for device, parts in work.items():
-        offsets = [np.int32(k) for part in parts for k in part.offsets or ()]
-        take = _TakeElements(
-            tuple((part.dropped, part.offsets is None) for part in parts)
-        )
-        operands = [part.operand for part in parts]
-        steps.append(
-            _Step(
-                program(device, take, (*operands, *map(operand, offsets))),
-                [(part.leaf, part.shard) for part in parts],
-                offsets,
-                [(part.leaf, k) for part in parts for k in part.positions],
+def _tiles(sharding: Sharding, shape: tuple[int, ...], axes: tuple[int, ...]) -> _Tiles:
+    held = sharding.shard_shape(shape)
+    for d in range(len(shape)):
+        if d not in axes and held[d] < shape[d]:
+            raise ValueError(
+                f"of shape {shape} is cut along axis {d} too, and each element is on "
+                f"{shape[d] // held[d]} devices: index that axis as well, or use x[i] "
+                "or jax.device_get(x)."
             )
-        )
-    return _Reads(lengths, steps, indexed)
+    shards: dict[tuple[int, ...], int] = {}
+    for number, box in enumerate(boxes(sharding, shape).values()):
+        shards.setdefault(tuple(box[d][0] // (held[d] or 1) for d in axes), number)
+    return _Tiles(tuple(held[d] for d in axes), shards)
 
 
-def _indices(
-    rank: int, dropped: Sequence[int], ranges: Sequence[range]
-) -> list[tuple[Any, ...]]:
-    """The index of each element in the whole array."""
-    indices = []
-    for place in itertools.product(*ranges):
-        at = dict(zip(dropped, place, strict=True))
-        indices.append(tuple(at.get(d, slice(None)) for d in range(rank)))
-    return indices
-
-
-def _elements(
-    shape: tuple[int, ...],
-    sharding: Sharding | None,
-    axes: Sequence[int],
-    index: Index,
-) -> tuple[tuple[int, ...], list[range]]:
-    """The dimensions to remove, and the indices along each."""
-    if isinstance(index, tuple):
-        first = _from_front(shape, axes[0])
-        axes = range(first, first + len(index))
-    dropped = tuple(_from_front(shape, axis) for axis in axes)
-    if len(set(dropped)) < len(dropped):
-        raise ValueError(f"of shape {shape} lacks an axis once only, got {tuple(axes)}")
-    if index is None:
-        return dropped, [range(shape[d]) for d in dropped]
-    if index == "first":
-        held = [] if sharding is None else boxes(sharding, shape).values()
-        index = (min((box[dropped[0]][0] for box in held), default=0),)
-    for d, k in zip(dropped, index, strict=True):
-        if not -shape[d] <= k < shape[d]:
-            raise IndexError(
-                f"of shape {shape} has size {shape[d]} along axis {d}: index {k} is "
-                "out of range"
-            )
-    counted = [k % shape[d] for d, k in zip(dropped, index, strict=True)]
-    return dropped, [range(k, k + 1) for k in counted]
+def _is_on_devices(leaf: Value) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
 def _from_front(shape: tuple[int, ...], axis: int) -> int:
@@ -339,84 +218,108 @@ def _from_front(shape: tuple[int, ...], axis: int) -> int:
     return axis % len(shape)
 
 
-def _shard_reads(
-    leaf: int,
-    kind: Operand,
-    sharding: Sharding,
-    dropped: tuple[int, ...],
-    ranges: Sequence[range],
-    takes_all: bool,
-) -> list[_ShardRead]:
-    """The part of each shard; of replicas, the first on this process."""
-    shape, held = kind.shape, sharding.shard_shape(kind.shape)
-    for d in range(len(shape)):
-        if d not in dropped and held[d] < shape[d]:
-            raise ValueError(
-                f"of shape {shape} is cut along axis {d} too, and each element is on "
-                f"{shape[d] // held[d]} devices: index that axis as well, or use x[i] "
-                "or jax.device_get(x)."
+def _element(leaf: Value, axis: int, index: tuple[int, ...]) -> Any:
+    """The element at these indices along an axis and those after it."""
+    if not _is_on_devices(leaf):
+        axes = _checked_axes(np.shape(leaf), axis, index)
+        return leaf[(*[slice(None)] * axes[0], *index)]
+    number, axes, offsets = _place(leaf.sharding, leaf.shape, axis, index)
+    [part] = _run(_take, leaf.addressable_data(number), axes, offsets)
+    return part
+
+
+def _checked_axes(
+    shape: tuple[int, ...], axis: int, index: tuple[int, ...]
+) -> tuple[int, ...]:
+    first = _from_front(shape, axis)
+    axes = tuple(_from_front(shape, first + k) for k in range(len(index)))
+    for d, k in zip(axes, index, strict=True):
+        if not -shape[d] <= k < shape[d]:
+            raise IndexError(
+                f"of shape {shape} has size {shape[d]} along axis {d}: index {k} is "
+                "out of range"
             )
-    counts = list(map(len, ranges))
-    positions = np.arange(math.prod(counts)).reshape(counts)
-    missing = np.ones(counts, bool)
-    parts: dict[Box, _ShardRead] = {}
-    for number, (device, box) in enumerate(boxes(sharding, shape).items()):
-        inside = [
-            range(max(box[d][0], wanted.start), min(box[d][1], wanted.stop))
-            for d, wanted in zip(dropped, ranges, strict=True)
-        ]
-        if box in parts or not all(inside):
-            continue
-        place = tuple(
-            slice(each.start - wanted.start, each.stop - wanted.start)
-            for each, wanted in zip(inside, ranges, strict=True)
-        )
-        missing[place] = False
-        offsets = (
-            each.start - box[d][0] for d, each in zip(dropped, inside, strict=True)
-        )
-        parts[box] = _ShardRead(
-            leaf,
-            number,
-            device,
-            kind._replace(shape=held),
-            dropped,
-            None if takes_all else tuple(offsets),
-            positions[place].ravel().tolist(),
-        )
-    if missing.any():
-        first = np.argwhere(missing)[0]
-        where = " and ".join(
-            f"its element {wanted[k]} along axis {d}"
-            for d, wanted, k in zip(dropped, ranges, first, strict=True)
-        )
-        raise ValueError(f"has {where} on a device of another process")
-    return list(parts.values())
+    return axes
 
 
-@dataclasses.dataclass(frozen=True)
-class _TakeElements:
-    """A program that takes elements of shards. It takes these, then their offsets."""
+@functools.lru_cache(maxsize=4096)
+def _place(
+    sharding: Sharding, shape: tuple[int, ...], axis: int, index: tuple[int, ...]
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """The shard with an element, the axes to drop, and the offsets along these."""
+    axes = _checked_axes(shape, axis, index)
+    tiles = _tiles(sharding, shape, axes)
+    counted = (k % shape[d] for d, k in zip(axes, index, strict=True))
+    tile, offsets = zip(*map(divmod, counted, tiles.sizes), strict=True)
+    if tile not in tiles.shards:
+        _refuse_elsewhere(axes, index)
+    return tiles.shards[tile], axes, offsets
 
-    shards: tuple[tuple[tuple[int, ...], bool], ...]
-    """For each shard, the dimensions to remove, and whether to take all elements."""
 
-    def __call__(self, *args: jax.Array) -> list[Any]:
-        offsets = iter(args[len(self.shards) :])
-        parts = []
-        for shard, (dropped, takes_all) in zip(args, self.shards, strict=False):
-            if not takes_all:
-                for d in dropped:
-                    start = next(offsets)
-                    if shard.shape[d] > 1:
-                        shard = jax.lax.dynamic_slice_in_dim(shard, start, 1, d)
-                parts.append(jax.lax.squeeze(shard, dropped))
-                continue
-            for place in np.ndindex(*(shard.shape[d] for d in dropped)):
-                at = dict(zip(dropped, place, strict=True))
-                starts = [at.get(d, 0) for d in range(shard.ndim)]
-                stops = [at.get(d, n - 1) + 1 for d, n in enumerate(shard.shape)]
-                parts.append(
-                    jax.lax.squeeze(jax.lax.slice(shard, starts, stops), dropped)
-                )
-        return parts
+def _first(leaf: Value, axis: int) -> Any:
+    """The first element along an axis, of those on this process."""
+    index = 0
+    if _is_on_devices(leaf):
+        tiles = _tiles(leaf.sharding, leaf.shape, (_from_front(leaf.shape, axis),))
+        index = min(tiles.shards)[0] * tiles.sizes[0]
+    return _element(leaf, axis, (index,))
+
+
+def _elements(leaf: Value, axes: Sequence[int]) -> list[Any]:
+    """All elements along some axes, row-major."""
+    shape = np.shape(leaf)
+    dropped = tuple(_from_front(shape, axis) for axis in axes)
+    if len(set(dropped)) < len(dropped):
+        raise ValueError(f"of shape {shape} has one axis twice in axis={axes}")
+    places = list(np.ndindex(*(shape[d] for d in dropped)))
+    if not _is_on_devices(leaf):
+        return [np.moveaxis(leaf, dropped, range(len(dropped)))[k] for k in places]
+    tiles = _tiles(leaf.sharding, shape, dropped)
+    parts: dict[tuple[int, ...], Any] = {}
+    for tile, number in tiles.shards.items():
+        some = _run(_take_all, leaf.addressable_data(number), dropped)
+        for offsets, part in zip(np.ndindex(*tiles.sizes), some, strict=True):
+            at = zip(tile, tiles.sizes, offsets, strict=True)
+            parts[tuple(t * size + offset for t, size, offset in at)] = part
+    if missing := [place for place in places if place not in parts]:
+        _refuse_elsewhere(dropped, missing[0])
+    return [parts[place] for place in places]
+
+
+def _refuse_elsewhere(axes: Sequence[int], index: Sequence[int]) -> NoReturn:
+    where = (
+        f"its element {k} along axis {d}" for d, k in zip(axes, index, strict=True)
+    )
+    raise ValueError(f"has {' and '.join(where)} on a device of another process")
+
+
+# One shard
+
+
+def _run(take: Callable[..., list[Any]], shard: jax.Array, *args: Any) -> list[Any]:
+    """Parts of a shard, at once, also inside of a trace and under a mesh."""
+    around = contextlib.ExitStack()
+    if not nothing_is_traced() or not concrete_mesh().empty:
+        around.enter_context(jax.ensure_compile_time_eval())
+        around.enter_context(without_mesh())
+    with around:
+        return list(map(uncommitted, take(shard, *args)))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _take(
+    shard: jax.Array, axes: Sequence[int], offsets: Sequence[Value]
+) -> list[jax.Array]:
+    for d, offset in zip(axes, offsets, strict=True):
+        shard = jax.lax.dynamic_slice_in_dim(shard, offset, 1, d)
+    return [jax.lax.squeeze(shard, axes)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _take_all(shard: jax.Array, axes: Sequence[int]) -> list[jax.Array]:
+    shard = jnp.moveaxis(shard, axes, range(len(axes)))
+    sizes, element = shard.shape[: len(axes)], shard.shape[len(axes) :]
+    shard = shard.reshape(math.prod(sizes), *element)
+    return [
+        jax.lax.index_in_dim(shard, k, keepdims=False) for k in range(shard.shape[0])
+    ]

@@ -183,7 +183,7 @@ def test_indices_of_another_kind_are_refused():
         IndexError, match="size 4 along axis 1: index 4 is out of range"
     ):
         shard_of(y, (0, 4))
-    with pytest.raises(ValueError, match=r"lacks an axis once only, got \(0, -3\)"):
+    with pytest.raises(ValueError, match=r"has one axis twice in axis=\(0, -3\)"):
         unstack(y, axis=(0, -3))
     with pytest.raises(IndexError, match="size 0 along axis 0: index 0 is out"):
         unreplicate(np.zeros((0, 2)))
