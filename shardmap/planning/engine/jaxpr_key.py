@@ -4,7 +4,7 @@ Functions that are traced separately have different variables and source lines, 
 their equations may be equal, as those of the steps of an unrolled loop are.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from shardmap._jax.types import AnyJaxpr
 from shardmap._jax.walk import as_open_jaxpr, constants_of
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value
 
 COMPARED = 2**20
 """The most bytes of a constant that is compared; a larger one equals itself only."""
@@ -78,3 +79,22 @@ def key_of(thing: Any) -> Hashable:
     except TypeError:
         return IdentityKey(thing)
     return kind, thing
+
+
+def share_equal(graph: Graph) -> None:
+    """Replaces the results of an equation by those of an equal one before it.
+
+    XLA does so too, but stages are compiled apart: the last bits of their results may
+    differ, and ``f(x) >= f(x).max()`` would find nothing. It comes first, so that what
+    follows sees each equation once.
+    """
+    known: dict[Hashable, tuple[Value, ...]] = {}
+
+    def replaced(node: Node) -> Sequence[Operand] | None:
+        ins = [key_of(x.value) if isinstance(x, Scalar) else x for x in node.ins]
+        types = [x.aval for x in (*node.ins, *node.outs)]
+        key = node.primitive, key_of(node.params), tuple(ins), tuple(types)
+        earlier = known.setdefault(key, node.outs)
+        return None if earlier is node.outs else earlier
+
+    graph.rewrite(replaced)

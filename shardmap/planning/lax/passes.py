@@ -6,12 +6,12 @@ again (`must_store`).
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 from shardmap._jax.types import AnyJaxpr
 from shardmap.planning.engine.analysis import Analysis
-from shardmap.planning.engine.jaxpr_key import key_of
-from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, flatten
+from shardmap.planning.engine.jaxpr_key import share_equal
+from shardmap.planning.engine.nodes import Graph, Value, flatten
 from shardmap.planning.engine.propagate import propagate
 from shardmap.planning.engine.rules import Rule
 from shardmap.planning.lax.compared import must_store
@@ -20,25 +20,6 @@ from shardmap.planning.lax.follow import Cuts, Rules, follow
 from shardmap.planning.lax.indexed.known import fold, known_again
 from shardmap.planning.lax.staged import barrier
 from shardmap.planning.lax.table import CALLS, TABLE
-
-
-def share_equal(graph: Graph) -> None:
-    """Replaces the results of an equation by those of an equal one before it.
-
-    XLA does so too, but stages are compiled apart: the last bits of their results may
-    differ, and ``f(x) >= f(x).max()`` would find nothing. It comes first, so that what
-    follows sees each equation once.
-    """
-    known: dict[Hashable, tuple[Value, ...]] = {}
-
-    def replaced(node: Node) -> Sequence[Operand] | None:
-        ins = [key_of(x.value) if isinstance(x, Scalar) else x for x in node.ins]
-        types = [x.aval for x in (*node.ins, *node.outs)]
-        key = node.primitive, key_of(node.params), tuple(ins), tuple(types)
-        earlier = known.setdefault(key, node.outs)
-        return None if earlier is node.outs else earlier
-
-    graph.rewrite(replaced)
 
 
 def cut_outputs(graph: Graph, cuts: Cuts) -> None:

@@ -105,6 +105,7 @@ def of_rows(graph: Graph, node: Node) -> Sequence[Operand] | None:
 DECOMPOSITIONS: dict[Any, Rewrite] = {
     p.cond_p: chosen,
     p.linear_solve_p: solved,
+    p.while_p: rows.vmapped,
     **({} if EXPANDABLE is None else {EXPANDABLE: expanded}),
 }
 

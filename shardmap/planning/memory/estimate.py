@@ -18,6 +18,7 @@ from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.nodes import Node, Refused, Value, flatten
 from shardmap.planning.engine.recipe import StaticRecipe
 from shardmap.planning.engine.stages import Stage
+from shardmap.planning.lax.control.rows import ROWS
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.lax.table import CALLS, TABLE
@@ -31,7 +32,7 @@ REPEATED = frozenset({p.broadcast_in_dim_p, p.iota_p})
 IN_PLACE = frozenset(
     {
         *(p.dynamic_update_slice_p, p.scan_p, p.scatter_p, p.scatter_add_p),
-        *(p.scatter_max_p, p.scatter_min_p, p.while_p),
+        *(p.scatter_max_p, p.scatter_min_p, p.while_p, ROWS),
     }
 )
 """Primitives, besides cheap ones, whose results may overwrite operands."""

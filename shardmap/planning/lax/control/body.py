@@ -60,6 +60,7 @@ class InnerBody:
       table: the rules of its equations.
       carried: (output, input) of a loop: the output becomes the input of the next step.
       looked: the inputs that the condition of a loop needs complete.
+      partial: whether loops that it sums over can be cut.
       outputs: what of its graph is analysed in place of its outputs.
 
     Attributes:
@@ -74,6 +75,7 @@ class InnerBody:
         table: RuleTable,
         carried: Sequence[tuple[int, int]] = (),
         looked: Iterable[int] = (),
+        partial: bool = True,
         outputs: Callable[[Graph], list[Operand]] | None = None,
     ) -> None:
         self.graph: Graph = flatten(jaxpr, table.calls, node.source)
@@ -87,6 +89,7 @@ class InnerBody:
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
         self.backwards, _ = needed(self.graph.outputs, self.stops)
         self._carried, self._looked = carried, frozenset(looked)
+        self._partial = partial
         every = [(v.number, k) for v in self.graph.inputs for k in range(len(v.shape))]
         analysis = self._analysed(every)
         self.classes = analysis.classes
@@ -130,7 +133,7 @@ class InnerBody:
             self.graph,
             lambda node: self.rules[node.number],
             list(cuts.values()),
-            partial=True,
+            partial=self._partial,
             may_recompute=False,
             classes=classes,
             carried=self._carried,
@@ -398,6 +401,12 @@ MIXED = Reason("the body of the loop or branch mixes this axis", ELSEWHERE)
 Names: TypeAlias = list[list[Hashable | None]]
 """The loop of each axis of each operand or result, None where it is needed whole."""
 
+Inside: TypeAlias = tuple[
+    InnerBody, Sequence[tuple[int, int]], Sequence[tuple[int, int]]
+]
+"""A body, the operand of each input, and the result of each output: their numbers, and
+which axis of them is the first one inside."""
+
 
 class Inner(Rule):
     """The base of the rules of loops and branches, which names their loops.
@@ -405,6 +414,7 @@ class Inner(Rule):
     Attributes:
       ins: the loops of the operands' axes.
       outs: the loops of the results' axes.
+      rows: those of the axes of a condition, of which each has its own steps.
       why: (operand, axis) -> why it is needed whole.
     """
 
@@ -415,54 +425,49 @@ class Inner(Rule):
         self.node = node
         self.ins: Names = [[None] * len(s) for s in node.in_shapes]
         self.outs: Names = [[None] * len(s) for s in node.out_shapes]
+        self.rows: list[Hashable | None] = []
         # A place is an axis of an operand or a result; results are numbered behind the
         # operands. Per body: the loop of each place inside of it.
         self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
-        self._loops = UnionFind()
-        self._broken: set[AxisKey] = set()
         self.why: dict[tuple[int, int], Reason] = {}
 
     def name_loops(
-        self,
-        body: InnerBody,
-        ins: Mapping[int, tuple[int, int | None]],
-        outs: Mapping[int, tuple[int, int | None]],
+        self, bodies: Sequence[Inside], condition: Inside | None = None
     ) -> None:
-        """Adds a body, and names the axes that every body maps index by index or sums.
+        """Names the axes that all bodies map index by index or sum.
 
         Args:
-          body: the body.
-          ins: input of the body -> operand, and the axis of it that the input lacks.
-          outs: output of the body -> result, and the axis of it that the output lacks.
+          bodies: the bodies.
+          condition: that of a ``while``, whose result is `rows`.
         """
-        places: dict[AxisKey, AxisKey] = {}
-        first: dict[AxisKey, AxisKey] = {}
-        every, count = [*self.ins, *self.outs], len(self.ins)
-        inner: list[tuple[Operand, int, int | None]] = [
-            (body.graph.inputs[k], *at) for k, at in ins.items()
-        ]
-        inner += [
-            (body.graph.outputs[k], count + number, without)
-            for k, (number, without) in outs.items()
-        ]
-        for value, number, without in inner:
-            if not isinstance(value, Value):
-                continue
-            for axis in range(len(value.shape)):
-                root = body.classes.find((value.number, axis))
-                place = number, axis + (without is not None and axis >= without)
-                places[place] = root
-                self._loops.unite(first.setdefault(root, place), place)
-                if node := body.broken.get(root):
-                    self._broken.add(place)
-                    at = f"{node.name} ({node.source})"
-                    why = Reason(f"{MIXED.why} at {at}", self.remedy)
-                    self.why.setdefault(place, why)
-        self._inside.append((body, places))
-        broken = {self._loops.find(place) for place in self._broken}
-        for number, axis in places:
-            loop = self._loops.find((number, axis))
-            every[number][axis] = None if loop in broken else loop
+        every, results = [*self.ins, *self.outs, self.rows], len(self.ins)
+        loops, broken = UnionFind(), set[AxisKey]()
+        for body, ins, outs in bodies if condition is None else (*bodies, condition):
+            places: dict[AxisKey, AxisKey] = {}
+            first: dict[AxisKey, AxisKey] = {}
+            numbers = [*ins, *((results + k, axis) for k, axis in outs)]
+            # A condition has other results behind the rows: scalars.
+            for value, (number, begin) in zip(
+                (*body.graph.inputs, *body.graph.outputs), numbers, strict=False
+            ):
+                for axis in range(len(value.shape)):
+                    assert isinstance(value, Value)  # Scalars have no axes.
+                    root = body.classes.find((value.number, axis))
+                    place = number, begin + axis
+                    places[place] = root
+                    loops.unite(first.setdefault(root, place), place)
+                    if node := body.broken.get(root):
+                        broken.add(place)
+                        at = f"{node.name} ({node.source})"
+                        why = Reason(f"{MIXED.why} at {at}", self.remedy)
+                        self.why.setdefault(place, why)
+            self._inside.append((body, places))
+        broken = set(map(loops.find, broken))
+        for _, places in self._inside:
+            for number, axis in places:
+                loop = loops.find((number, axis))
+                every[number][axis] = None if loop in broken else loop
+        del self._inside[len(bodies) :]
 
     def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
         """Loop inside of a body -> its name outside, for some names."""
@@ -517,6 +522,15 @@ class Inner(Rule):
         }
         return {name: part for name, part in loops.items() if part != (0, sizes[name])}
 
+    def spans(self, boxes: Boxes) -> dict[Any, Interval]:
+        """The part of each loop that boxes of results have."""
+        spans: dict[Any, Interval] = {}
+        for axes, box in zip(self.outs, boxes, strict=False):
+            for name, span in zip(axes, box or (), strict=False):
+                if name is not None:
+                    spans[name] = join(spans[name], span) if name in spans else span
+        return spans
+
     def intervals(
         self, body: int, loops: Mapping[Factor, Interval], boxes: Boxes = ()
     ) -> Intervals:
@@ -527,12 +541,9 @@ class Inner(Rule):
           loops: the parts of the loops that are summed over.
           boxes: what is wanted of the results, whose rows are those of the shard.
         """
-        spans: dict[Any, Interval] = {}
-        for axes, box in zip(self.outs, boxes, strict=False):
-            for name, span in zip(axes, box or (), strict=False):
-                spans[name] = join(spans[name], span) if name in spans else span
+        spans = self.spans(boxes)
         graph = self._inside[body][0]
-        inner = self._inner(body, {*spans, *loops} - {None})
+        inner = self._inner(body, {*spans, *loops})
         return graph.intervals(
             {
                 root: loops[name] if name in loops else spans[name]

@@ -40,12 +40,9 @@ class Cond(Inner):
         self.bodies = [
             InnerBody(node, jaxpr, table) for jaxpr in node.params["branches"]
         ]
-        for body in self.bodies:
-            self.name_loops(
-                body,
-                {k: (k + 1, None) for k in range(len(node.ins) - 1)},
-                {k: (k, None) for k in range(len(node.outs))},
-            )
+        ins = [(k, 0) for k in range(1, len(node.ins))]
+        outs = [(k, 0) for k in range(len(node.outs))]
+        self.name_loops([(body, ins, outs) for body in self.bodies])
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         limited = self.limited(loops)

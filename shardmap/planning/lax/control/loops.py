@@ -1,7 +1,6 @@
 """Rules of ``scan`` and ``while``: which axes of a loop can be cut, and its shards."""
 
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -10,9 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardmap._jax.primitives import scan_counts
-from shardmap.planning.engine.analysis import Pending
 from shardmap.planning.engine.factors import Crops, RuleTable, crop, crops
-from shardmap.planning.engine.nodes import Node, Value
+from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import Factor, Need
 from shardmap.planning.engine.slices import Box, Interval, hull_of, whole
 from shardmap.planning.lax.control.body import (
@@ -59,11 +57,6 @@ class Looped(NamedTuple):
     test: BodyShard | None = None
 
 
-def _sums_nothing(parts: Sequence[Pending | None] | None) -> bool:
-    """Whether a loop can be cut, and no output is a partial sum then."""
-    return parts is not None and not any(parts)
-
-
 class LoopRule(Inner):
     """The base of both rules: values that a step takes from the step before."""
 
@@ -108,11 +101,9 @@ class Scan(LoopRule):
         carried = [(k, self.consts + k) for k in range(self.carries)]
         self.body = InnerBody(node, params["jaxpr"], table, carried)
         first = self.consts + self.carries
-        self.name_loops(
-            self.body,
-            {k: (k, 0 if k >= first else None) for k in range(len(node.ins))},
-            {k: (k, 0 if k >= self.carries else None) for k in range(len(node.outs))},
-        )
+        ins = [(k, int(k >= first)) for k in range(len(node.ins))]
+        outs = [(k, int(k >= self.carries)) for k in range(len(node.outs))]
+        self.name_loops([(self.body, ins, outs)])
         if not self.carries:
             for axes in (*self.ins[first:], *self.outs):
                 axes[0] = "along"
@@ -177,9 +168,8 @@ class Scan(LoopRule):
 class While(LoopRule):
     """``while``: carried values, and a condition that may look at all of them.
 
-    The condition of a vectorized loop has leading axes, which the carried values share.
-    An element whose condition is false stays as it is. So do the rows of a loop `ROWS`,
-    whose condition is made of one truth value for each, and of some for all.
+    The condition of a loop `ROWS` is made of one truth value for each row, and of some
+    for all: each row stays as it is once its own is false.
     """
 
     remedy = (
@@ -189,145 +179,65 @@ class While(LoopRule):
 
     def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node)
-        params = node.params
-        is_rows = node.primitive is ROWS
-        split = conditions if is_rows else None
-        self.test = InnerBody(node, params["cond_jaxpr"], table, outputs=split)
+        params, count = node.params, len(node.outs)
+        split = conditions if node.primitive is ROWS else None
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
         self.front = self.tests + self.consts
+        # No piece of what the condition sums over knows when to stop.
+        test = params["cond_jaxpr"]
+        self.test = InnerBody(node, test, table, partial=False, outputs=split)
         self.shapes = [result.shape for result in self.test.graph.outputs]
-        self.rank = 0 if is_rows else len(self.shapes[0])
-        carries = len(node.outs)
-        consts = {k: (self.tests + k, None) for k in range(self.consts)}
-        entering = {self.consts + k: (self.front + k, None) for k in range(carries)}
-        self.looked = self.test.needs(self.test.trace(list(map(whole, self.shapes))))
-        carried = [(k, self.consts + k) for k in range(carries)]
-        looked = [b for k, b in carried if self.looked[self.tests + k] is not None]
-        body = params["body_jaxpr"]
-        self.body = InnerBody(node, body, table, carried, looked)
-        outs = {k: (k, None) for k in range(carries)}
-        self.name_loops(self.body, consts | entering, outs)
-        shared, gone = self._rows() if is_rows else self._leading()
-        self._name_condition(shared, gone)
-        self.along = [
-            [
-                name[1] if isinstance(name, tuple) and name[0] == "mapped" else None
-                for name in axes
-            ]
-            if is_rows
-            else [axis if axis < self.rank else None for axis in range(len(axes))]
-            for axes in self.outs
-        ]
-
-    def _leading(self) -> tuple[dict[Any, int], set[Any]]:
-        """The names of the leading axes, and of those that the condition mixes."""
-        shared = {
-            name: k for out in self.outs for k, name in enumerate(out[: self.rank])
-        }
-        looked = (
-            out
-            for k, out in enumerate(self.outs)
-            if self.looked[self.tests + k] is not None
+        tested = self.test.needs(self.test.trace(list(map(whole, self.shapes))))
+        carried = [(k, self.consts + k) for k in range(count)]
+        looked = [b for k, b in carried if tested[self.tests + k] is not None]
+        self.body = InnerBody(node, params["body_jaxpr"], table, carried, looked)
+        ins = [(k, 0) for k in range(len(node.ins))]
+        outs = [(k, 0) for k in range(count)]
+        self.rows = [None] * len(self.shapes[0])
+        self.name_loops(
+            [(self.body, ins[self.tests :], outs)],
+            (self.test, ins[: self.tests] + ins[self.front :], [(count, 0)]),
         )
-        return shared, {name for out in looked for name in out[self.rank :]}
-
-    def _rows(self) -> tuple[dict[Any, int], set[Any]]:
-        """The names of the axes of rows, and of those that the condition mixes."""
-        test, rows = self.test, self.test.graph.outputs[0]
-        assert isinstance(rows, Value)
-        roots: dict[Any, int] = {}
-        for k in range(len(rows.shape)):
-            root = test.classes.find((rows.number, k))
-            if root not in test.broken and _sums_nothing(test.parts([root])):
-                roots[root] = k
-        pairs = {
-            (name, roots.get(test.classes.find((value.number, axis))))
-            for number, out in enumerate(self.outs)
-            if self.looked[self.tests + number] is not None
-            for value in [test.graph.inputs[self.tests + number]]
-            for axis, name in enumerate(out)
-        }
-        names, places = (Counter(column) for column in zip(*pairs, strict=True))
-        shared = {
-            name: k
-            for name, k in pairs
-            if name is not None and k is not None
-            if names[name] == places[k] == 1
-            if _sums_nothing(next(iter(self.parts([name]) or []), None))
-            if all(name in self.outs[used] for used in self.node.params["used"])
-        }
-        return shared, {*names} - shared.keys()
-
-    def _name_condition(self, shared: dict[Any, int], gone: set[Any]) -> None:
-        for axes in (*self.ins, *self.outs):
-            axes[:] = [
-                None
-                if name in gone or name is None
-                else ("mapped", shared[name])
-                if name in shared
-                else name
-                for name in axes
-            ]
-        self._name_what_it_takes({name for out in self.outs for name in out})
-
-    def _name_what_it_takes(self, known: set[Any]) -> None:
-        """Names the axes of the condition's constants, by those of its result."""
-        unions, mixed = self.test.classes, self.test.broken
-        inputs, result = self.test.graph.inputs, self.test.graph.outputs[0]
-        if not isinstance(result, Value):
-            return
-        roots = {unions.find((result.number, k)): k for k in range(len(result.shape))}
-        for k, value in enumerate(inputs[: self.tests]):
-            for axis in range(len(value.shape)):
-                root = unions.find((value.number, axis))
-                if root not in mixed and ("mapped", roots.get(root)) in known:
-                    self.ins[k][axis] = "mapped", roots[root]
-
-    def _rows_of(self, carry: Boxes) -> list[Box]:
-        """The boxes of the results of the condition, for boxes of carried values."""
-        spans: dict[int, list[Interval]] = {}
-        for along, box in zip(self.along, carry, strict=True):
-            for k, span in zip(along, box or [], strict=False):
-                if k is not None:
-                    spans.setdefault(k, []).append(span)
-        first, *others = map(whole, self.shapes)
-        rows = [
-            (min(a for a, _ in spans[k]), max(b for _, b in spans[k]))
-            if k in spans
-            else span
-            for k, span in enumerate(first)
-        ]
-        return [tuple(rows), *others]
+        used = [self.outs[k] for k in params.get("used", ())]
+        for name in {*self.rows} - {None}:
+            parts = self.parts([name])
+            if (
+                self.rows.count(name) > 1
+                or parts is None
+                or any(parts[0])
+                or not all(name in axes for axes in used)
+            ):
+                for axes in (*self.ins, *self.outs, self.rows):
+                    axes[:] = [None if axis == name else axis for axis in axes]
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
-        carry = list(boxes)
+        carry, before = list(boxes), None
         limited = self.limited(loops)
-        while True:
-            before = list(carry)
-            rows = self._rows_of(carry)
-            test = self.test.trace(rows)
-            looked = self.test.needs(test)
-            carry = hulls(carry, looked[self.tests :])
-            carry = [
-                box
-                and tuple(
-                    span if k is None else rows[0][k]
-                    for k, span in zip(along, box, strict=True)
-                )
-                for along, box in zip(self.along, carry, strict=True)
+        while carry != before:
+            before, spans = carry, self.spans(carry)
+            first, *others = map(whole, self.shapes)
+            rows = [
+                spans.get(k, span) for k, span in zip(self.rows, first, strict=True)
             ]
+            results = [tuple(rows), *others]
+            test = self.test.trace(results)
+            looked = self.test.needs(test)
             recipe = self.body.trace(carry, self.intervals(0, limited, carry))
             needs = self.body.needs(recipe)
-            carry = hulls(carry, needs[self.consts :])
-            if carry == before:
-                break
+            carry = hulls(hulls(carry, looked[self.tests :]), needs[self.consts :])
+            # The condition is that of these rows: all that is carried has them.
+            spans = {k: v for k, v in self.spans(carry).items() if k in self.rows}
+            carry = [
+                box and tuple(map(spans.get, axes, box))
+                for axes, box in zip(self.outs, carry, strict=True)
+            ]
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
         shapes, begins = crops(boxes, carry)
         static = Looped(
             self.body.shard(recipe, carry, [*needs[: self.consts], *carry]),
             crops=shapes,
             limited=tuple(limited),
-            test=self.test.shard(test, rows, [*looked[: self.tests], *carry]),
+            test=self.test.shard(test, results, [*looked[: self.tests], *carry]),
         )
         firsts = [start for start, _ in limited.values()]
         starts = (*test.starts, *recipe.starts, *begins, *firsts)
@@ -343,26 +253,14 @@ class While(LoopRule):
 
         def goes_on(carried: Arrays) -> jax.Array:
             results = self.test.run(test, [*tested, *carried], starts)
-            if self.rank:
-                return results[0]
             return functools.reduce(jnp.logical_and, [x.any() for x in results])
 
         def body(carried: Arrays) -> Arrays:
-            new = self.carried(self.body.run(step, [*consts, *carried], starts_of_body))
-            if not self.rank:
-                return new
-            mask = goes_on(carried)
-
-            def chosen(a: jax.Array, b: jax.Array) -> jax.Array:
-                here = lax.broadcast_in_dim(mask, a.shape, range(self.rank))
-                return lax.select(here, a, b)
-
-            result: Arrays = jax.tree.map(chosen, new, carried)
-            return result
+            return self.carried(
+                self.body.run(step, [*consts, *carried], starts_of_body)
+            )
 
         final = lax.while_loop(
-            lambda carried: goes_on(carried).any(),
-            body,
-            self.entering(values[self.front :], static, starts),
+            goes_on, body, self.entering(values[self.front :], static, starts)
         )
         return crop(final, static.crops, starts_of_body[step.starts :])
