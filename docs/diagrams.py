@@ -223,18 +223,22 @@ def explained() -> str:
     }
     report = sm.explain(train_step)(weights, array((256, 512), "data"))
     document = sections.of_report(report)
-    parallel, devices = document.blocks[0], document.blocks[-1]
-    weight, _, rows = document.sections[1].blocks
+    parallel, _, devices, _, arrays, *_ = document.blocks
+    weight, _, rows = arrays.blocks
     # Without the specs: a phone has no room for them.
-    cards = (dataclasses.replace(c, blocks=c.blocks[1:]) for c in (weight, rows))
+    cards = [
+        dataclasses.replace(card, blocks=(*card.blocks[:-2], card.blocks[-1]))
+        for card in (weight, rows)
+    ]
     blocks = (parallel, devices, *cards)
-    top = dataclasses.replace(document, blocks=blocks, sections=())
-    page = html.element(top).replace("<wbr>", "<wbr/>")
+    page = html.element(dataclasses.replace(document, blocks=blocks)).replace(
+        "<wbr>", "<wbr/>"
+    )
     page = page.replace("<style>", "<style><![CDATA[").replace(
         "</style>", "]]></style>"
     )
     page = page.replace("<div", '<div xmlns="http://www.w3.org/1999/xhtml"', 1)
-    width, height = 440, 830
+    width, height = 440, 890
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}">\n'

@@ -18,10 +18,8 @@ import jax.numpy as jnp
 
 from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explaining.api import explain
-from shardmap.explaining.draw.document import Document
-from shardmap.explaining.draw.tables import Named, of_reports
+from shardmap.explaining.draw.tables import of_reports
 from shardmap.explaining.draw.text import as_text
-from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect
 from shardmap.explaining.machines import devices
 from shardmap.explaining.meshes import compare_meshes
@@ -59,7 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([each.to_dict() for each in reports], indent=2))
     elif len(reports) > 1:
-        print(as_text(_table(options.on, reports)))
+        rows = [*zip(options.on, reports, strict=True)]
+        lead = "on one device of each machine; not run"
+        print(as_text(of_reports(reports[0].name, lead, "Machine", rows)))
     else:
         print(reports[0])
     return int(any(each.fits is False for each in reports))
@@ -182,13 +182,6 @@ def reports_of(options: Any) -> list[Any]:
         ]
     except Exception as error:
         raise Failure(f"{name} cannot be explained: {_what(error)}") from None
-
-
-def _table(machines: Sequence[str], reports: Sequence[Explanation]) -> Document:
-    """A row for each machine."""
-    rows = [Named(*each) for each in zip(machines, reports, strict=True)]
-    lead = "on one device of each machine; not run"
-    return of_reports(reports[0].name, lead, "Machine", rows, False)
 
 
 def read_argument(text: str) -> Any:

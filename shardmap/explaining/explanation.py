@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -115,21 +115,13 @@ class Explanation(Printed, Report):
     def __repr__(self) -> str:
         if self.title is not None:
             return printable(f"<Explanation of {self.title}>")
-        counts = (
-            (self.num_devices, f"{self.device_kind} device"),
-            (len(self.axes), "axis", "axes"),
-            (len(self.arrays), "array"),
-            (len(self.collectives), "collective"),
-            (len(self.remarks), "remark"),
-        )
-        parts = ", ".join(_count(*each) for each in counts)
-        return printable(f"<Explanation of {self.name}: {parts}>")
+        return printable(f"<Explanation of {self.name}: {self.summary}>")
 
     def __getstate__(self) -> dict[str, Any]:
         # Most functions cannot be pickled, and a report is useful without.
         return {**vars(self), "call": None}
 
-    def _document(self, is_page: bool) -> Document:
+    def _document(self) -> Document:
         if self.title is None:
             return sections.of_report(self)
         return sections.of_plan(self.title, self.pieces)
@@ -236,31 +228,9 @@ class Comparison(Printed):
     before: Explanation
     after: Explanation
 
-    def _document(self, is_page: bool) -> Document:
+    def _document(self) -> Document:
         return tables.of_changes(self.before, self.after)
 
 
 def _copy(leaf: Any) -> Any:
     return jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf
-
-
-def _count(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def explanation_of(
-    title: str, lines: Iterable[str], stages: tuple[Any, ...]
-) -> Explanation:
-    """The explanation of a plan, or of the pieces of a function.
-
-    Args:
-      title: one line on the whole.
-      lines: on each axis of each argument, then on each stage.
-      stages: what each stage makes, reads and keeps.
-    """
-    return Explanation(
-        name=title.partition(": ")[0],
-        pieces=tuple(lines),
-        stages=stages,
-        title=title,
-    )

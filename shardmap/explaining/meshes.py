@@ -99,12 +99,11 @@ class MeshComparison(Printed):
         ]
         return dataclasses.asdict(dataclasses.replace(self, rows=())) | {"rows": rows}
 
-    def _document(self, is_page: bool) -> Document:
+    def _document(self) -> Document:
         rows = [
-            tables.Named(
+            (
                 " x ".join(f"{size:,}" for _, size in row.mesh) + " *" * row.is_quick,
-                row.report,
-                row.error or "",
+                row.report or row.error or "",
             )
             for row in self.rows
         ]
@@ -115,7 +114,7 @@ class MeshComparison(Printed):
         says = [self.reason, *[quick] * any(row.is_quick for row in self.rows)]
         axes = " x ".join(name for name, _ in self.best.mesh)
         lead = f"{len(rows):,} meshes, {axes}, of {self.machine}; not run"
-        return tables.of_reports(self.name, lead, "Mesh", rows, is_page, *says)
+        return tables.of_reports(self.name, lead, "Mesh", rows, *says)
 
 
 @api_boundary

@@ -388,16 +388,21 @@ class Report:
         return max(times.values()) + wires if times else None
 
     @property
+    def needed(self) -> str:
+        """The memory that a device needs, of how much if that is known, or ""."""
+        if self.peak_bytes is None:
+            return ""
+        if self.capacity is None:
+            return size(self.peak_bytes)
+        return size_of(self.peak_bytes, self.capacity)
+
+    @property
     def summary(self) -> str:
         """Whether it fits, what is sent and the least time, in one line."""
         return "; ".join(self._summary())
 
     def _summary(self) -> Iterator[str]:
-        peak = self.peak_bytes
-        if peak is not None:
-            needed = size(peak)
-            if self.capacity is not None:
-                needed = size_of(peak, self.capacity)
+        if needed := self.needed:
             fits = {True: "fits: ", False: "does not fit: ", None: "needs "}[self.fits]
             yield f"{fits}{needed} a {self._noun}"
         if self.is_refused:

@@ -101,10 +101,14 @@ class ChunkedFunction(Generic[P, R]):
           An `Explanation` of the pieces alone. `shardmap.explain` gives one of all.
         """
         cut_program = self._cut_program(args, kwargs)
-        from shardmap.explaining.explanation import explanation_of
+        from shardmap.explaining.explanation import Explanation
 
-        lines, costs = report.explain(cut_program), report.stage_costs(cut_program)
-        return explanation_of(repr(self), lines, costs)
+        return Explanation(
+            repr(self),
+            pieces=tuple(report.explain(cut_program)),
+            stages=report.stage_costs(cut_program),
+            title=repr(self),
+        )
 
     def _with_statics(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments, without leaves of those that are static."""

@@ -330,11 +330,16 @@ class ShardPlan:
           An `Explanation`, as `shardmap.explain` returns. Print it; ``pieces`` has its
           lines, and ``stages`` the numbers.
         """
-        from shardmap.explaining.explanation import explanation_of
+        from shardmap.explaining.explanation import Explanation
 
         cut_program = self._cut_program
-        lines = [report.holds(cut_program), *report.explain(cut_program)]
-        return explanation_of(report.title(cut_program), lines, self.stage_costs)
+        title = report.title(cut_program)
+        return Explanation(
+            title.partition(": ")[0],
+            pieces=(report.holds(cut_program), *report.explain(cut_program)),
+            stages=self.stage_costs,
+            title=title,
+        )
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:
@@ -357,9 +362,8 @@ class ShardPlan:
         return f"<ShardPlan: {self.num_shards:,} shards in {stages} stage{plural}>"
 
     def _repr_html_(self) -> str:
-        from shardmap.explaining.draw.html import html_of
-
-        return html_of(self)
+        html: str = self.explain()._repr_html_()
+        return html
 
     def __str__(self) -> str:
         explanation = self.explain()

@@ -277,9 +277,9 @@ class ShardingSpec:
     __repr__ = _as_code
 
     def _repr_html_(self) -> str:
-        from shardmap.explaining.draw.html import html_of
+        from shardmap.explaining.draw.html import of_spec
 
-        return html_of(self, self._shape)
+        return of_spec(self, self._shape)
 
     @property
     def sharded_axis_sizes(self) -> tuple[int, ...]:

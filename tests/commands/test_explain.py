@@ -306,7 +306,7 @@ def test_arguments_are_what_a_function_returns(program):
     assert paths == ["state.w", "state.step", "x"]
     assert (report["mesh"], report["fits"]) == ([["data", 8]], None)
     result = call(main, "mine.py:one", "--args", "mine.py:state")
-    assert "state.w, result: 2 x float32[4,4]" in result.stdout
+    assert "      state.w: float32[4,4], 64 B\n" in result.stdout
 
 
 def test_meshes_are_compared(program, tmp_path):

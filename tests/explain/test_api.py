@@ -44,7 +44,8 @@ def test_names_cannot_steer_a_terminal():
     for text in (str(report), repr(report), str(sm.explain(made))):
         assert text.replace("\n", "").isprintable()
     assert r"\x1b]0;title\x07: 1 cpu device" in str(report)
-    assert r"tree[\x1b[31mred\u202e], result[\x1b" in str(report)
+    for path in (r"tree[\x1b[31mred\u202e]:", r"result[\x1b[31mred\u202e]:"):
+        assert f"\n      {path}" in str(report)
 
 
 # Nothing runs

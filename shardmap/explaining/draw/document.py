@@ -1,7 +1,6 @@
-"""Documents: the content of an explanation, rendered as text or as HTML.
+"""Documents: the content of an explanation, which `text` and `html` print.
 
-A document is made once from a report. `as_text` and `as_html` render it, and they alone
-know about indentation, tags and escapes.
+They alone know about indentation, tags and escapes.
 """
 
 import dataclasses
@@ -9,8 +8,6 @@ from collections.abc import Iterable
 from typing import Literal
 
 from shardmap.explaining.draw.grids import Drawing
-
-Style = Literal["", "quiet", "warning"]
 
 
 class Code(str):
@@ -26,7 +23,7 @@ class Paragraph:
     """Some sentences."""
 
     parts: Inline
-    style: Style = ""
+    style: Literal["", "quiet", "warning"] = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,75 +43,58 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows and columns.
-
-    Attributes:
-      titles: the titles of the columns; all "" for a table without a header.
-      rows: the rows, with one cell for each column.
-    """
+    """Rows, and the titles of their columns; all "" for a table without a header."""
 
     titles: tuple[str, ...]
     rows: tuple[Row, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Card:
-    """A block with a title, such as an axis or an array."""
+class Group:
+    """Blocks under a title.
+
+    Attributes:
+      title: the title.
+      blocks: the blocks; a section without any is left out.
+      kind: a section; a card, such as on an axis; what a page folds and of which text
+        has only the title; or what only a page has, folded.
+      depth: how far a card is indented.
+    """
 
     title: Inline
-    blocks: tuple["Block", ...] = ()
+    blocks: tuple["Block", ...]
+    kind: Literal["section", "card", "fold", "page"]
     depth: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Details:
-    """Blocks that a page folds; text shows the title and perhaps a line for them."""
-
-    title: str
-    blocks: tuple["Block", ...]
-    line: str = ""
-
-
-Block = Paragraph | Preformatted | Table | Drawing | Card | Details
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """Blocks under a title."""
-
-    title: str
-    blocks: tuple[Block, ...]
+Block = Paragraph | Preformatted | Table | Drawing | Group
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A title, a summary and sections.
-
-    Attributes:
-      title: the name of the explained function; "" for none.
-      lead: one line that says where it runs.
-      blocks: the summary.
-      sections: the sections; those without a block are left out.
-    """
+    """A title, which may be "", one line that says where it runs, and the rest."""
 
     title: str
     lead: str
     blocks: tuple[Block, ...]
-    sections: tuple[Section, ...] = ()
 
 
-def paragraph(*parts: str, style: Style = "") -> Paragraph:
+def paragraph(*parts: str, style: Literal["", "quiet", "warning"] = "") -> Paragraph:
     return Paragraph(parts, style)
+
+
+def section(title: str, blocks: Iterable[Block]) -> Group:
+    return Group((title,), tuple(blocks), "section")
 
 
 def folded(blocks: Iterable[Block], most: int, what: str) -> tuple[Block, ...]:
     """The first blocks, and a fold with the others if there are several.
 
     >>> [type(each).__name__ for each in folded([paragraph("x")] * 9, 2, "axes")]
-    ['Paragraph', 'Paragraph', 'Details']
+    ['Paragraph', 'Paragraph', 'Group']
     """
     all_blocks = tuple(blocks)
     first, rest = all_blocks[:most], all_blocks[most:]
     if len(rest) < 2:
         return all_blocks
-    return (*first, Details(f"{len(rest):,} more {what}", rest))
+    return (*first, Group((f"{len(rest):,} more {what}",), rest, "fold"))

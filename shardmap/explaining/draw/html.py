@@ -4,25 +4,24 @@ A page needs no other file or network, and has no script. It follows the
 reader's light or dark scheme, and fits a phone.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from html import escape
-from typing import Any
 
-from shardmap.explaining.draw import sections
 from shardmap.explaining.draw.document import (
     Block,
-    Card,
     Code,
-    Details,
     Document,
+    Group,
     Inline,
     Paragraph,
     Preformatted,
     Table,
     paragraph,
 )
-from shardmap.explaining.draw.grids import GAP, Drawing, Grid, Grids
+from shardmap.explaining.draw.grids import Drawing, Grid, drawing_of_spec
 from shardmap.explaining.draw.style import CLASS, COLOURS, CSS
+from shardmap.explaining.report import describe
 from shardmap.sharding.spec import ShardingSpec
 
 # Tells the browser to fetch nothing and to run no script. A page needs neither.
@@ -66,25 +65,20 @@ def element(document: Document) -> str:
     return f'<div class="{CLASS}">\n{style}\n{_content(document)}\n</div>'
 
 
-def html_of(value: Any, shape: tuple[int, ...] | None = None) -> str:
-    """A spec, perhaps with a shape, a picture or a plan, as one element."""
-    if isinstance(value, ShardingSpec):
-        return element(sections.of_spec(value, shape))
-    if isinstance(value, Drawing):
-        return element(Document("", "", (paragraph(value.grids().header), value)))
-    text: str = value.explain()._repr_html_()
-    return text
+def of_spec(spec: ShardingSpec, shape: tuple[int, ...] | None) -> str:
+    """A spec as one element; without a shape, shards have numbers, not ranges."""
+    drawing = drawing_of_spec(spec, spec.tile_counts if shape is None else shape)
+    if shape is None:
+        labels = [list(map(str, range(count))) for count in spec.tile_counts]
+        drawing = dataclasses.replace(drawing, labels=labels)
+    said = paragraph(f"{describe(spec).capitalize()}.")
+    return element(Document("", "", (paragraph(Code(spec)), said, drawing)))
 
 
 def _content(document: Document) -> str:
     title, lead = escape(document.title), escape(document.lead)
     header = f"<header>\n<h1>{title}</h1>\n<p>{lead}</p>\n</header>\n" if title else ""
-    rest = "\n".join(
-        f"<section>\n<h2>{escape(each.title)}</h2>\n{_blocks(each.blocks)}\n</section>"
-        for each in document.sections
-        if each.blocks
-    )
-    return f"{header}{_blocks(document.blocks)}\n{rest}"
+    return header + _blocks(document.blocks)
 
 
 def _blocks(blocks: Iterable[Block]) -> str:
@@ -102,13 +96,16 @@ def _block(block: Block) -> str:
             return _table(block)
         case Drawing():
             return _drawing(block)
-        case Card(title, blocks, depth):
+        case Group(title, blocks, "section"):
+            heading = f"<h2>{_inline(title)}</h2>"
+            return f"<section>{heading}{_blocks(blocks)}</section>" if blocks else ""
+        case Group(title, blocks, "card", depth):
             # A phone has no room for more levels.
             indent = f' style="margin-left:{min(depth, 5)}em"' if depth else ""
             heading = f"<h3>{_inline(title)}</h3>"
             return f'<div class="card"{indent}>{heading}{_blocks(blocks)}</div>'
-        case Details(title, blocks):
-            summary = f"<summary>{escape(title)}</summary>"
+        case Group(title, blocks):
+            summary = f"<summary>{_inline(title)}</summary>"
             return f"<details>{summary}{_blocks(blocks)}</details>"
 
 
@@ -144,26 +141,20 @@ def _scrolling(content: str) -> str:
 
 
 def _drawing(drawing: Drawing) -> str:
-    grids = drawing.grids()
-    if grids.is_whole:
-        return _copies(grids)
-    tables = "".join(_grid(grid, grids) for grid in grids.grids)
-    more = f"{GAP} and {grids.left_out:,} more" if grids.left_out else ""
-    caption = "; ".join(filter(None, (more, grids.ways)))
+    grids, more = drawing.grids()
+    if not drawing.cut:  # One box, with the number of copies.
+        [[cell]] = grids[0].cells
+        said = f"whole on device{'s' * (drawing.copies > 1)} {cell.holders}"
+        box = f'<span class="copies">x {drawing.copies:,}</span>'
+        return f'<p class="quiet">{box} {said}</p>'
+    tables = "".join(_grid(grid, drawing) for grid in grids)
+    caption = "; ".join(filter(None, (more, drawing.ways)))
     return f'{_scrolling(tables)}<p class="quiet">{escape(caption)}</p>'
 
 
-def _copies(grids: Grids) -> str:
-    """One box for a whole array, with the number of copies."""
-    [[cell]] = grids.grids[0].cells
-    said = f"whole on device{'s' * (grids.copies > 1)} {cell.holders}"
-    box = f'<span class="copies">x {grids.copies:,}</span>'
-    return f'<p class="quiet">{box} {said}</p>'
-
-
-def _grid(grid: Grid, grids: Grids) -> str:
+def _grid(grid: Grid, drawing: Drawing) -> str:
     caption = f"<caption>{escape(grid.place)}</caption>" if grid.place else ""
-    label = escape(f"{grids.header} {grid.place}".rstrip())
+    label = escape(f"{drawing.header} {grid.place}".rstrip())
     columns = "".join(f'<th scope="col">{_narrow(each)}</th>' for each in grid.columns)
     head = f"<thead><tr><td></td>{columns}</tr></thead>" if any(grid.columns) else ""
     rows = []
@@ -171,7 +162,7 @@ def _grid(grid: Grid, grids: Grids) -> str:
         boxes = "".join(
             f"<td>{cell.holders}</td>"
             if cell.number is None
-            else f'<td class="{_class(cell.number, grids)}">'
+            else f'<td class="{_class(cell.number, drawing)}">'
             f"{_narrow(cell.holders, ',')}</td>"
             for cell in cells
         )
@@ -180,9 +171,9 @@ def _grid(grid: Grid, grids: Grids) -> str:
     return f'<table class="grid" aria-label="{label}">{caption}{head}{body}</table>'
 
 
-def _class(number: int, grids: Grids) -> str:
+def _class(number: int, drawing: Drawing) -> str:
     """The colour of a shard; a device of a mesh has none."""
-    return "device" if grids.is_mesh else f"shard tint{number % COLOURS}"
+    return "device" if drawing.names else f"shard tint{number % COLOURS}"
 
 
 def _narrow(text: str, after: str = ":") -> str:

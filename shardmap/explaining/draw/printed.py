@@ -9,22 +9,17 @@ from shardmap.explaining.draw.text import as_text
 class Printed:
     """A document that prints; a notebook shows it as a page."""
 
-    def _document(self, is_page: bool) -> Document:
-        """What to show.
-
-        Args:
-          is_page: whether it is for a page, which folds what text leaves out.
-        """
+    def _document(self) -> Document:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return as_text(self._document(is_page=False))
+        return as_text(self._document())
 
     def _repr_html_(self) -> str:
         # Imported here, as text does not need it.
         from shardmap.explaining.draw import html
 
-        return html.element(self._document(is_page=True))
+        return html.element(self._document())
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes it as one HTML page, which needs no network.
@@ -34,5 +29,5 @@ class Printed:
         """
         from shardmap.explaining.draw import html
 
-        text = html.page(self._document(is_page=True))
+        text = html.page(self._document())
         pathlib.Path(path).write_text(text, encoding="utf-8")

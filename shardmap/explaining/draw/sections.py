@@ -1,29 +1,26 @@
-"""The documents of reports, plans and specs."""
+"""The documents of reports and plans."""
 
 import collections
-import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from shardmap.explaining.draw.document import (
     Block,
-    Card,
     Code,
-    Details,
     Document,
+    Group,
     Inline,
     Paragraph,
     Preformatted,
     Row,
-    Section,
     Table,
     folded,
     paragraph,
+    section,
 )
-from shardmap.explaining.draw.grids import (
-    drawing_of_mesh,
-    drawing_of_spec,
-)
+from shardmap.explaining.draw.grids import drawing_of_mesh, drawing_of_spec
 from shardmap.explaining.report import (
     ArrayLayout,
     Axis,
@@ -33,43 +30,39 @@ from shardmap.explaining.report import (
     Remark,
     Report,
     argument_of,
-    describe,
 )
-from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import count, duration, size
 
+_Item = TypeVar("_Item")
+
 UNKNOWN = "unknown"
-MOST_CARDS = 8
-"""More arrays than these are summed up by prefix and layout."""
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 5
 """How many are shown; the others are in a fold."""
 MOST_PATHS = 2
-"""How many of the arrays in a fold text names."""
+"""How many of the arrays of an argument are named."""
 LEAST_SHOWN = 0.01
 """Values that are a smaller part of the peak memory are not listed."""
 
 
 def of_report(report: Report) -> Document:
     """The document of a report."""
-    said: set[str] = set()  # The summary has the first remark.
-    axes = [_axis(axis, report.axes, said) for axis in report.axes]
+    said: set[str] = set()
+    axes = [_axis(axis, said) for axis in report.axes]
     remarks = [_remark(number, each) for number, each in enumerate(report.remarks)]
     return Document(
         report.name,
-        _where(report),
+        where(report),
         (
             paragraph(_parallel(report)),
             paragraph(f"{report.summary[:1].upper()}{report.summary[1:]}."),
             *folded(remarks, MOST_REMARKS, "remarks"),
             *_mesh(report),
-        ),
-        (
-            Section("Axes", folded(axes, MOST_AXES, "axes")),
-            Section("Arrays", tuple(_arrays(report.arrays))),
-            Section("In pieces", _lines(report.pieces)),
-            Section("Collectives, on one device", tuple(_collectives(report, said))),
-            Section("Cost of one call, on one device", tuple(_cost(report))),
-            Section("Notes", tuple(map(paragraph, report.notes))),
+            section("Axes", folded(axes, MOST_AXES, "axes")),
+            section("Arrays", _arrays(report.arrays)),
+            section("In pieces", _lines(report.pieces)),
+            section("Collectives, on one device", _collectives(report, said)),
+            section("Cost of one call, on one device", _cost(report)),
+            section("Notes", map(paragraph, report.notes)),
         ),
     )
 
@@ -82,23 +75,12 @@ def of_plan(title: str, lines: Sequence[str]) -> Document:
       lines: lines on each axis of each argument, then on each stage.
     """
     name, _, lead = title.partition(": ")
-    return Document(name, lead, (), (Section("Cuts and stages", _lines(lines)),))
-
-
-def of_spec(spec: ShardingSpec, shape: tuple[int, ...] | None) -> Document:
-    """The document of a spec; without a shape, shards have numbers, not ranges."""
-    drawing = drawing_of_spec(spec, spec.tile_counts if shape is None else shape)
-    if shape is None:
-        labels = [list(map(str, range(count))) for count in spec.tile_counts]
-        drawing = dataclasses.replace(drawing, labels=labels)
-    said = paragraph(f"{describe(spec).capitalize()}.")
-    return Document("", "", (paragraph(Code(spec)), said, drawing))
+    return Document(name, lead, (section("Cuts and stages", _lines(lines)),))
 
 
 def _mesh(report: Report) -> Iterator[Block]:
     """The device at each position of the mesh; none for 0, 1, 2 and so on in a row."""
-    is_row = sum(size > 1 for _, size in report.mesh) < 2 and not report.mesh_devices
-    if not is_row:
+    if sum(size > 1 for _, size in report.mesh) > 1 or report.mesh_devices:
         yield drawing_of_mesh(report.mesh, report.mesh_devices)
 
 
@@ -106,7 +88,8 @@ def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
     return (Preformatted(tuple(lines)),) if lines else ()
 
 
-def _where(report: Report) -> str:
+def where(report: Report) -> str:
+    """What it runs on, in one line."""
     several = "s" * (report.num_devices != 1)
     text = f"{report.num_devices:,} {report.device_kind} device{several}"
     if report.mesh:
@@ -114,9 +97,7 @@ def _where(report: Report) -> str:
         text += f", mesh {axes}"
     if report.machine is not None:
         text += f"; compiled for {report.machine}; not run"
-    if report.network is not None:
-        text += f"; {report.network_text}"
-    return text
+    return f"{text}; {report.network_text}" if report.network else text
 
 
 def _remark(number: int, remark: Remark) -> Paragraph:
@@ -127,22 +108,14 @@ def _remark(number: int, remark: Remark) -> Paragraph:
 
 def _parallel(report: Report) -> str:
     """A sentence on what runs in parallel."""
-    cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
-    if not cut:
-        return _not_parallel(report)
     names = [
         f"{'an axis' if axis.name is None else repr(axis.name)} over "
         f"{axis.devices:,} devices"
-        for axis in cut[:3]
+        for axis in report.axes
+        if axis.devices > 1 and not axis.is_repeated
     ]
-    more = f" and {len(cut) - 3:,} more" if len(cut) > 3 else ""
-    text = f"In parallel: {', '.join(names)}{more}"
-    if report.available is not None and report.available > report.num_devices:
-        text += f", on {report.num_devices:,} of the {report.available:,} there"
-    return f"{text}."
-
-
-def _not_parallel(report: Report) -> str:
+    if names:
+        return f"In parallel: {', '.join(names)}."
     if report.num_devices > 1:
         return (
             f"Nothing is sharded: each of {report.num_devices:,} devices does the same."
@@ -169,143 +142,84 @@ _CHANGES = {
     "jax.lax.associative_scan.",
     "chunked": "in_slices= of chunked sets the cuts, and memory= the memory of a "
     "piece. Fewer, larger pieces need more memory.",
-    "spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; axis_size=, "
-    "or longer arrays, for more elements.",
-    "spmap in steps": "Give devices=, or mesh= and mesh_axes=, for other devices; a "
-    "larger batch_size= to vectorise more elements at once.",
-    "vectorised spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; "
-    "batch_size= to vectorise fewer elements at once; axis_size=, or longer arrays, "
-    "for more elements.",
-    "spmap inside": "The outermost map has the devices: give it more of them, or give "
-    "both maps mesh= and mesh_axes= of one mesh.",
+    "spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; batch_size= "
+    "for another number of elements at once; axis_size=, or longer arrays, for more "
+    "elements. Of nested maps, the outermost has the devices.",
 }
 """What changes how an axis runs, by its kind."""
 
 
-def _axis(axis: Axis, axes: Sequence[Axis], said: set[str]) -> Card:
+def _axis(axis: Axis, said: set[str]) -> Group:
     kind: str = axis.kind
     if axis.in_turn:
         kind = "loop in turn"
     elif kind == "vmap" and axis.devices > 1:
         kind = "sharding"
-    elif kind == "spmap" and "spmap" in _kinds_around(axis, axes):
-        kind = "spmap inside"
-    elif kind == "spmap" and axis.steps != 1:
-        kind = "spmap in steps"
-    elif kind == "spmap" and axis.vectorised > 1:
-        kind = "vectorised spmap"
     blocks = []
     if kind not in said:
         blocks.append(paragraph(f"To change: {_CHANGES[kind]}"))
     said.add(kind)
     if axis.source:
-        blocks.append(_source(axis.source))
-    return Card((f"{axis} ({axis.kind})",), tuple(blocks), axis.depth)
+        blocks.append(paragraph(Code(axis.source), style="quiet"))
+    return Group((f"{axis} ({axis.kind})",), tuple(blocks), "card", axis.depth)
 
 
-def _kinds_around(axis: Axis, axes: Sequence[Axis]) -> Iterator[str]:
-    while axis.inside is not None:
-        axis = axes[axis.inside]
-        yield axis.kind
+def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Group]:
+    """A card for each layout, with its picture and its arrays by argument."""
+    for alike in _by(operator.attrgetter("layout"), arrays):
+        first = alike[0]
+        several = f", used by {len(alike):,} arrays" if len(alike) > 1 else ""
+        title = f"{first.layout[:1].upper()}{first.layout[1:]}{several}"
+        parts = _by(lambda array: argument_of(array.path), alike)
+        yield Group((title,), (*map(_argument, parts), *_picture(alike)), "card")
 
 
-def _source(source: str) -> Paragraph:
-    return paragraph(Code(source), style="quiet")
+def _by(key: Callable[[_Item], Any], items: Iterable[_Item]) -> Collection[list[_Item]]:
+    """The items in groups of one key."""
+    groups: dict[Any, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups.values()
 
 
-def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
-    """A card for equal arrays; for many arrays, one for each layout, and folds."""
-    drawn: dict[str, str] = {}
-    if len(arrays) > MOST_CARDS:
-        by_layout: dict[str, list[ArrayLayout]] = {}
-        for array in arrays:
-            by_layout.setdefault(array.layout, []).append(array)
-        for alike in by_layout.values():
-            yield _card_of_layout(alike, drawn)
+def _picture(alike: Sequence[ArrayLayout]) -> Iterator[Block]:
+    """The spec and the picture of the first array that has a layout."""
+    first = alike[0]
+    if first.spec is None or first.spec.num_shards == 1:
         return
-    equal: dict[ArrayLayout, list[ArrayLayout]] = {}
-    for array in arrays:
-        key = dataclasses.replace(array, path="", role="input")
-        equal.setdefault(key, []).append(array)
-    for those in equal.values():
-        paths, text = [array.path for array in those], _description(those)
-        blocks = tuple(_layout(those[0], drawn))
-        yield Card((Code(", ".join(paths)), f": {text}"), blocks)
+    if first.copies != first.num_devices:
+        is_one = all(array.shape == first.shape for array in alike)
+        whose = () if is_one else ("For ", Code(first.path), ": ")
+        yield paragraph(*whose, Code(first.spec), style="quiet")
+    yield drawing_of_spec(first.spec, first.shape, first.devices)
 
 
-def _card_of_layout(arrays: Sequence[ArrayLayout], drawn: dict[str, str]) -> Card:
-    """A layout and its picture, and a fold for each argument.
+def _argument(arrays: Sequence[ArrayLayout]) -> Block:
+    """The arrays of an argument that have a layout: a line, or a fold with a table.
 
-    Args:
-      arrays: those that have the layout.
-      drawn: the first array of each picture.
+    Such as ``67 arrays, 1.3 MiB; a device has 168.0 KiB``.
     """
-    first = arrays[0]
-    picture = tuple(_layout(first, drawn))[1:]  # Without the spec of the first.
-    are_cut = picture and first.copies != first.num_devices
-    if are_cut and any(array.shape != first.shape for array in arrays):
-        picture = (paragraph("For ", Code(first.path), ":"), *picture)
-    parts: dict[str, list[ArrayLayout]] = {}
-    for array in arrays:
-        parts.setdefault(argument_of(array.path), []).append(array)
-    folds = []
-    for root, those in parts.items():
-        paths = [array.path for array in those]
-        title = f"{paths[0] if len(paths) == 1 else root}: {_amount(those, '')}"
-        folds.append(Details(title, (_table_of_arrays(those),), _few(paths)))
-    used = f", used by {len(arrays):,} array{'s' * (len(arrays) > 1)}"
-    title = f"{first.layout[:1].upper()}{first.layout[1:]}{used}"
-    return Card((title,), (*picture, *folds))
-
-
-def _few(paths: Sequence[str]) -> str:
-    """The first of several paths, such as ``x['a'], x['b'] and 4 more``."""
-    more = len(paths) - MOST_PATHS
-    rest = f" and {more:,} more" if more > 0 else ""
-    return ", ".join(paths[:MOST_PATHS]) + rest if len(paths) > 1 else ""
-
-
-def _description(arrays: Sequence[ArrayLayout]) -> str:
-    """Such as ``67 arrays, 1.3 MiB, replicated on 8 devices``."""
-    return _amount(arrays, f", {arrays[0].layout}")
-
-
-def _amount(arrays: Sequence[ArrayLayout], layout: str) -> str:
-    """Such as ``67 arrays, 1.3 MiB``, the layout, and what a device has of them."""
-    first, count = arrays[0], len(arrays)
-    is_one_type = len({_type_of(array) for array in arrays}) == 1
-    counted = f"{count:,} arrays"
-    if is_one_type:
-        counted = f"{count:,} x " * (count > 1) + _type_of(first)
-    each = " each" if is_one_type and count > 1 else ""
-    told = [first] if is_one_type else arrays
-    whole = sum(array.bytes for array in told)
-    held = sum(array.shard_bytes or 0 for array in told)
-    text = f"{counted}, {size(whole)}{each}{layout}"
-    if first.shard_bytes is None or held == whole:
-        return text
-    shape = f"{first.shard_shape}, " if is_one_type else ""
-    return f"{text}; a device has {shape}{size(held)}{each}"
+    first, types = arrays[0], {*map(_type_of, arrays)}
+    of_type = first.shard_shape if len(arrays) == 1 else None
+    what = f"{len(arrays):,} arrays"
+    if len(types) == 1:
+        what = f"{len(arrays):,} x " * (len(arrays) > 1) + _type_of(first)
+    whole = sum(array.bytes for array in arrays)
+    held = sum(array.shard_bytes or 0 for array in arrays)
+    said = f": {what}, {size(whole)}"
+    if first.shard_bytes is not None and held != whole:
+        said += f"; a device has {f'{of_type}, ' if of_type else ''}{size(held)}"
+    names = Code(", ".join(array.path for array in arrays[:MOST_PATHS]))
+    if len(arrays) == 1:
+        return paragraph(names, said)
+    more = len(arrays) - MOST_PATHS
+    title = (names, f" and {more:,} more" if more > 0 else "", said)
+    return Group(title, (_table_of_arrays(arrays),), "fold")
 
 
 def _type_of(array: ArrayLayout) -> str:
     """Such as ``float32[8,64]``."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
-
-
-def _layout(array: ArrayLayout, drawn: dict[str, str]) -> Iterator[Block]:
-    """The spec and the picture of an array; each picture is drawn once."""
-    if array.spec is None or array.spec.num_shards == 1:
-        return
-    yield paragraph(Code(array.spec), style="quiet")
-    drawing = drawing_of_spec(array.spec, array.shape, array.devices)
-    grids = drawing.grids()
-    key = repr((grids.grids, grids.ways))
-    if key in drawn and not grids.is_whole:
-        yield paragraph("same picture as ", Code(drawn[key]), style="quiet")
-    else:
-        yield drawing
-    drawn.setdefault(key, array.path)
 
 
 def _table_of_arrays(arrays: Sequence[ArrayLayout]) -> Table:
@@ -327,36 +241,20 @@ def _total(counts: Iterable[float | None]) -> float | None:
     return None if None in known else sum(filter(None, known))
 
 
-def _by_line(collectives: Sequence[Collective]) -> list[list[Collective]]:
-    """Collectives by kind, axes and line, by the bytes that a device sends.
-
-    Those with an unknown number of bytes come first.
-    """
-    groups: dict[Hashable, list[Collective]] = {}
-    for each in collectives:
-        key = (each.kind, each.operation, each.axes, each.group_size, each.source)
-        groups.setdefault(key, []).append(each)
-
-    def sent(group: Sequence[Collective]) -> float:
-        total = _total(each.link_bytes for each in group)
-        return math.inf if total is None else total
-
-    return sorted(groups.values(), key=sent, reverse=True)
-
-
 def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
-    if not report.collectives:
+    """Tables of collectives by kind, axes and line, those that send most first."""
+    line = operator.attrgetter("kind", "operation", "axes", "group_size", "source")
+    groups = sorted(_by(line, report.collectives), key=_sent, reverse=True)
+    if not groups:
         return
-    groups = _by_line(report.collectives)
     first, others = groups[:MOST_COLLECTIVES], groups[MOST_COLLECTIVES:]
-    has_times = report.interconnect is not None
-    yield _table(first, said, has_times)
+    joined = report.interconnect
+    yield _table(first, said, joined is not None)
     if others:
         lines = "line" if len(others) == 1 else "lines"
         title = f"{len(others):,} more {lines} of the program, which send less"
-        yield Details(title, (_table(others, said, has_times),))
-    if report.interconnect is not None and report.seconds:
-        joined = report.interconnect
+        yield Group((title,), (_table(others, said, joined is not None),), "fold")
+    if joined is not None and report.seconds:
         text = (
             f"Together at least {duration(report.seconds)}, on {joined.name}: "
             f"{joined.bandwidth / 1e9:,.4g} GB/s from a device, "
@@ -367,12 +265,17 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
         yield paragraph(f"{text}.")
 
 
+def _sent(group: Sequence[Collective]) -> float:
+    """What a row sends; of an unknown number of bytes, infinitely many."""
+    total = _total(each.link_bytes for each in group)
+    return math.inf if total is None else total
+
+
 def _table(
     groups: Sequence[Sequence[Collective]], said: set[str], has_times: bool
 ) -> Table:
     titles = ["Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all"]
-    if has_times:
-        titles.append("Time in all")
+    titles += ["Time in all"] * has_times
     rows = (_row(group, said, has_times) for group in groups)
     return Table(tuple(titles), tuple(rows))
 

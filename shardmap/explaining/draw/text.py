@@ -22,13 +22,10 @@ counted row-major over the mesh, so a box with several numbers is a shard with c
      +-----+-----+
 """
 
-import dataclasses
 import html
-import os
 import shutil
-import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,31 +34,25 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 
 from shardmap.explaining.draw.document import (
     Block,
-    Card,
-    Details,
     Document,
+    Group,
     Paragraph,
     Preformatted,
     Table,
 )
-from shardmap.explaining.draw.grids import GAP, Drawing, Grid, Grids, drawing_of_spec
+from shardmap.explaining.draw.grids import Drawing, Grid, drawing_of_spec
 from shardmap.sharding.conversions import sharding_of
 from shardmap.sharding.spec import ShardingSpec, spec_of
 from shardmap.units import printable, shown
 
 NARROWEST = 40
-_BOLD, _WARNING, _FAINT, _PLAIN = "\033[1m", "\033[33m", "\033[2m", "\033[0m"
-_STYLES = {"": "", "quiet": _FAINT, "warning": _WARNING}
 
 
 def picture(
     value: Any,
     shape: Sequence[int] | None = None,
-    devices: Sequence[int] = (),
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    max_pieces: int = 8,
-    max_grids: int = 4,
 ) -> "Picture":
     """Draws which devices hold which shard of an array.
 
@@ -75,14 +66,11 @@ def picture(
       value: an array, or a tree of arrays; or, with the `shape` of an array, a
         `ShardingSpec`, a `jax.sharding.Sharding` or, with `mesh`, a `PartitionSpec`.
       shape: the shape of the array, of a spec or sharding.
-      devices: the ids of the devices, in the order of the spec's mesh; () stands for
-        those of the array or sharding, and for 0, 1, 2 and so on of a spec.
       mesh: the mesh whose axes a `PartitionSpec` names.
-      max_pieces: how many shards of a dimension to draw; `...` stands for the others.
-      max_grids: how many grids to draw.
 
     Returns:
       The picture as text, without a newline at the end. A notebook shows it as tables.
+      The numbers are the ids of devices; of a spec, 0, 1, 2 and so on.
 
     Raises:
       TypeError: `value` is nothing that lies on devices, or has no shape.
@@ -105,12 +93,6 @@ def picture(
     ['b']  (2,) on 1 device, all of it on each
     ['w']  (4, 2) on 1 device, all of it on each
     """
-
-    def drawing(
-        spec: ShardingSpec, shape: tuple[int, ...], ids: tuple[int, ...]
-    ) -> Any:
-        return drawing_of_spec(spec, shape, ids, max_pieces, max_grids)
-
     if isinstance(value, PartitionSpec):
         if mesh is None:
             raise TypeError(
@@ -124,7 +106,7 @@ def picture(
                 f"picture of a {type(value).__name__} needs the shape of the array: "
                 "picture(value, (8, 64))"
             )
-        return _drawn(drawing(*_layout(value, tuple(shape), tuple(devices))))
+        return _drawn(_drawing(value, tuple(shape)))
     if shape is not None or mesh is not None:
         raise TypeError(
             "picture takes shape and mesh with a ShardingSpec, a Sharding or a "
@@ -132,27 +114,24 @@ def picture(
         )
     leaves = jax.tree_util.tree_leaves_with_path(value)
     drawings = {
-        jax.tree_util.keystr(path): drawing(*_lies(path, leaf, tuple(devices)))
+        jax.tree_util.keystr(path): _drawing_of_leaf(path, leaf)
         for path, leaf in leaves
     }
     if list(drawings) == [""]:
         return _drawn(drawings[""])
     width = max(map(len, drawings), default=0)
-    lines = [
-        f"{path:<{width}}  {_head(each.grids())}" for path, each in drawings.items()
-    ]
+    lines = [f"{path:<{width}}  {_head(each)}" for path, each in drawings.items()]
     return Picture("\n".join(lines))
 
 
-def _lies(path: Any, leaf: Any, devices: tuple[int, ...]) -> Any:
-    """The spec, the shape and the devices of an array of a tree."""
+def _drawing_of_leaf(path: Any, leaf: Any) -> Drawing:
     try:
-        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            array = np.asarray(leaf)
-            if array.dtype.kind in "OSU":
-                raise TypeError(f"it is {shown(leaf)}")
-            return spec_of(array), array.shape, devices
-        return _layout(sharding_of(leaf), leaf.shape, devices)
+        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            return _drawing(sharding_of(leaf), leaf.shape)
+        array = np.asarray(leaf)
+        if array.dtype.kind in "OSU":
+            raise TypeError(f"it is {shown(leaf)}")
+        return drawing_of_spec(spec_of(array), array.shape)
     except TypeError as error:
         raise TypeError(
             "picture draws an array, a tree of arrays, or a spec or sharding with a "
@@ -160,28 +139,23 @@ def _lies(path: Any, leaf: Any, devices: tuple[int, ...]) -> Any:
         ) from error
 
 
-def _layout(
-    layout: ShardingSpec | Sharding, shape: tuple[int, ...], devices: tuple[int, ...]
-) -> tuple[ShardingSpec, tuple[int, ...], tuple[int, ...]]:
+def _drawing(layout: ShardingSpec | Sharding, shape: tuple[int, ...]) -> Drawing:
     if isinstance(layout, ShardingSpec):
-        return layout, shape, devices
-    spec = ShardingSpec.from_sharding(layout, shape)
+        return drawing_of_spec(layout, shape)
     is_abstract = isinstance(getattr(layout, "mesh", None), AbstractMesh)
-    if not devices and not is_abstract:
-        places: Any = layout.devices_indices_map(shape)
-        devices = tuple(device.id for device in places)
-    return spec, shape, devices
+    places: Any = {} if is_abstract else layout.devices_indices_map(shape)
+    spec = ShardingSpec.from_sharding(layout, shape)
+    return drawing_of_spec(spec, shape, [device.id for device in places])
 
 
 def _drawn(drawing: Drawing) -> "Picture":
-    grids = drawing.grids()
-    picture = Picture("\n".join([_head(grids), *_lines(grids)]))
+    picture = Picture("\n".join([_head(drawing), *_boxes(drawing)]))
     picture.drawing = drawing
     return picture
 
 
-def _head(grids: Grids) -> str:
-    return f"{grids.header}: {grids.ways}" if grids.ways else grids.header
+def _head(drawing: Drawing) -> str:
+    return ": ".join(filter(None, (drawing.header, drawing.ways)))
 
 
 class Picture(str):
@@ -190,27 +164,27 @@ class Picture(str):
     drawing: Drawing | None = None
 
     def _repr_html_(self) -> str:
-        from shardmap.explaining.draw.html import html_of
+        from shardmap.explaining.draw.html import element
 
         if self.drawing is None:
             return f"<pre>{html.escape(self)}</pre>"
-        return html_of(self.drawing)
+        header = Paragraph((self.drawing.header,))
+        return element(Document("", "", (header, self.drawing)))
 
 
-def _lines(grids: Grids) -> list[str]:
-    lines = []
-    for grid in grids.grids:
+def _boxes(drawing: Drawing, most: int = 8, most_grids: int = 4) -> Iterator[str]:
+    grids, more = drawing.grids(most, most_grids)
+    is_copied = not drawing.cut and drawing.copies > 1
+    for grid in grids:
         if grid.place:
-            lines.append(f"  {grid.place}")
-        lines += _boxes(grid, grids.is_whole and grids.copies > 1)
-    if grids.left_out:
-        lines.append(f"  {GAP} and {grids.left_out:,} more")
-    return lines
+            yield f"  {grid.place}"
+        yield from _lines_of_grid(grid, "whole on devices " if is_copied else "")
+    if more:
+        yield f"  {more}"
 
 
-def _boxes(grid: Grid, is_copied: bool) -> list[str]:
+def _lines_of_grid(grid: Grid, whole: str) -> list[str]:
     """Lays shards out in boxes, with a label left of each row and above each column."""
-    whole = "whole on devices " if is_copied else ""
     texts = [[f"{whole}{cell.holders}" for cell in row] for row in grid.cells]
     width = max(len(text) for row in [*texts, grid.columns] for text in row)
     margin = 4 + max(map(len, grid.rows))
@@ -230,117 +204,80 @@ def _boxes(grid: Grid, is_copied: bool) -> list[str]:
 
 
 def as_text(document: Document) -> str:
-    """The document as text that fits the terminal, without a newline at its end.
-
-    It has colours if standard output is a terminal and the environment does not have
-    ``NO_COLOR``.
-    """
-    width = shutil.get_terminal_size().columns
-    colour = _is_terminal() and not os.environ.get("NO_COLOR")
-    writer = _Writer(max(width, NARROWEST), colour)
-    writer.add(f"{document.title}: {document.lead}", style=_BOLD)
-    writer.blocks(document.blocks, 2)
-    for section in document.sections:
-        if section.blocks:
-            writer.lines.append("")
-            writer.add(section.title, style=_BOLD)
-            writer.blocks(section.blocks, 2)
-    return "\n".join(writer.lines)
+    """The document as text that fits the terminal, without a newline at its end."""
+    width = max(shutil.get_terminal_size().columns, NARROWEST)
+    head = _wrapped(f"{document.title}: {document.lead}", 0, width)
+    return "\n".join([*head, *_lines(document.blocks, 2, width)])
 
 
-def _is_terminal() -> bool:
-    try:
-        return sys.stdout.isatty()
-    except (
-        AttributeError,
-        ValueError,
-    ):  # It is missing or closed.
-        return False
+def _wrapped(text: str, indent: int, width: int) -> list[str]:
+    """A paragraph, with a hanging indent."""
+    return textwrap.wrap(
+        printable(text),
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_on_hyphens=False,
+    )
 
 
-class _Writer:
-    """Collects lines that fit the width."""
-
-    def __init__(self, width: int, colour: bool) -> None:
-        self.width, self.colour = width, colour
-        self.lines: list[str] = []
-
-    def add(self, text: str, indent: int = 0, style: str = "") -> None:
-        """Adds a paragraph, with a hanging indent."""
-        for line in textwrap.wrap(
-            printable(text),
-            self.width,
-            initial_indent=" " * indent,
-            subsequent_indent=" " * (indent + 2),
-            break_on_hyphens=False,
-        ):
-            self.line(line, style)
-
-    def line(self, line: str, style: str = "") -> None:
-        """Adds a line as it is."""
-        self.lines.append(f"{style}{line}{_PLAIN}" if style and self.colour else line)
-
-    def blocks(self, blocks: Iterable[Block], indent: int) -> None:
-        for block in blocks:
-            self.block(block, indent)
-
-    def block(self, block: Block, indent: int) -> None:
+def _lines(blocks: Iterable[Block], indent: int, width: int) -> Iterator[str]:
+    for block in blocks:
         match block:
             case Paragraph(parts, "warning"):
-                self.add("! " + "".join(parts), indent - 2, _WARNING)
-            case Paragraph(parts, style):
-                self.add("".join(parts), indent, _STYLES[style])
+                yield from _wrapped("! " + "".join(parts), indent - 2, width)
+            case Paragraph(parts):
+                yield from _wrapped("".join(parts), indent, width)
             case Preformatted(lines):
                 for line in lines:
                     text = line.lstrip()
-                    self.add(text, indent + len(line) - len(text))
+                    yield from _wrapped(text, indent + len(line) - len(text), width)
             case Table():
-                self.table(block, indent)
+                yield from _table(block, indent, width)
             case Drawing():
-                self.drawing(block, indent)
-            case Card(title, inner, depth):
-                indent += 2 * depth
-                self.add("".join(title), indent)
-                self.blocks(inner, indent + 4)
-            case Details(title, _, line):
-                self.add(title, indent)
-                self.add(line, indent + 4, _FAINT)
+                yield from _fitting(block, indent, width)
+            case Group(title, inner, "section") if inner:
+                yield from ("", *_wrapped("".join(title), 0, width))
+                yield from _lines(inner, indent, width)
+            case Group(title, inner, "card", depth):
+                yield from _wrapped("".join(title), indent + 2 * depth, width)
+                yield from _lines(inner, indent + 2 * depth + 4, width)
+            case Group(title, _, "fold"):
+                yield from _wrapped("".join(title), indent, width)
 
-    def table(self, table: Table, indent: int) -> None:
-        """Adds columns, or a paragraph for each row if they are too wide."""
-        rows = [[printable(cell) for cell in row.cells] for row in table.rows]
-        lengths = [
-            max(map(len, column)) for column in zip(table.titles, *rows, strict=True)
-        ]
-        has_room = indent + sum(lengths) + 2 * (len(lengths) - 1) <= self.width
 
-        def line(cells: Sequence[str]) -> str:
-            padded = [text.rjust(n) for text, n in zip(cells, lengths, strict=True)]
-            padded[0] = cells[0].ljust(lengths[0])
-            return " " * indent + "  ".join(padded).rstrip()
+def _table(table: Table, indent: int, width: int) -> Iterator[str]:
+    """Columns, or a paragraph for each row if they are too wide."""
+    rows = [[printable(cell) for cell in row.cells] for row in table.rows]
+    lengths = [
+        max(map(len, column)) for column in zip(table.titles, *rows, strict=True)
+    ]
+    has_room = indent + sum(lengths) + 2 * (len(lengths) - 1) <= width
 
-        if has_room and any(table.titles):
-            self.line(line(table.titles), _FAINT)
-        for row, cells in zip(table.rows, rows, strict=True):
-            if has_room:
-                self.line(line(cells))
-            else:
-                named = zip(table.titles, cells, strict=True)
-                texts = [f"{title} {cell}".strip() for title, cell in named]
-                self.add(", ".join(texts), indent)
-            self.blocks(row.notes, indent + 4)
+    def line(cells: Sequence[str]) -> str:
+        padded = [text.rjust(n) for text, n in zip(cells, lengths, strict=True)]
+        padded[0] = cells[0].ljust(lengths[0])
+        return " " * indent + "  ".join(padded).rstrip()
 
-    def drawing(self, drawing: Drawing, indent: int) -> None:
-        """Adds the widest picture that fits; none of a whole array or of a mesh."""
-        for most in (8, 6, 4, 3):
-            fewer = dataclasses.replace(drawing, max_pieces=most, max_grids=2)
-            grids = fewer.grids()
-            lines = [f"{' ' * (indent - 4)}{line}".rstrip() for line in _lines(grids)]
-            if max(map(len, lines)) <= self.width:
-                break
+    if has_room and any(table.titles):
+        yield line(table.titles)
+    for row, cells in zip(table.rows, rows, strict=True):
+        if has_room:
+            yield line(cells)
         else:
-            return
-        if not grids.is_whole and not grids.is_mesh:
-            if grids.down is not None and grids.across is not None:
-                self.add(grids.ways, indent, _FAINT)
-            self.lines += lines
+            named = zip(table.titles, cells, strict=True)
+            texts = [f"{title} {cell}".strip() for title, cell in named]
+            yield from _wrapped(", ".join(texts), indent, width)
+        yield from _lines(row.notes, indent + 4, width)
+
+
+def _fitting(drawing: Drawing, indent: int, width: int) -> list[str]:
+    """The widest picture that fits; none of a whole array or of a mesh."""
+    if not drawing.cut or drawing.names:
+        return []
+    ways = _wrapped(drawing.ways, indent, width) if len(drawing.cut) > 1 else []
+    for most in (8, 6, 4, 3):
+        boxes = [" " * (indent - 4) + line for line in _boxes(drawing, most, 2)]
+        if max(map(len, boxes)) <= width:
+            return [*ways, *boxes]
+    return []

@@ -124,10 +124,11 @@ def test_everything_that_is_known_is_on_the_page():
         "x unknown steps",
         "Give devices=, or mesh= and mesh_axes=, for other devices",
         "train.py:12 (step)",
-        "x['w'][0]: float32[8,64], 120.6 KiB, dimension 0 in 4 shards",
+        "Dimension 0 in 4 shards, each on 2 devices",
+        "x['w'][0]: float32[8,64], 120.6 KiB",
         "a device has (2, 64), 1.2 KiB",
         "ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))",
-        "nobody knows",
+        "Nobody knows",
         "psum over 'data', 'model' at train.py:12 (step)",
         '<td data-label="Collective">all-reduce</td><td data-label="Times">100</td>',
         '<td data-label="Sent in all">700.0 KiB',
@@ -202,19 +203,19 @@ def test_an_array_that_is_copied_cannot_be_taken_for_one_that_is_cut(shape):
 
 
 def test_devices_have_their_own_numbers():
-    ids = tuple(range(7, -1, -1))
-    drawn = picture(explanations.BOTH, (16, 64), ids)
+    devices = jax.devices()[::-1]
+    drawn = picture(explanations.BOTH.named_sharding(devices), (16, 64))
     assert holders(drawn) == ["7", "5", "3", "1", "6", "4", "2", "0"]
-    drawn = picture(explanations.ROWS, (8, 64), ids)
+    drawn = picture(explanations.ROWS.named_sharding(devices), (8, 64))
     assert holders(drawn) == ["6-7", "4-5", "2-3", "0-1"]
 
 
 def test_a_large_picture_is_shortened():
     spec = sm.ShardingSpec(map(sm.Chunked, (8, 64, 16)), map(sm.ShardedAxis, range(3)))
-    drawn = picture(spec, (8, 64, 16), (*range(1, 8192), 0))
+    drawn = picture(spec, (8, 64, 16))
     said = "... and 4 more; dimension 1 down, 2 across"
     assert said in drawn._repr_html_()
-    assert holders(drawn)[0] == "1"
+    assert holders(drawn)[:2] == ["0", "1"]
     assert len(holders(drawn)) == 4 * 7 * 7
 
 
@@ -303,4 +304,4 @@ def test_a_picture_for_arrays_of_several_shapes_names_its_own():
     cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
     arrays = [jax.device_put(np.ones(8 * n, np.float32), cut) for n in range(1, 10)]
     page = sm.explain(lambda xs: [x + 1 for x in xs])(arrays)._repr_html_()
-    assert "<p>For <code>xs[0]</code>:</p>" in page
+    assert "For <code>xs[0]</code>: <code>ShardingSpec(" in page
