@@ -134,18 +134,6 @@ def equations_with(jaxpr: Jaxpr, primitive: Primitive) -> list[Any]:
     return [e for e in equations(jaxpr) if e.primitive is primitive]
 
 
-def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """The jaxpr and all that are in it, each once, the outer before the inner."""
-    every, seen = [jaxpr], {id(jaxpr)}
-    for each in every:  # It grows meanwhile.
-        yield each
-        for equation in each.eqns:
-            for inner in jaxprs_in(equation.params):
-                if id(inner) not in seen:
-                    seen.add(id(inner))
-                    every.append(inner)
-
-
 Change = Callable[[Any], Any]
 """Takes an equation; returns it, another one, or a list of equations."""
 

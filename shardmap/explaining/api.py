@@ -29,12 +29,13 @@ from shardmap.explaining.read.hlo.cost import (
     busiest_lines,
     cost_of,
     loops_of,
+    read_bytes,
 )
+from shardmap.explaining.read.hlo.flops import products_of
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.module import Module
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.products import products_of, read_bytes
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import VmapAxis, marked, vmaps_over
 from shardmap.explaining.report import Collective, Cost
@@ -275,7 +276,6 @@ def explanation_for(
             *remarks.short_axes(axes),
             *remarks.copies(layouts_of_arrays, cost.peak_bytes),
             *remarks.constants(traced.jaxpr.consts, num_devices),
-            *remarks.unrolled(traced.jaxpr),
             *remarks.of_collectives(collectives, device.platform),
         ),
         notes=tuple(_notes(facts, module, bool(collectives))),

@@ -23,35 +23,28 @@ class Gpu(NamedTuple):
     links: int
 
 
+_H100 = Gpu(
+    name="NVIDIA H100 80GB HBM3",
+    compute_capability=(9, 0),
+    features="ACCELERATED_FEATURES",
+    cores=132,
+    fpus_per_core=128,
+    clock_ghz=1.98,
+    memory=84_942_979_072,
+    memory_bandwidth=3_352_320_000_000,
+    l2_cache=50 * 2**20,
+    shared_memory_per_core=228 * 2**10,
+    shared_memory_per_block=227 * 2**10,
+    links=18,
+)
+
 GPUS = {
-    "h100": Gpu(
-        name="NVIDIA H100 80GB HBM3",
-        compute_capability=(9, 0),
-        features="ACCELERATED_FEATURES",
-        cores=132,
-        fpus_per_core=128,
-        clock_ghz=1.98,
-        memory=84_942_979_072,
-        memory_bandwidth=3_352_320_000_000,
-        l2_cache=50 * 2**20,
-        shared_memory_per_core=228 * 2**10,
-        shared_memory_per_block=227 * 2**10,
-        links=18,
-    ),
-    "h200": Gpu(
+    "h100": _H100,
+    "h200": _H100._replace(
         name="NVIDIA H200",
-        compute_capability=(9, 0),
-        features="ACCELERATED_FEATURES",
-        cores=132,
-        fpus_per_core=128,
-        clock_ghz=1.98,
         # Of 143,771 MiB, the driver keeps as large a part as of the H100's.
         memory=150_109_106_176,
         memory_bandwidth=4_800_000_000_000,
-        l2_cache=50 * 2**20,
-        shared_memory_per_core=228 * 2**10,
-        shared_memory_per_block=227 * 2**10,
-        links=18,
     ),
     "a100": Gpu(
         name="NVIDIA A100-SXM4-80GB",

@@ -4,11 +4,6 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Literal
-from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
-
-from shardmap._jax.types import ClosedJaxpr, aval_of
-from shardmap._jax.walk import jaxprs
 from shardmap.explaining.read.hlo.causes import AGAIN, CUT, REMATERIALISED
 from shardmap.explaining.report import (
     MAPS,
@@ -19,17 +14,13 @@ from shardmap.explaining.report import (
     argument_of,
 )
 from shardmap.sharding.mesh import virtual_devices
-from shardmap.source import source_of
 from shardmap.units import size
 
 LARGE = 1 << 20
-"""The least bytes of a large array, and the least flops of a large product."""
+"""The least bytes of a large array."""
 
 PART = 0.01
 """The least part of a device's memory for a remark on arrays that are replicated."""
-
-UNROLLED = 8
-"""The least number of equal products for a remark that they could be one."""
 
 _SENT_MORE = {
     AGAIN: (
@@ -210,46 +201,6 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
         for value in values
         if num_devices > 1 and value.nbytes >= LARGE
     ]
-
-
-def unrolled(closed: ClosedJaxpr) -> list[Remark]:
-    """Remarks on equal products of one line that do not need each other."""
-    products = (dot_general_p, conv_general_dilated_p)
-    remarks: list[Remark] = []
-    for jaxpr in jaxprs(closed.jaxpr):
-        keys = {
-            equation.outvars[0]: (
-                source_of(equation),
-                str(equation.params),
-                *(aval_of(x).str_short() for x in equation.invars),
-            )
-            for equation in jaxpr.eqns
-            if equation.primitive in products
-        }
-        frequent = {
-            k for k, n in collections.Counter(keys.values()).items() if n >= UNROLLED
-        }
-        counts: dict[Any, int] = collections.Counter()
-        # The frequent products that each value was computed from.
-        needs: dict[Any, frozenset[Any]] = {}
-        for equation in jaxpr.eqns if frequent else ():
-            atoms = [x for x in equation.invars if not isinstance(x, Literal)]
-            needed = frozenset().union(*(needs.get(x, ()) for x in atoms))
-            key = keys.get(equation.outvars[0]) if equation.outvars else None
-            if key in frequent:
-                counts[key] += key not in needed
-                needed |= {key}
-            needs.update(dict.fromkeys(equation.outvars, needed))
-        remarks += [
-            Remark(
-                f"{count:,} equal products, one after another",
-                "jax.vmap makes one operation of them.",
-                source,
-            )
-            for (source, *_), count in counts.items()
-            if count >= UNROLLED
-        ]
-    return list(dict.fromkeys(remarks))
 
 
 def of_collectives(collectives: Sequence[Collective], platform: str) -> list[Remark]:

@@ -197,24 +197,6 @@ def test_an_axis_that_fits_is_left_alone():
     assert remarks(jax.vmap(jnp.sin), shape(3, 4)) == []
 
 
-def test_a_python_loop_of_products_can_be_one():
-    def loop(x, y):
-        return jnp.stack([jnp.tanh(u @ v) for u, v in zip(x, y, strict=True)])
-
-    def layers(x, w):
-        for _ in range(16):
-            x = jnp.tanh(x @ w)
-        return x
-
-    x = np.ones((16, 8, 8), np.float32)
-    (remark,) = sm.explain(loop)(x, x).remarks
-    assert remark.text == "16 equal products, one after another"
-    assert remark.advice == "jax.vmap makes one operation of them."
-    assert "test_remarks.py" in remark.source
-    assert sm.explain(layers)(x[0], x[0]).remarks == ()
-    assert sm.explain(loop)(x[:7], x[:7]).remarks == ()
-
-
 # What is sent
 
 

@@ -1,14 +1,12 @@
 """Why the compiler added a collective, and how to avoid it."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from shardmap.explaining.read.hlo.flops import POINTWISE, product_flops
 from shardmap.explaining.read.hlo.instructions import (
     around,
     inside,
-    merged_names,
     operation_of,
     parts_of,
     reached,
@@ -99,9 +97,9 @@ def cause_of(
     sent: Instruction,
     operand: Instruction,
     kind: str,
-    one: tuple[int, str] | None = None,
-    axes: tuple[str, ...] = (),
-    arguments: Mapping[str, ShardedArgument] = MappingProxyType({}),
+    name: str | None,
+    axes: tuple[str, ...],
+    arguments: Mapping[str, ShardedArgument],
 ) -> Cause:
     """The cause of a collective that the compiler added.
 
@@ -109,15 +107,17 @@ def cause_of(
       sources: the lines of its instructions.
       sent, operand: the collective, and what it sends.
       kind: XLA's name of its kind.
-      one: the place and the operation of one of several values that XLA sends as one.
+      name: JAX's name of one of several values that XLA sends as one.
       axes: the mesh axes that it is along.
       arguments: those that are sharded, by name.
     """
-    maker = sources.made_for(sent)
-    is_unnamed_sum = kind in _SUMS and not maker.op_name
-    named = _before(operand) if is_unnamed_sum else maker
-    place, operation = one or (None, operation_of(named if named.op_name else maker))
-    name = named.op_name if place is None else merged_names(sent.op_name)[place]
+    if name is None:
+        named = maker = sources.made_for(sent)
+        if kind in _SUMS and not maker.op_name:
+            named = _before(operand)
+        name, operation = named.op_name, operation_of(named if named.op_name else maker)
+    else:
+        operation = name.rsplit("/", 1)[-1]
     takers = _takers(sent, sent.operands.index(operand))
     about = name, operation, takers, sources
     seen = _Seen(sent, operand, kind, *about, axes, arguments)
@@ -276,32 +276,18 @@ def _gathered(seen: _Seen) -> Cause | None:
     )
 
 
-def _exchanged(seen: _Seen) -> Cause | None:
-    if seen.kind != "all-to-all":
-        return None
-    along = "For an operation along one dimension, such as a sort, shard another."
-    return Cause(
-        "an array that is sharded along one dimension is needed sharded along "
-        f"another, {_wanted(seen)}",
-        _SAME_LAYOUT if seen.is_for_layout else f"{_SAME_LAYOUT} {along}",
-    )
-
-
-def _sent_on(seen: _Seen) -> Cause | None:
-    if seen.kind != "collective-permute":
-        return None
+def _moved(seen: _Seen) -> Cause:
+    what = "elements are needed on other devices"
     along = "Or shard another dimension than the one along which elements move."
-    return Cause(
-        f"elements are needed on other devices, {_wanted(seen)}",
-        f"{_SAME_LAYOUT} {along}",
-    )
-
-
-def _combined(seen: _Seen) -> Cause:
-    return Cause(
-        f"{seen.operation} needs values of other devices",
-        "Shard another dimension than the one along which it combines elements.",
-    )
+    if seen.kind == "all-to-all":
+        what = (
+            "an array that is sharded along one dimension is needed sharded along "
+            "another"
+        )
+        along = "For an operation along one dimension, such as a sort, shard another."
+    if seen.is_for_layout:
+        return Cause(f"{what}, by the layout that this line asks for", _SAME_LAYOUT)
+    return Cause(f"{what}, for {seen.operation}", f"{_SAME_LAYOUT} {along}")
 
 
 _RULES = (
@@ -314,16 +300,8 @@ _RULES = (
     _until_all_are_done,
     _sum,
     _gathered,
-    _exchanged,
-    _sent_on,
-    _combined,
+    _moved,
 )
-
-
-def _wanted(seen: _Seen) -> str:
-    if seen.is_for_layout:
-        return "by the layout that this line asks for"
-    return f"for {seen.operation}"
 
 
 def _is_part(seen: _Seen) -> bool:
@@ -370,18 +348,18 @@ def _argument_of(each: Instruction) -> str | None:
         each, path, _ = origin(each, path, (), _MOVED)
         if each.opcode == "parameter" and not each.computation.callers:
             return each.op_name
-        if each.opcode not in ("parameter", "while"):
-            return None
-        call, operand = given(each) if each.opcode == "parameter" else (each, None)
+        call, before = each, None
+        if each.opcode == "parameter":
+            call, before = given(each)
         if call.opcode == "while":
             # In its steps, parts of the value may go around.
-            body, operand = call.called[0], call.operands[0]
-            each, path, _ = origin(body.root, path, (), _MOVED)
-            if each not in body.parameters:
+            before = call.operands[0]
+            around_it, path, _ = origin(call.called[0].root, path, (), _MOVED)
+            if around_it not in call.called[0].parameters:
                 return None
-        if operand is None:
+        if before is None:
             return None
-        each = operand
+        each = before
 
 
 def _before(each: Instruction) -> Instruction:

@@ -13,7 +13,6 @@ from shardmap.explaining.read.hlo.instructions import (
     around,
     is_generated,
     merged_names,
-    parts_of,
     reached,
     types,
 )
@@ -33,14 +32,14 @@ _KINDS = re.compile(
 _KERNEL = re.compile(r"tpu_custom_call|mosaic_gpu|__gpu\$xla")
 _WRITTEN_AS = {
     "all-reduce": {"all-reduce", "reduce-scatter", "all-gather"},
-    "collective-broadcast": {"collective-permute"},
+    "all-gather": {"all-gather", "all-reduce"},
 }
-"""Kinds of functions that XLA writes as another kind: for TPU, small ones."""
+"""Kinds of functions that XLA for TPU writes as another: small ones, of 64 bits."""
 _OF_PROGRAMS = {
     "ragged-all-to-all": "ragged_all_to_all",
     "collective-broadcast": "pbroadcast",
 }
-"""The functions of kinds that XLA never adds. For GPUs, it does not name them all."""
+"""The functions of kinds that XLA never adds."""
 _Values = list[list[Shape]]
 
 
@@ -77,30 +76,30 @@ def compiled_collectives(
         if fusion is not None:
             kind, named = "reduce-scatter", fusion
             given = _scattered(instruction)
+        # A scope of the user's may have a colon in its name, or several values have
+        # one part of it: then it may be any of them.
         names = merged_names(named.op_name)
-        names = names if len(names) == len(given) else []
-        operations = _operations(named.op_name, len(given))
-        if not named.op_name:
-            operations = [_unnamed(instruction, k) for k in range(len(given))]
-        for place, (parts, shapes) in enumerate(zip(operations, given, strict=True)):
-            operation = _function(parts, _kinds(named, kind))
-            if kind in _OF_PROGRAMS and not parts:
-                operation = _OF_PROGRAMS[kind]
+        is_named = len(names) == len(given)
+        for place, shapes in enumerate(given):
+            name = names[place] if is_named else None
+            any_of = [name] if name else names or [named.op_name]
+            parts = [each.rsplit("/", 1)[-1] for each in any_of]
+            if not named.op_name:
+                parts = [*_unnamed(instruction, place)]
+            operation = _OF_PROGRAMS.get(kind) or _function(parts, _kinds(named, kind))
             operand = instruction.operands[place if kind != "all-to-all" else 0]
             if fusion is not None:
                 operand = fusion.operands[operand.parameter]
             cause = None
             if operation is None:
-                one = (place, parts[0]) if names else None
-                cause = cause_of(sources, named, operand, kind, one, axes, arguments)
+                cause = cause_of(sources, named, operand, kind, name, axes, arguments)
             source = None if cause is None else cause.source
-            # Sums of several lines may have one name.
-            is_sum = kind in ("all-reduce", "reduce-scatter")
-            if source is None and (names or (is_sum and len(given) > 1)):
-                name = names[place] if names else named.op_name
-                # The name may be that of another sum, if XLA put them together.
-                is_known = bool(names) or operation is not None
-                source = sources.of_value(operand, name if is_known else None)
+            # Sums of several lines may have one name, and that of another sum, if XLA
+            # put them together.
+            is_sum = kind in ("all-reduce", "reduce-scatter") and len(given) > 1
+            if source is None and (name or is_sum):
+                known = name or (operation and named.op_name)
+                source = sources.of_value(operand, known)
             collectives.append(
                 Collective(
                     kind=kind,
@@ -195,7 +194,7 @@ def _scattered(instruction: Instruction) -> _Values:
     return [kept[place] for place in sorted(kept)]
 
 
-def _unnamed(instruction: Instruction, place: int) -> tuple[str, ...]:
+def _unnamed(instruction: Instruction, place: int) -> Collection[str]:
     """The operation of a value of a collective to which XLA gives no name.
 
     XLA for TPU writes a small reduce-scatter as an all-reduce, and a small all-gather
@@ -206,29 +205,12 @@ def _unnamed(instruction: Instruction, place: int) -> tuple[str, ...]:
         if operand.operands[0].opcode == "broadcast":
             return ("all_gather",)
     parts = [part for each in instruction.called for part in each.parameters]
-    names = {each.op_name.rsplit("/", 1)[-1] for each in parts}
-    return tuple(names - {""})
+    return {each.op_name.rsplit("/", 1)[-1] for each in parts}
 
 
 def _kinds(instruction: Instruction, kind: str) -> set[str]:
     """The kinds of functions that a collective may be of."""
-    if is_generated(instruction):
-        return {kind}
-    name = instruction.op_name
-    # XLA for TPU gathers values of 64 bits, and adds them up on each device.
-    if kind == "all-gather" and name and _is_added_up(instruction):
-        return {kind, "all-reduce"}
-    return _WRITTEN_AS.get(kind, {kind})
-
-
-def _is_added_up(instruction: Instruction) -> bool:
-    """Whether a reduction with the same name takes the result."""
-    takers = instruction.users
-    inside = [part for each in takers for part in parts_of(each)]
-    return any(
-        each.opcode == "reduce" and each.op_name == instruction.op_name
-        for each in (*takers, *inside)
-    )
+    return {kind} if is_generated(instruction) else _WRITTEN_AS.get(kind, {kind})
 
 
 def _function(parts: Sequence[str], kinds: Collection[str]) -> str | None:
@@ -273,25 +255,6 @@ def _values(shapes: list[Shape], kind: str) -> _Values:
 
 def _bytes(shapes: Sequence[Shape]) -> int:
     return sum(shape.bytes for shape in shapes)
-
-
-def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
-    """The possible operations of each value of an instruction.
-
-    >>> _operations("jit(f)/shard_map/psum", 1)
-    [('psum',)]
-    >>> _operations("jit(f)/(shard_map/psum:jvp(g)/pad)", 2)
-    [('psum',), ('pad',)]
-    >>> _operations("jit(f)/(a:b/psum:c:d/pmax)", 2)
-    [('a', 'psum', 'c', 'pmax'), ('a', 'psum', 'c', 'pmax')]
-    """
-    names = merged_names(op_name) if count > 1 else []
-    parts = [name.rsplit("/", 1)[-1] for name in names or [op_name]]
-    if len(parts) == count:
-        return [(part,) if part else () for part in parts]
-    # A scope of the user's has a colon in its name, or several values have one part:
-    # all that may be an operation.
-    return [tuple(dict.fromkeys(parts))] * count
 
 
 def unseen(module: Module) -> list[str]:

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 
 from shardmap.explaining.read.hlo.flops import flops_of
+from shardmap.explaining.read.hlo.instructions import inside
 from shardmap.explaining.read.hlo.loops import runs
 from shardmap.explaining.read.hlo.memory import Memory
-from shardmap.explaining.read.hlo.module import Instruction, Module
+from shardmap.explaining.read.hlo.module import Computation, Instruction, Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import Cost
 
@@ -77,3 +78,26 @@ def busiest_lines(module: Module, sources: Sources) -> tuple[tuple[str, float], 
 def loops_of(module: Module) -> list[Instruction]:
     """The loops of a program. XLA counts the bytes of each body once."""
     return [each for each in module.instructions if each.opcode == "while"]
+
+
+def read_bytes(entry: Computation) -> int:
+    """The bytes of arguments that a program reads at least.
+
+    Of one that only indices or slices are taken from, such as an embedding, it reads
+    these. A donated cache that is updated in place is read whole.
+    """
+    return sum(min(_read(each), each.shape.bytes) for each in entry.parameters)
+
+
+def _read(value: Instruction) -> int:
+    return sum(_read_by(user, value) for user in value.users)
+
+
+def _read_by(user: Instruction, value: Instruction) -> int:
+    if user.opcode in ("gather", "dynamic-slice") and user.operands[0] is value:
+        return user.shape.bytes
+    if user.opcode == "bitcast":
+        return _read(user)
+    if user.opcode == "fusion":
+        return sum(map(_read, inside(user, value)))
+    return value.shape.bytes

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.module import Computation, Instruction, Shape, Window
@@ -19,31 +20,50 @@ _ARITHMETIC = frozenset(
 )
 POINTWISE = _TRANSCENDENTAL | _ARITHMETIC
 _SUMS = ("all-reduce", "all-reduce-start", "reduce-scatter")
+_PRECISIONS = {1: " high", 2: " highest", "HIGH": " high", "HIGHEST": " highest"}
 _APPLY = ("reduce", "reduce-window", "scatter", "select-and-scatter", "map")
 
 
-def flops_of(computation: Computation) -> int:
-    """The operations that a computation does, by the rules of XLA's cost analysis.
+def flops_of(entry: Computation) -> int:
+    """The operations of a program, by the rules of XLA's cost analysis.
 
     They are those in all steps of loops of known length, without exponentials, sines
     and the like. Of branches, the longest counts.
     """
-    total = 0
+    return _total(entry, lambda each: {"": _own(each)}, max).total()
+
+
+def products_of(entry: Computation) -> Mapping[str, int]:
+    """The flops of products and convolutions that a program does at least.
+
+    They are by type: "bf16", "int8", "fp8", "f32", "f32 high", "f32 highest" and so on.
+    Of branches, the shortest counts.
+    """
+    return _total(entry, _product, min)
+
+
+def _total(
+    computation: Computation,
+    of: Callable[[Instruction], Mapping[str, int]],
+    branch: Callable[..., Counter[str]],
+) -> Counter[str]:
+    total: Counter[str] = Counter()
     for each in computation.instructions:
-        total += _own(each)
+        total.update(of(each))
         if not each.called or each.opcode in (*_SUMS, "sort"):
             continue
-        parts = list(map(flops_of, each.called))
+        parts = [_total(called, of, branch) for called in each.called]
         if each.opcode == "conditional":
-            parts = [max(parts)]
-        is_loop = each.opcode == "while"
-        times = max(1, steps_of(each) or 1) if is_loop else _times(each)
-        total += times * sum(parts)
+            parts = [branch(parts, key=Counter.total)]
+        for part in parts:
+            total.update({type_: _times(each) * n for type_, n in part.items()})
     return total
 
 
 def _times(each: Instruction) -> int:
-    """How often an instruction that is no loop does what it calls."""
+    """How often an instruction does what it calls."""
+    if each.opcode == "while":
+        return max(1, steps_of(each) or 1)
     if each.opcode not in _APPLY:
         return 1
     given = _elements(each.shape)
@@ -124,3 +144,20 @@ def valid_positions(window: Window, taken: int, given: int) -> int:
         residue = shift // common * pow(stride // common, -1, period) % period
         pairs += (last - residue) // period - (first - 1 - residue) // period
     return pairs
+
+
+def _product(each: Instruction) -> dict[str, int]:
+    """The flops of a product by the wider type of its operands."""
+    flops = product_flops(each)
+    if not flops:
+        return {}
+    arrays = [next(operand.shape.arrays()) for operand in each.operands[:2]]
+    type_ = max(arrays, key=lambda array: array.bits).dtype
+    if type_ == "f32":
+        of_library = each.config.get("gemm_backend_config", {})
+        asked = of_library.get("precision_config", {}).get("operand_precision")
+        given = asked or each.record.message(51).numbers(1)
+        # With different precisions, XLA takes the higher one.
+        type_ += max((_PRECISIONS.get(k, "") for k in given), default="")
+    names = {"f8": "fp8", "s8": "int8", "u8": "int8", "f1": "bf16"}
+    return {names.get(type_[:2], type_): flops}

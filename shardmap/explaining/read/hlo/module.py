@@ -9,6 +9,7 @@ fields in XLA's ``hlo.proto`` and ``xla_data.proto``.
 import functools
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -109,13 +110,17 @@ class Shape:
             yield from part.arrays()
 
     @property
+    def bits(self) -> int:
+        """The size of an element, such as 8 of "f8e4m3fn"."""
+        digits = re.search(r"\d+", self.dtype)
+        return int(digits[0]) if digits else 8 * (self.dtype == "pred")
+
+    @property
     def bytes(self) -> int:
         """The size of all arrays."""
         if self.parts:
             return sum(part.bytes for part in self.parts)
-        bits = "".join(c if c.isdigit() else " " for c in self.dtype).split()
-        width = 8 if self.dtype == "pred" else int(bits[0]) if bits else 0
-        return -(-math.prod(self.sizes) * width // 8)
+        return -(-math.prod(self.sizes) * self.bits // 8)
 
     def __str__(self) -> str:
         if self.dtype == "tuple":
