@@ -35,6 +35,7 @@ ROOMS = [
     "planning.inside",
     "planning",
     "explaining.gpus",
+    "explaining.compilers",
     "explaining.machines",
     "explaining.interconnect",
     "explaining.chips",

@@ -2,10 +2,14 @@
 
 import pathlib
 
+import jax
 from jax._src import traceback_util
 from jax.extend import source_info_util
 
 SUPPORTED = "0.10.2 to 0.12"
+
+LIBTPU = "0.0.42.1" if jax.__version_info__ < (0, 11) else "0.0.52"
+"""The release of libtpu that is tested with this JAX."""
 
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 

@@ -7,7 +7,7 @@ import jax
 
 from shardmap._jax.types import PyTree, TreeDef, Value
 from shardmap.arrays.placement import memory_kind
-from shardmap.arrays.process_local import is_global_array
+from shardmap.arrays.processes import is_global_array
 
 
 class Static:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from shardmap._jax.errors import is_too_large
-from shardmap.sharding.default_devices import default_devices
+from shardmap.sharding.mesh import default_devices
 
 
 def temporary_bytes(

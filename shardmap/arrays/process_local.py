@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from shardmap._jax.types import Value
 from shardmap.arrays import placement
+from shardmap.arrays.processes import is_global_array
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.mesh import local_mesh
 
@@ -101,16 +102,6 @@ def processes_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
 
 
 # Concrete arrays
-
-
-def is_global_array(value: object) -> bool:
-    """Whether other processes hold parts of an array."""
-    if isinstance(value, jax.core.Tracer):
-        return False
-    if isinstance(value, jax.Array):
-        return not value.is_fully_addressable
-    sharding = value.sharding if isinstance(value, jax.ShapeDtypeStruct) else None
-    return sharding is not None and not sharding.is_fully_addressable
 
 
 def to_global(value: Value, shardings: ProcessShardings) -> Any:

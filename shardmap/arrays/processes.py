@@ -1,4 +1,4 @@
-"""Devices of several processes, and the time to wait for other processes."""
+"""Devices and arrays of several processes, and the time to wait for other processes."""
 
 import math
 import os
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from shardmap.sharding.default_devices import default_devices
+from shardmap.sharding.mesh import default_devices
 
 TIME_LIMIT = "SHARDMAP_PROCESS_TIMEOUT"
 """The environment variable for how many seconds to wait for the other processes; with 0
@@ -62,6 +62,16 @@ def spans_processes(devices: Sequence[jax.Device]) -> bool:
             f"{sorted(processes)}: only processes that have some can use them."
         )
     return len(processes) > 1
+
+
+def is_global_array(value: object) -> bool:
+    """Whether other processes hold parts of an array."""
+    if isinstance(value, jax.core.Tracer):
+        return False
+    if isinstance(value, jax.Array):
+        return not value.is_fully_addressable
+    sharding = value.sharding if isinstance(value, jax.ShapeDtypeStruct) else None
+    return sharding is not None and not sharding.is_fully_addressable
 
 
 def time_limit() -> float:

@@ -15,8 +15,7 @@ from shardmap._jax.types import Equation, Value
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import array_likes
 from shardmap.explaining import machines
-from shardmap.sharding.default_devices import set_default_devices
-from shardmap.sharding.mesh import check_devices
+from shardmap.sharding.mesh import check_devices, set_default_devices
 
 
 def devices_of(given: str | Sequence[jax.Device] | None) -> tuple[jax.Device, ...]:

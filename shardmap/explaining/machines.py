@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import jax
 
-from shardmap._jax import compilers
+from shardmap._jax import LIBTPU
+from shardmap.explaining import compilers
 from shardmap.explaining.gpus import GPUS, target_config
 from shardmap.units import shown
 
@@ -185,7 +186,7 @@ def _devices(machine: Machine) -> tuple[jax.Device, ...]:
             compilers.tpu_devices(str(machine._replace(slices=1)), sizes, slices)
         )
     except ImportError as error:
-        extra, packages = "tpu-compiler", f"libtpu=={compilers.LIBTPU}"
+        extra, packages = "tpu-compiler", f"libtpu=={LIBTPU}"
         if kind in GPUS:
             extra = "gpu-compiler"
             packages = "'jax[cuda12-local]' nvidia-cuda-nvcc-cu12"

@@ -27,10 +27,11 @@ from shardmap.arrays import placement
 from shardmap.map import set_mesh, tracing
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.conversions import cut_spec
-from shardmap.sharding.default_devices import default_devices, local_devices
 from shardmap.sharding.mesh import (
     auto_mesh,
+    default_devices,
     group_counts,
+    local_devices,
     sizes_of_groups,
     too_few_devices,
 )

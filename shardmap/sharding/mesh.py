@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import TypeGuard, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.sharding.default_devices import local_devices
+from shardmap._jax.context import traced_apart
 from shardmap.units import integer_of, is_integer, shown
+
+# The devices of maps and meshes that name none
+
+_current: contextvars.ContextVar[tuple[jax.Device, ...]] = contextvars.ContextVar(
+    "default_devices", default=()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _DefaultsMarker:
+    devices: tuple[jax.Device, ...]
+
+
+@contextlib.contextmanager
+def set_default_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
+    """A context with these default devices, to trace in."""
+    token = _current.set(tuple(devices))
+    try:
+        with traced_apart(_DefaultsMarker(tuple(devices))):
+            yield
+    finally:
+        _current.reset(token)
+
+
+def default_devices(backend: str | None = None) -> list[jax.Device]:
+    """The default devices that are set here; none if JAX's are to be used.
+
+    Args:
+      backend: the platform that is asked for.
+    """
+    devices = list(_current.get())
+    return devices if devices and backend in (None, devices[0].platform) else []
+
+
+def local_devices() -> list[jax.Device]:
+    """The default devices, or else those of this process."""
+    return default_devices() or jax.local_devices()
+
+
+# Checks
 
 _MOST_VIRTUAL_DEVICES = 1024
 """More are no help on one CPU."""

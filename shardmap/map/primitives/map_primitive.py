@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.extend.core as jex_core
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.context import (
@@ -34,7 +33,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
-from shardmap._jax.rules import register_typecheck
+from shardmap._jax.rules import Vmap, register_typecheck
 from shardmap._jax.types import (
     Aval,
     Equation,
@@ -134,22 +133,11 @@ class MapPrimitive(jex_core.Primitive):
           The results, flat, as a list.
 
         Raises:
-          TypeError: a parameter that every map has is missing, or does not fit.
+          TypeError: a parameter that every map has does not fit.
         """
-        if missing := [name for name in _OF_EVERY_MAP if name not in params]:
-            raise TypeError(
-                f"{self.name}.bind needs the parameters that every map has: "
-                f"{', '.join(missing)} missing"
-            )
-        return self._bind(*args, **params)
-
-    def _bind(self, *args: Value, **params: Param) -> list[Any]:
         # Where nothing is traced, JAX does not look at the types of operands.
         self.abstract_eval(*map(jax.typeof, args), **params)
         return super().bind(*args, **params)
-
-
-_OF_EVERY_MAP = ("axis_name", "axis_size", "in_axes", "out_axes", "call_jaxpr")
 
 
 class _SpmapPrimitive(MapPrimitive):
@@ -165,47 +153,27 @@ class _SpmapPrimitive(MapPrimitive):
       [True]
     """
 
-    def _bind(self, *args: Value, **params: Param) -> list[Any]:
+    def bind(self, *args: Value, **params: Param) -> list[Any]:
         args = tuple(map(drop_sharding, args))
-        if not params["axis_size"]:
-            return _without_elements(args, **params)
-        refuse_check_vma()
         given = MapParams(**params)
+        if not given.axis_size:
+            return _without_elements(args, given)
+        refuse_check_vma()
         around = jax.sharding.get_abstract_mesh().axis_types
         explicit = AxisType.Explicit in around
         given = dataclasses.replace(
             given,
-            layout=given.axis_in_words(),
             mesh_jaxpr=mesh_jaxpr(given.mesh, not explicit),
         )
         return super(MapPrimitive, self).bind(*args, **given.as_dict())
 
 
-def _without_elements(
-    operands: Sequence[Any],
-    *,
-    axis_name: Hashable,
-    in_axes: tuple[int | None, ...],
-    out_axes: tuple[int | None, ...],
-    call_jaxpr: Jaxpr,
-    **_: object,
-) -> list[Any]:
+def _without_elements(operands: Sequence[Any], given: MapParams) -> list[Any]:
     """The results of a map over an axis of size 0."""
-    avals = [
-        insert_axis(aval_of(var), 0, axis)
-        for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
-    ]
-    if None not in out_axes:
-        return [jax.lax.full(aval.shape, 0, aval.dtype) for aval in avals]
-    # Unmapped results do not depend on elements, or are those of collectives.
-    mapped = jax.vmap(
-        lambda _, *args: jax.core.eval_jaxpr(call_jaxpr, (), *args),
-        in_axes=(0, *in_axes),
-        out_axes=list(out_axes),
-        axis_name=axis_name,
-    )
-    # jax.vmap requires a mapped operand.
-    return mapped(np.zeros(0, bool), *operands)
+    element = functools.partial(jax.core.eval_jaxpr, given.call_jaxpr, ())
+    vmap, out_axes = Vmap(given.axis_name, 0), list(given.out_axes)
+    results: list[Any] = vmap.vectorize(element, given.in_axes, out_axes)(*operands)
+    return results
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any, Literal
 
 from shardmap._jax.types import AnyMesh, Axes, Equation, Jaxpr
-from shardmap.map.primitives.axis import UNNAMED, AxisLayout, axis_text
+from shardmap.map.primitives.axis import UNNAMED, AxisLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,6 @@ class MapParams:
       inner_axes: the mesh axes for maps inside, one for each level.
       batch_size: how many elements a device vectorises; None: all that it has.
       lowering: "manual" or "spmd".
-      layout: how the elements are laid out, in words. `spmap_p` adds it.
       mesh_jaxpr: tells `jax.jit` of the mesh. `spmap_p` adds it.
     """
 
@@ -41,7 +40,6 @@ class MapParams:
     inner_axes: tuple[str, ...] = ()
     batch_size: int | None = None
     lowering: Literal["manual", "spmd"] = "manual"
-    layout: str = ""
     mesh_jaxpr: Jaxpr | None = None
 
     @classmethod
@@ -82,17 +80,4 @@ class MapParams:
             devices = math.prod(self.mesh.shape[name] for name in mesh_axes)
         return AxisLayout(
             self.axis_name, self.axis_size, mesh_axes, devices, self.batch_size
-        )
-
-    def axis_in_words(self) -> str:
-        """The layout of the elements, for jaxprs."""
-        axis = f"{axis_text(self.axis_name)} of {self.axis_size:,}"
-        if self.mesh is None or self.mesh_axes is None:
-            return f"{axis}, as the map around it decides"
-        layout = self.axis
-        rest, empty = layout.block % layout.vectorised, layout.padding
-        return (
-            f"{axis} = {layout}"
-            + f", the last of {rest:,}" * (rest > 0)
-            + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
         )

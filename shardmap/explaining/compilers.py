@@ -10,9 +10,6 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-LIBTPU = "0.0.42.1" if jax.__version_info__ < (0, 11) else "0.0.52"
-"""The release of libtpu that is tested with this JAX."""
-
 _CUDA_PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 _LOADING = {
