@@ -5,11 +5,10 @@ have the mesh axes as dimensions. Either way, results are checked where the func
 traced: `jax.shard_map` does so only with ``check_vma=True``.
 """
 
-import collections
 import functools
 import math
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +26,6 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
-from shardmap.api import caches
 from shardmap.api.arguments import Arguments
 from shardmap.api.calls import (
     Call,
@@ -82,13 +80,6 @@ class BlockMap(Transformed):
     what = "mesh_map"
     is_leaf = staticmethod(is_spec)
 
-    def __init__(self, fun: Callable[..., Any], options: MeshMapOptions) -> None:
-        super().__init__(fun, options)
-        # JAX finds a trace again by the object that it traces.
-        self._mapped: collections.OrderedDict[Hashable, Callable[..., Flattened]] = (
-            collections.OrderedDict()
-        )
-
     def is_on_set_mesh(self) -> bool:
         return set_mesh.is_on_mesh(self._devices())
 
@@ -138,9 +129,6 @@ class BlockMap(Transformed):
         """The function of whole leaves that is mapped over these mesh axes."""
         # A `jax.shard_map` around has set its mesh, which this one takes.
         is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
-        key = block, tuple(names), is_inside
-        if (known := self._mapped.get(key)) is not None:
-            return known
         options = self.options
 
         def run(*blocks: Value) -> PyTree:
@@ -168,7 +156,7 @@ class BlockMap(Transformed):
         def flat(*leaves: Value) -> Flattened:
             return Flattened(*jax.tree.flatten(mapped(*leaves)))
 
-        return caches.keep(self._mapped, key, flat)
+        return flat
 
     def _as_spmaps(
         self,

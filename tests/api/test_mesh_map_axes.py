@@ -191,7 +191,6 @@ def test_a_map_that_is_only_vectorised(lowering):
     np.testing.assert_allclose(result, X - X.mean(), rtol=1e-6)
     assert result.sharding.is_fully_replicated
     assert len(result.sharding.device_set) == 8
-    assert "1 device x 8 vectorised" in str(jax.make_jaxpr(mapped)(X))
     np.testing.assert_allclose(jax.jit(mapped)(X), X - X.mean(), rtol=1e-6)
     np.testing.assert_allclose(
         jax.grad(lambda v: (mapped(v) ** 2).sum())(X), 2 * (X - X.mean()), atol=1e-6

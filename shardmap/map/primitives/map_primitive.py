@@ -170,6 +170,11 @@ class _SpmapPrimitive(MapPrimitive):
 
 def _without_elements(operands: Sequence[Any], given: MapParams) -> list[Any]:
     """The results of a map over an axis of size 0."""
+    if None not in given.out_axes:
+        variables = zip(given.call_jaxpr.outvars, given.out_axes, strict=True)
+        avals = [insert_axis(aval_of(var), 0, axis) for var, axis in variables]
+        return [jax.lax.full(aval.shape, 0, aval.dtype) for aval in avals]
+    # Unmapped results do not depend on elements, or are those of collectives.
     element = functools.partial(jax.core.eval_jaxpr, given.call_jaxpr, ())
     vmap, out_axes = Vmap(given.axis_name, 0), list(given.out_axes)
     results: list[Any] = vmap.vectorize(element, given.in_axes, out_axes)(*operands)
