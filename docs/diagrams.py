@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import shardmap as sm
 from shardmap.explaining.draw import html, sections
-from shardmap.explaining.draw.style import COLOURS, DARK, LIGHT
+from shardmap.explaining.draw.style import COLOURS, PALETTE
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from examples import heat as heat_example
@@ -280,15 +280,16 @@ def picture(title: str, parts: Iterable[Box | Label | Cell]) -> str:
         f'height="{height:.0f}" viewBox="-12 -12 {width:.0f} {height:.0f}" '
         'font-family="monospace" font-size="12">\n'
         f"<title>{escape(title)}</title>\n"
-        f"<style>\n{rules(LIGHT)}\n"
-        f"@media (prefers-color-scheme: dark) {{\n{rules(DARK)}\n}}\n</style>\n"
+        f"<style>\n{rules(0)}\n"
+        f"@media (prefers-color-scheme: dark) {{\n{rules(1)}\n}}\n</style>\n"
         '<rect class="back" x="-12" y="-12" width="100%" height="100%"/>\n'
         f"{body}\n</svg>\n"
     )
 
 
-def rules(colours: Mapping[str, str]) -> str:
-    """The style sheet: `back`, `panel` and the tints fill boxes."""
+def rules(scheme: int) -> str:
+    """The style sheet, light or dark: `back`, `panel` and the tints fill boxes."""
+    colours = {name: pair[scheme] for name, pair in PALETTE.items()}
     text, line = colours["text"], colours["line"]
     grounds = [name for name in colours if name in ("back", "panel") or "tint" in name]
     return "\n".join(

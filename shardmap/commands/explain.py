@@ -1,5 +1,6 @@
 """`python -m shardmap explain`: explains a function without running it."""
 
+import argparse
 import difflib
 import importlib
 import importlib.util
@@ -23,7 +24,7 @@ from shardmap.explaining.draw.text import as_text
 from shardmap.explaining.interconnect import Interconnect
 from shardmap.explaining.machines import devices
 from shardmap.explaining.meshes import compare_meshes
-from shardmap.units import short_path
+from shardmap.units import short_path, shown
 
 EXAMPLE = (
     "python -m shardmap explain shardmap.commands.example:predict "
@@ -130,7 +131,10 @@ def _parsed(arguments: Sequence[str]) -> tuple[Any, Parser]:
         help=f"what joins the devices or, if several, hosts: {', '.join(names)}",
     )
     parser.add_argument(
-        "--html", metavar="FILE", help="write a page with pictures to this file"
+        "--html",
+        type=_page,
+        metavar="FILE",
+        help="write a page with pictures to this file",
     )
     parser.add_argument(
         "--json",
@@ -147,6 +151,22 @@ def _parsed(arguments: Sequence[str]) -> tuple[Any, Parser]:
     if options.each_arg and (options.args or options.meshes):
         parser.error("--arg is for a function without --args and --meshes")
     return options, parser
+
+
+def _page(text: str) -> str:
+    """The file of a page, whose folder is made if there is none."""
+    path = pathlib.Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        why = "it is a folder" if path.is_dir() else ""
+    except OSError as error:
+        why = f"{path.parent} cannot be made, {error.strerror}"
+    if why:
+        raise argparse.ArgumentTypeError(
+            f"{text} cannot be written: {why}. Give a file in a folder of yours, such "
+            "as ./report.html"
+        )
+    return text
 
 
 def reports_of(options: Any) -> list[Any]:
@@ -192,50 +212,31 @@ def read_argument(text: str) -> Any:
     >>> read_argument("i32[]")
     ShapeDtypeStruct(shape=(), dtype=int32)
     """
-    # Python has no empty index: `i32[]`, outside of strings, is written `i32[()]`.
+    # Outside of strings, `f32[8]` is a call of `array`.
     written = re.sub(
-        r"""("[^"]*"|'[^']*')|(\w)\[\s*\]""",
-        lambda match: match[1] or f"{match[2]}[()]",
+        r"""("[^"]*"|'[^']*')|(\w+)\[([^][]*)\]""",
+        lambda match: match[1] or f"array({match[2]!r}, {match[3]})",
         text,
     )
-    value = evaluate(written, "--arg", _ArrayTypes())
+    try:
+        value = evaluate(written, f"--arg {shown(text)}", {"array": _array})
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. Write arrays as f32[8,128], or f32[] for one number"
+        ) from None
     is_flat = isinstance(value, tuple | list) and value
     if is_flat and all(type(each) is int for each in value):
         raise ValueError(
             f"--arg {text} is a shape without a type: write "
             f"f32[{','.join(map(str, value))}]"
         )
-    for leaf in jax.tree.leaves(value):
-        if isinstance(leaf, _ArrayType):
-            raise ValueError(
-                f"--arg {leaf.name} needs a shape in brackets: {leaf.name}[] for one "
-                "number"
-            )
     return value
 
 
-class _ArrayTypes(dict[str, "_ArrayType"]):
-    """Array types by the name of their dtype."""
-
-    def __missing__(self, name: str) -> "_ArrayType":
-        return _ArrayType(name)
-
-
-class _ArrayType:
-    """A dtype by its short name. Indexed with a shape, it is an array."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.dtype = _dtype(name)
-
-    def __getitem__(self, shape: Any) -> jax.ShapeDtypeStruct:
-        sizes = shape if isinstance(shape, tuple) else (shape,)
-        if not all(type(size) is int and size >= 0 for size in sizes):
-            raise ValueError(
-                f"{self.name} needs a shape of whole numbers, such as "
-                f"{self.name}[8,128], got {sizes!r}"
-            )
-        return jax.ShapeDtypeStruct(sizes, self.dtype)
+def _array(name: str, *shape: Any) -> jax.ShapeDtypeStruct:
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{name} needs a shape of whole numbers, got {shape!r}")
+    return jax.ShapeDtypeStruct(shape, _dtype(name))
 
 
 def _dtype(name: str) -> Any:
@@ -247,8 +248,7 @@ def _dtype(name: str) -> Any:
     scalar = getattr(jnp, long, None) if known else None
     if scalar is None:
         raise ValueError(
-            f"unknown dtype {name!r}: write f32, bf16, i32, u8, c64, "
-            "bool, key and so on, with a shape in brackets"
+            f"unknown dtype {name!r}: known are f32, bf16, i32, u8, c64, bool, key ..."
         )
     dtype, used = jnp.dtype(scalar), jax.dtypes.canonicalize_dtype(scalar)
     if used != dtype:

@@ -46,13 +46,13 @@ def evaluate(text: str, what: str, names: Mapping[str, Any]) -> Any:
 
     Args:
       text: the expression, written by the user of the command.
-      what: a description of the text, for errors.
+      what: what the user gave, for errors.
       names: the names that it may use.
 
     Raises:
       ValueError: it cannot be evaluated.
 
-    >>> evaluate("{'a': add((1, 2))}", "the sum", {"add": sum})
+    >>> evaluate("{'a': add((1, 2))}", "--sum", {"add": sum})
     {'a': 3}
     """
     try:
@@ -60,6 +60,5 @@ def evaluate(text: str, what: str, names: Mapping[str, Any]) -> Any:
             warnings.simplefilter("ignore")  # Python warns of odd numbers and strings.
             return eval(text.strip(), {"__builtins__": {}}, names)
     except Exception as error:
-        short = repr(text) if len(text) < 80 else f"{text[:80]!r}..."
         reason = error.msg if isinstance(error, SyntaxError) else error
-        raise ValueError(f"{what} {short} cannot be read: {reason}") from None
+        raise ValueError(f"{what} cannot be read: {reason}") from None

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -11,6 +10,7 @@ import shardmap as sm
 from shardmap.commands.parsing import Parser, evaluate
 from shardmap.explaining.draw.text import picture
 from shardmap.sharding.spec import ShardingSpec
+from shardmap.units import shown
 
 EXAMPLES = (
     "python -m shardmap picture \"P('data', None)\" --shape 8,64 --mesh data=4,model=2",
@@ -18,34 +18,14 @@ EXAMPLES = (
     '(ShardedAxis(0), Replicated(2)))" --shape 8,64',
 )
 MOST_DEVICES = 2**20
-# The names that SPEC may use.
 NAMES = {
     **{"jax": jax, "sm": sm, "shardmap": sm},
     **{"P": PartitionSpec, "PartitionSpec": PartitionSpec},
-    **{
-        name: getattr(sm, name)
-        for name in (
-            *("ShardingSpec", "Chunked", "Unstacked", "NoSharding"),
-            *("ShardedAxis", "Replicated"),
-        )
-    },
+    **{"ShardingSpec": sm.ShardingSpec, "Chunked": sm.Chunked},
+    **{"Unstacked": sm.Unstacked, "NoSharding": sm.NoSharding},
+    **{"ShardedAxis": sm.ShardedAxis, "Replicated": sm.Replicated},
 }
-
-
-class Layout(NamedTuple):
-    """What the command shows.
-
-    Attributes:
-      spec: the layout.
-      shape: the shape of the array.
-      mesh: the sizes of mesh axes by name, if given.
-      partitions: the PartitionSpec as text, if given.
-    """
-
-    spec: ShardingSpec
-    shape: tuple[int, ...]
-    mesh: dict[str, int] | None
-    partitions: str | None
+"""The names that SPEC may use."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,26 +49,37 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        text = page(layout(options.spec, options.shape, options.mesh))
+        text = page(options.spec, options.shape, options.mesh)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     print(text)
     return 0
 
 
-def layout(spec_text: str, shape_text: str, mesh_text: str | None) -> Layout:
-    """Parses the arguments.
+def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
+    """The layout as text.
 
     Raises:
-      ValueError, TypeError: they cannot be read, or do not fit each other.
+      ValueError, TypeError: the arguments cannot be read, or do not fit each other.
+
+    >>> print(page("P('x')", "4", "x=2").partition("OpSh")[0].rstrip())
+    P('x') on a mesh of x=2
+    ShardingSpec((Chunked((2,)),), (ShardedAxis(0),))
+    <BLANKLINE>
+    (4,) on 2 devices, (2,) on each: dimension 0 across
+           0:2   2:4
+         +-----+-----+
+         |  0  |  1  |
+         +-----+-----+
     """
     shape = read_shape(shape_text)
-    mesh = None if mesh_text is None else read_mesh(mesh_text)
-    _check_count(math.prod((mesh or {}).values()))
-    spec = evaluate(spec_text, "SPEC", NAMES)
-    partitions = None
+    mesh = {} if mesh_text is None else read_mesh(mesh_text)
+    of_mesh = ", ".join(f"{name}={size}" for name, size in mesh.items())
+    _check_count(math.prod(mesh.values()))
+    spec = evaluate(spec_text, f"SPEC {shown(spec_text)}", NAMES)
+    lines = []
     if isinstance(spec, PartitionSpec):
-        partitions = f"P({', '.join(map(repr, spec))})"
+        lines = [f"P({', '.join(map(repr, spec))}) on a mesh of {of_mesh}"]
         spec = _spec_of_partitions(spec, len(shape), mesh)
     elif not isinstance(spec, ShardingSpec):
         raise ValueError(
@@ -96,12 +87,28 @@ def layout(spec_text: str, shape_text: str, mesh_text: str | None) -> Layout:
         )
     elif mesh and tuple(mesh.values()) != spec.mesh_shape:
         raise ValueError(
-            f"--mesh {_mesh_text(mesh)} has the shape {tuple(mesh.values())}, but the "
+            f"--mesh {of_mesh} has the shape {tuple(mesh.values())}, but the "
             f"mesh of {spec!r} has {spec.mesh_shape}: give one name=size for each "
             "entry of mesh_mapping, or leave --mesh out"
         )
     _check_count(spec.num_shards)
-    return Layout(spec, shape, mesh, partitions)
+    lines += [repr(spec), "", picture(spec, shape)]
+    outside = spec.stacked()
+    if outside != spec:
+        lines.append(
+            "\nThe forms below have no Unstacked: they are the array from outside the "
+            f"map,\n{outside!r}"
+        )
+    hlo = outside.hlo_sharding()
+    # Protobuf prints a note above the fields, and no field for the kind of number 0.
+    fields = [line for line in str(hlo.to_proto()).splitlines() if ": " in line]
+    for title, text in (
+        ("OpSharding proto", "\n".join(fields or ["type: REPLICATED"])),
+        ("HLO", str(hlo)),
+        ("Shardy", outside.sdy(list(mesh) or None)),
+    ):
+        lines += [f"\n{title}", *(f"  {line}" for line in text.splitlines())]
+    return "\n".join(lines)
 
 
 def read_shape(text: str) -> tuple[int, ...]:
@@ -145,9 +152,9 @@ def _check_count(devices: int) -> None:
 
 
 def _spec_of_partitions(
-    partitions: PartitionSpec, ndim: int, mesh: dict[str, int] | None
+    partitions: PartitionSpec, ndim: int, mesh: dict[str, int]
 ) -> ShardingSpec:
-    if mesh is None:
+    if not mesh:
         raise ValueError(
             "a PartitionSpec names the axes of a mesh: give their sizes, such as "
             "--mesh data=4,model=2"
@@ -159,47 +166,3 @@ def _spec_of_partitions(
     except Exception as error:  # JAX's own errors of a spec are of several types.
         raise ValueError(f"SPEC {partitions}: {error}") from None
     return ShardingSpec.from_named_sharding(sharding, ndim)
-
-
-def _mesh_text(mesh: dict[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in mesh.items())
-
-
-def page(shown: Layout) -> str:
-    """The layout as text.
-
-    >>> print(page(layout("P('x')", "4", "x=2")).partition("OpSh")[0].rstrip())
-    P('x') on a mesh of x=2
-    ShardingSpec((Chunked((2,)),), (ShardedAxis(0),))
-    <BLANKLINE>
-    (4,) on 2 devices, (2,) on each: dimension 0 across
-           0:2   2:4
-         +-----+-----+
-         |  0  |  1  |
-         +-----+-----+
-    """
-    spec, shape, mesh, partitions = shown
-    lines = [repr(spec), "", picture(spec, shape)]
-    if partitions is not None:
-        lines.insert(0, f"{partitions} on a mesh of {_mesh_text(mesh or {})}")
-    if spec.stacked() != spec:
-        lines.append(
-            "\nThe forms below have no Unstacked: they are the array from outside the "
-            f"map,\n{spec.stacked()!r}"
-        )
-    for title, text in _forms(shown):
-        lines += [f"\n{title}", *(f"  {line}" for line in text.splitlines())]
-    return "\n".join(lines)
-
-
-def _forms(shown: Layout) -> list[tuple[str, str]]:
-    """The forms of a layout in compilers: a title and a text for each."""
-    outside = shown.spec.stacked()
-    hlo = outside.hlo_sharding()
-    # Protobuf prints a note above the fields, and no field for the kind of number 0.
-    fields = [line for line in str(hlo.to_proto()).splitlines() if ": " in line]
-    return [
-        ("OpSharding proto", "\n".join(fields or ["type: REPLICATED"])),
-        ("HLO", str(hlo)),
-        ("Shardy", outside.sdy(list(shown.mesh) if shown.mesh else None)),
-    ]

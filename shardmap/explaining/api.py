@@ -167,15 +167,7 @@ def explanation_for(
     kwargs: Mapping[str, Any],
     is_quick: bool = False,
 ) -> Explanation:
-    """The explanation of a call.
-
-    Args:
-      fun: the function.
-      given: what joins the devices, if it is given.
-      there: the devices; none for those on which it runs.
-      args, kwargs: the arguments of the call.
-      is_quick: whether to compile with few optimizations.
-    """
+    """The explanation of a call, compiled in full or with few optimizations."""
     with_path = jax.tree_util.tree_map_with_path
     is_jitted = isinstance(fun, jax.stages.Wrapped)
     args = with_path(functools.partial(_as_array, is_jitted, "args"), args)
@@ -202,7 +194,8 @@ def explanation_for(
         lowered = elsewhere.lowered_for(there, traced)
     else:
         lowered = _lower(fun, traced, args, kwargs)
-    compiled = refused = None
+    compiled: Any = None
+    refused = None
     record = buffers = b""
     try:
         compiled, record, buffers = compiled_with_protos(lowered, is_quick)
@@ -238,19 +231,16 @@ def explanation_for(
     else:
         available = len(jax.local_devices(backend=device.platform))
     inputs = [array for array in layouts_of_arrays if array.role == "input"]
-    if compiled is not None:
+    times: tuple[tuple[str, float], ...] = ()
+    if refused is None:
         capacity = capacity_of(device)
         memory = memory_of(buffers, module, sources, device.platform)
         cost, largest = cost_of(compiled, module, memory), memory.largest
+        times = _least_times(device, module, cost, collectives)
     else:
-        assert refused is not None
         needed, capacity = refused
         cost = too_large.cost_of(needed)
         largest = too_large.largest(traced.jaxpr.jaxpr, inputs, num_devices)
-    products: Mapping[str, float] = {}
-    read = 0
-    if compiled is not None:
-        products, read = products_of(module.entry), read_bytes(module.entry)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
     is_chunked = hasattr(fun, "explain") and not hasattr(fun, "lower")
@@ -286,31 +276,24 @@ def explanation_for(
         available=available,
         machine=machine,
         capacity=capacity,
-        least_times=_least_times(device, products, read, cost, collectives),
-        call=(
-            fun,
-            any(info.donated for info in jax.tree.leaves(traced.args_info)),
-        ),
+        least_times=times,
+        call=(fun, any(each.donated for each in jax.tree.leaves(traced.args_info))),
     )
 
 
 def _least_times(
-    device: jax.Device,
-    products: Mapping[str, float],
-    read: int,
-    cost: Cost,
-    collectives: Sequence[Collective],
+    device: jax.Device, module: Module, cost: Cost, collectives: Sequence[Collective]
 ) -> tuple[tuple[str, float], ...]:
     """The least time of a call by each of what a device does; see `Explanation`."""
     chip = CHIPS.get(device.device_kind)
-    if chip is None or not chip.memory_bandwidth or cost.argument_bytes is None:
+    if chip is None or not chip.memory_bandwidth:
         return ()
     # Values on the chip count as accessed, too. XLA for GPUs counts nothing.
-    moved = read + (cost.output_bytes or 0)
+    moved = read_bytes(module.entry) + (cost.output_bytes or 0)
     if cost.bytes_accessed is not None:
         moved = min(moved, round(cost.bytes_accessed))
     times = {
-        "arithmetic": chip.seconds(products),
+        "arithmetic": chip.seconds(products_of(module.entry)),
         "memory": moved / chip.memory_bandwidth,
         "interconnect": sum(each.seconds or 0 for each in collectives),
     }
@@ -375,16 +358,7 @@ def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
 
 
 def _as_array(is_jitted: bool, group: str, path: tuple[Any, ...], leaf: Value) -> Any:
-    """Replaces an array of another library by its shape and dtype.
-
-    Args:
-      is_jitted: whether the function may have static arguments.
-      group, path: the place of the leaf.
-      leaf: the array.
-
-    Raises:
-      TypeError: no array, JAX has no such dtype, or the labels would be lost.
-    """
+    """Replaces an array of another library by its shape and dtype."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
         return leaf
     try:

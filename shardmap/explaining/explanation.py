@@ -35,21 +35,15 @@ class Measurement:
     predicted_bytes: int | None
 
     def __repr__(self) -> str:
-        took = duration(statistics.median(self.seconds))
-        return f"<Measurement of {self.name}: {took} a call>"
-
-    def __str__(self) -> str:
-        took = duration(statistics.median(self.seconds))
         peak = "not counted here"
         if self.peak_bytes is not None:
             peak = f"{size(self.peak_bytes)} since the process began"
-        needed = (
-            "unknown" if self.predicted_bytes is None else size(self.predicted_bytes)
-        )
+        predicted = self.predicted_bytes
         return (
             f"{self.name}, {len(self.seconds)} calls\n"
-            f"  time of a call: {took}\n"
-            f"  peak memory of a device: {peak}; predicted: {needed}"
+            f"  time of a call: {duration(statistics.median(self.seconds))}\n"
+            f"  peak memory of a device: {peak}; predicted: "
+            + ("unknown" if predicted is None else size(predicted))
         )
 
 
@@ -170,29 +164,25 @@ class Explanation(Printed, Report):
           >>> len(measured.seconds), measured.predicted_bytes
           (5, 32768)
         """
-        if self.call is None or self.cost is None:
+        if self.call is None or self.cost is None or self.machine is not None:
             raise ValueError(
-                f"the explanation of {self.name} cannot run it: it is of a plan, or "
-                "was pickled. Explain the function again"
+                f"the explanation of {self.name} cannot run it: it is of a plan or of "
+                "devices that compile only, or was pickled. Explain the function again"
             )
-        if self.machine is not None:
-            raise ValueError(
-                f"the explanation of {self.name} cannot run it: it is for "
-                f"{self.machine}, whose devices compile only"
-            )
-        for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+        leaves = jax.tree.leaves((args, kwargs))
+        # Other numbers of leaves have static arguments, or are the function's to tell.
+        pairs = zip(self.inputs, leaves, strict=False)
+        for array, leaf in pairs if len(leaves) == len(self.inputs) else ():
             if isinstance(leaf, jax.ShapeDtypeStruct):
-                where = jax.tree_util.keystr(path)
                 raise TypeError(
-                    f"measure runs {self.name}, but the argument at {where} is only a "
-                    f"shape, {leaf}: give arrays"
+                    f"measure runs {self.name}, but {array.path} is only a shape, "
+                    f"{leaf}: give arrays"
                 )
-        shapes = [*map(np.shape, jax.tree.leaves((args, kwargs)))]
-        for array, shape in zip(self.inputs, shapes, strict=False):
-            if len(shapes) == len(self.inputs) and shape != array.shape:
+            if np.shape(leaf) != array.shape:
                 raise ValueError(
-                    f"measure of {self.name} got {array.path} of shape {shape}, which "
-                    f"is explained for {array.shape}: explain it for these arguments"
+                    f"measure of {self.name} got {array.path} of shape "
+                    f"{np.shape(leaf)}, which is explained for {array.shape}: explain "
+                    "it for these arguments"
                 )
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
@@ -207,14 +197,10 @@ class Explanation(Printed, Report):
             seconds.append(time.perf_counter() - start)
         arrays = [a for a in jax.tree.leaves(result) if isinstance(a, jax.Array)]
         devices = {device for array in arrays for device in array.devices()}
-        stats = [device.memory_stats() or {} for device in devices]
-        peaks = [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]
-        return Measurement(
-            self.name,
-            tuple(seconds[1:]),
-            max(peaks, default=None),
-            self.cost.peak_bytes,
-        )
+        counted = [(device.memory_stats() or {}) for device in devices]
+        peaks = [each.get("peak_bytes_in_use", 0) for each in counted]
+        peak = max(peaks, default=0) or None
+        return Measurement(self.name, tuple(seconds[1:]), peak, self.cost.peak_bytes)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

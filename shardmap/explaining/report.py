@@ -145,10 +145,7 @@ class ArrayLayout:
         """The number of devices that hold each shard."""
         if self.spec is None:
             return None
-        shards = 1
-        for count in self.spec.tile_counts:
-            shards *= count
-        return self.spec.num_shards // shards
+        return self.spec.num_shards // math.prod(self.spec.tile_counts)
 
 
 def describe(spec: ShardingSpec, names: Sequence[Sequence[str]] = ()) -> str:

@@ -5,7 +5,6 @@ import inspect
 import io
 import json
 import pickle
-import re
 import sys
 
 import jax.numpy as jnp
@@ -79,8 +78,8 @@ def test_what_is_given_has_a_short_repr():
     x = jnp.ones((16, 4), np.float32)
     report = sm.explain(sm.spmap(lambda x: x - lax.pmean(x, "i"), "i"))(x)
     assert repr(report) == f"<Explanation of <lambda>: {report.summary}>"
-    measured = repr(report.measure(x, repeats=2))
-    assert re.fullmatch(r"<Measurement of <lambda>: [\d.]+ \w+ a call>", measured)
+    measured = report.measure(x, repeats=2)
+    assert repr(measured) == str(measured)
     made = sm.plan(lambda x: x * 2, x, in_slices={0: 4})
     assert repr(sm.explain(made)) == "<Explanation of <lambda>: 4 shards>"
     assert len(repr(sm.explain(made))) < 120

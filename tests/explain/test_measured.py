@@ -66,7 +66,7 @@ def test_it_prints_what_it_took_beside_the_prediction():
 
 def test_shapes_cannot_be_run():
     x = jax.ShapeDtypeStruct((4,), np.float32)
-    with pytest.raises(TypeError, match=r"at \[0\]\[0\] is only a shape.*give arrays"):
+    with pytest.raises(TypeError, match=r"x is only a shape.*give arrays"):
         sm.explain(jnp.sin)(x).measure(x)
 
 

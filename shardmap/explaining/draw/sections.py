@@ -97,7 +97,7 @@ def where(report: Report) -> str:
         text += f", mesh {axes}"
     if report.machine is not None:
         text += f"; compiled for {report.machine}; not run"
-    return f"{text}; {report.network_text}" if report.network else text
+    return text
 
 
 def _remark(number: int, remark: Remark) -> Paragraph:

@@ -3,56 +3,36 @@
 CLASS = "shardmap-report"
 """The class of the element around a document."""
 
-# Text is readable on every one of these, also on the tints of the boxes in pictures.
-LIGHT = {
-    "back": "#ffffff",
-    "panel": "#f5f7f9",
-    "text": "#1b1f24",
-    "quiet": "#57606a",
-    "line": "#d4dae0",
-    "accent": "#0b5cad",
-    "warning": "#8a4b00",
-    "tint0": "#cfe3fa",
-    "tint1": "#fbe0c3",
-    "tint2": "#d3eed6",
-    "tint3": "#f6d3dd",
-    "tint4": "#e3d9f6",
-    "tint5": "#f3ebb4",
-    "tint6": "#c9ebeb",
-    "tint7": "#e4e0d8",
-}
-DARK = {
-    "back": "#14171a",
-    "panel": "#1d2226",
-    "text": "#e6e9ec",
-    "quiet": "#a0abb6",
-    "line": "#39424b",
-    "accent": "#84bdf7",
-    "warning": "#f0b35e",
-    "tint0": "#1f4468",
-    "tint1": "#663f10",
-    "tint2": "#235234",
-    "tint3": "#6b2b40",
-    "tint4": "#4a3876",
-    "tint5": "#585010",
-    "tint6": "#17525a",
-    "tint7": "#4a463d",
+# Light and dark. Text is readable on every one of these, also on the tints of the boxes
+# in pictures.
+PALETTE = {
+    "back": ("#ffffff", "#14171a"),
+    "panel": ("#f5f7f9", "#1d2226"),
+    "text": ("#1b1f24", "#e6e9ec"),
+    "quiet": ("#57606a", "#a0abb6"),
+    "line": ("#d4dae0", "#39424b"),
+    "accent": ("#0b5cad", "#84bdf7"),
+    "warning": ("#8a4b00", "#f0b35e"),
+    "tint0": ("#cfe3fa", "#1f4468"),
+    "tint1": ("#fbe0c3", "#663f10"),
+    "tint2": ("#d3eed6", "#235234"),
+    "tint3": ("#f6d3dd", "#6b2b40"),
+    "tint4": ("#e3d9f6", "#4a3876"),
+    "tint5": ("#f3ebb4", "#585010"),
+    "tint6": ("#c9ebeb", "#17525a"),
+    "tint7": ("#e4e0d8", "#4a463d"),
 }
 COLOURS = 8
 """The number of tints, which shards use in turn."""
 
 # How JupyterLab, with nbconvert's template of it, and VS Code mark their themes.
-_SCHEMES = {
-    "light": (
-        '[data-jp-theme-light="true"]',
-        ".vscode-light",
-        ".vscode-high-contrast-light",
-    ),
-    "dark": (
-        '[data-jp-theme-light="false"]',
-        ".vscode-dark",
-        ".vscode-high-contrast:not(.vscode-high-contrast-light)",
-    ),
+_THEMES = {
+    '[data-jp-theme-light="true"]': "light",
+    ".vscode-light": "light",
+    ".vscode-high-contrast-light": "light",
+    '[data-jp-theme-light="false"]': "dark",
+    ".vscode-dark": "dark",
+    ".vscode-high-contrast:not(.vscode-high-contrast-light)": "dark",
 }
 
 # The class three times, for a higher specificity than that of a notebook's rules.
@@ -85,14 +65,11 @@ _RULES = """
   & .warning { border-left: 3px solid var(--warning); background: var(--panel);
     border-radius: 0 6px 6px 0; padding: 8px 14px; margin: 10px 0; }
   & details { margin: 8px 0; }
-  & details[open] { margin-bottom: 24px; }
   & summary { cursor: pointer; }
   & summary:focus-visible, & .scrolling:focus-visible {
     outline: 2px solid var(--accent); outline-offset: 2px; }
   & .card { border-left: 3px solid var(--accent); padding: 2px 0 2px 14px;
     margin: 14px 0; }
-  & h3:has(code) { font-weight: 400; }
-  & h3 code { font-weight: 600; }
   & .scrolling { overflow-x: auto; }
   & .rows { border-collapse: collapse; font-size: 14px; overflow-wrap: normal; }
   & .titled { width: 100%; }
@@ -136,7 +113,8 @@ _RULES = """
 
 def _css() -> str:
     colours = "".join(
-        f"  --{name}: light-dark({LIGHT[name]}, {DARK[name]});\n" for name in LIGHT
+        f"  --{name}: light-dark({light}, {dark});\n"
+        for name, (light, dark) in PALETTE.items()
     )
     tints = "".join(
         f"  & .tint{number} {{ background: var(--tint{number}); }}\n"
@@ -144,8 +122,7 @@ def _css() -> str:
     )
     themes = "".join(
         f"{theme} {_SCOPE} {{ color-scheme: {scheme}; }}\n"
-        for scheme, themes in _SCHEMES.items()
-        for theme in themes
+        for theme, scheme in _THEMES.items()
     )
     return f"{_SCOPE} {{\n{colours}{_RULES.strip(chr(10))}\n{tints}}}\n{themes}".strip()
 

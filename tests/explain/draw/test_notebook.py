@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.explaining.draw.style import DARK, LIGHT
+from shardmap.explaining.draw.style import PALETTE
 from tests.explain import explanations, transformer
 from tests.explain.draw.browser import looked_at, needs_browser
 from tests.explain.draw.test_html import Nesting, labels
 
 WIDTHS = (390, 1400)
-COLOURS = {"light": LIGHT, "dark": DARK}
+COLOURS = {
+    scheme: {name: pair[k] for name, pair in PALETTE.items()}
+    for k, scheme in enumerate(("light", "dark"))
+}
 # How the notebooks mark the body of their page.
 BODIES = {
     "JupyterLab": {
