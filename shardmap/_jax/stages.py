@@ -79,19 +79,6 @@ def is_compile_only(device: jax.Device) -> bool:
     return bool(device.client.runtime_type == "compile_only_runtime")
 
 
-def _debug_info(
-    what: str,
-    fun: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    static_argnums: Sequence[int] = (),
-) -> Any:
-    """JAX's debug info, which has a name for each leaf of the arguments."""
-    return jax.api_util.debug_info(
-        what, fun, tuple(args), dict(kwargs), static_argnums=static_argnums
-    )
-
-
 def trace_as(
     traced: Any,
     what: str,
@@ -111,7 +98,9 @@ def trace_as(
       args, kwargs: those of a call. Only their structure is used.
       static_argnums: the positions of those that are not traced.
     """
-    traced.__fun_debug_info__ = _debug_info(what, fun, args, kwargs, static_argnums)
+    traced.__fun_debug_info__ = jax.api_util.debug_info(
+        what, fun, tuple(args), dict(kwargs), static_argnums=static_argnums
+    )
 
 
 def argument_names(
@@ -122,7 +111,7 @@ def argument_names(
     Positional arguments have the names that JAX gives them. Those by keyword have their
     keywords, also where ``**kwargs`` takes them: JAX writes ``kwargs['w']`` for ``w``.
     """
-    info = _debug_info("call", fun, args, kwargs)
+    info: Any = jax.api_util.debug_info("call", fun, tuple(args), dict(kwargs))
     names = info.safe_arg_names(len(jax.tree.leaves((args, kwargs))))
     by_keyword = [
         key + jax.tree_util.keystr(path)

@@ -6,7 +6,7 @@ it runs, and its results process-local ones after; see `programs.run_call`.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import jax
@@ -35,13 +35,24 @@ def global_avals(
       devices: those of the map, on several processes.
       arguments: those of the call.
       avals, in_axes: of each leaf, as this process passes it.
+
+    Raises:
+      ValueError: global arrays are mapped together with process-local data.
     """
-    are_global = list(map(is_global_array, arguments.leaves))
-
-    def names() -> list[str]:
-        return transformed.leaf_names(arguments)
-
-    if not _are_process_local(are_global, in_axes, names):
+    # Only mapped arguments count, if there are any; others are equal in all processes.
+    mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
+    kinds = [
+        is_global_array(arguments.leaves[k]) for k in mapped or range(len(in_axes))
+    ]
+    if mapped and len(set(kinds)) > 1:
+        names = transformed.leaf_names(arguments)
+        paths = [names[mapped[kinds.index(kind)]] for kind in (True, False)]
+        raise ValueError(
+            f"spmap maps {paths[0]}, a global array over all processes, together with "
+            f"{paths[1]}, which is process-local data. "
+            "jax.make_array_from_process_local_data makes a global array of it."
+        )
+    if any(kinds):
         return avals, False
     times = _check_elements(transformed, devices, in_axes, avals)
     sizes = [
@@ -63,28 +74,6 @@ def of_process(call: Call, params: MapParams, in_axes: Axes, is_local: bool) -> 
     )
     local = ProcessLocal(operands, results if is_local else None)
     return dataclasses.replace(call, process_local=local)
-
-
-def _are_process_local(
-    are_global: Sequence[bool], in_axes: Axes, names: Callable[[], list[str]]
-) -> bool:
-    """Whether the call is with process-local data, and not with global arrays.
-
-    Only mapped arguments count; others are equal in all processes.
-
-    Raises:
-      ValueError: names mapped arguments of both kinds.
-    """
-    mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
-    kinds = [are_global[k] for k in mapped or range(len(in_axes))]
-    if mapped and len(set(kinds)) > 1:
-        paths = [names()[mapped[kinds.index(kind)]] for kind in (True, False)]
-        raise ValueError(
-            f"spmap maps {paths[0]}, a global array over all processes, together with "
-            f"{paths[1]}, which is process-local data. "
-            "jax.make_array_from_process_local_data makes a global array of it."
-        )
-    return not any(kinds)
 
 
 def _check_elements(

@@ -52,12 +52,6 @@ def _is_leaf(value: object) -> bool:
     return type(value) is tuple and bool(value) and all(map(is_integer, value))
 
 
-_NAMES = (
-    " These count the parts of each dimension; for names of mesh axes, use jax.jit and "
-    "jax.lax.with_sharding_constraint."
-)
-
-
 def _checked(name: str, parts: PyTree) -> PyTree:
     """Parts, each leaf a tuple of counts of at least 1, or None."""
     leaves, tree = jax.tree.flatten(parts, is_leaf=_is_leaf)
@@ -69,7 +63,9 @@ def _checked(name: str, parts: PyTree) -> PyTree:
         ):
             raise TypeError(
                 f"{name} must be a tuple of ints, None, or a (nested) container with "
-                f"these as leaves, but got {shown(parts)}.{_NAMES}"
+                f"these as leaves, but got {shown(parts)}. These count the parts of "
+                "each dimension; for names of mesh axes, use jax.jit and "
+                "jax.lax.with_sharding_constraint."
             )
         if any(count is not None and count < 1 for count in counts):
             raise ValueError(f"{name} must be counts of at least 1, but got {parts}.")

@@ -150,8 +150,18 @@ class Transformed(abc.ABC):
             except TypeError:
                 aval = None
             if not isinstance(aval, jax.core.ShapedArray):
+                problem = array_likes.refusal(leaf) or (
+                    f"of type {type(leaf)} is not a valid JAX type. Give its position "
+                    f"in {self.static_parameter} if it is to be a compile-time "
+                    "constant."
+                )
+                if aval is not None:
+                    problem = (
+                        f"is a reference, {aval}, which a map does not take: its "
+                        "elements run on several devices. Pass its value, x[...], and "
+                        "return what to write to it."
+                    )
                 name = self.leaf_names(arguments)[k]
-                problem = _no_array(leaf, aval, self.static_parameter)
                 raise TypeError(f"{self.what} argument {name} {problem}")
             avals.append(aval)
         return avals
@@ -184,22 +194,3 @@ class Transformed(abc.ABC):
         return trees.broadcast_axes(
             name, prefix, out_tree, "the result", self.is_leaf, self.full_name
         )
-
-
-def _no_array(leaf: Value, aval: Aval | None, static_parameter: str) -> str:
-    """What is wrong with an argument that is not an array of numbers.
-
-    Args:
-      leaf: the argument.
-      aval: what JAX takes it for, if it does.
-      static_parameter: which names static arguments.
-    """
-    if aval is not None:
-        return (
-            f"is a reference, {aval}, which a map does not take: its elements run on "
-            "several devices. Pass its value, x[...], and return what to write to it."
-        )
-    return array_likes.refusal(leaf) or (
-        f"of type {type(leaf)} is not a valid JAX type. Give its position in "
-        f"{static_parameter} if it is to be a compile-time constant."
-    )

@@ -105,21 +105,17 @@ def _described(tree: TreeDef) -> str:
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:
-    """The names of the arguments at these positions."""
+    """The names of the arguments at these positions; none of some builtins."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return ()
     return tuple(
         parameter.name
-        for argnum, parameter in enumerate(parameters_of(fun) or ())
+        for argnum, parameter in enumerate(parameters)
         if argnum in argnums
         and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     )
-
-
-def parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """The parameters of a function; None of some builtins, which tell nothing."""
-    try:
-        return list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        return None
 
 
 def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:

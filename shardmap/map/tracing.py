@@ -5,9 +5,8 @@ inside it are too. JAX's environment of axes has them, which is in the keys of i
 caches.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -78,23 +77,6 @@ class Body(NamedTuple):
     out_tree: Any
 
 
-@contextlib.contextmanager
-def element_trace(
-    axis_name: Hashable,
-    axis_size: int,
-    markers: Sequence[DevicesMarker | MeshAxisMarker] = (),
-    mesh: AbstractMesh | None = None,
-) -> Iterator[None]:
-    """The context in which the function of one element is traced; see `trace_body`."""
-    # The mesh is chosen when the map is lowered: values must not be typed with the mesh
-    # that is set while they are traced.
-    with (
-        jax.sharding.use_abstract_mesh(mesh or NO_MESH),
-        bound_axes({axis_name: axis_size} | dict.fromkeys([INSIDE, *markers], 1)),
-    ):
-        yield
-
-
 def trace_body(
     fun: Callable[..., Any],
     avals: Sequence[Any],
@@ -116,7 +98,12 @@ def trace_body(
       mesh: the mesh of `jax.set_mesh` inside ``fun``; None: none.
     """
     refuse_check_vma()
-    with element_trace(axis_name, axis_size, markers, mesh):
+    # The mesh is chosen when the map is lowered: values must not be typed with the mesh
+    # that is set while they are traced.
+    with (
+        jax.sharding.use_abstract_mesh(mesh or NO_MESH),
+        bound_axes({axis_name: axis_size} | dict.fromkeys([INSIDE, *markers], 1)),
+    ):
         named = () if axis_name == UNNAMED else (axis_name,)
         over = {each.mesh_axis for each in markers if isinstance(each, MeshAxisMarker)}
         with explained_errors(*named, mesh_axes=over):

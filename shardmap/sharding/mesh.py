@@ -174,8 +174,8 @@ def check_axis_names(caller: str, names: Iterable[object]) -> None:
 
 
 def make_mesh(
-    axis_sizes: Mapping[str, int] | Sequence[int] | None = None,
-    devices: Sequence[jax.Device] | Sequence[str] | np.ndarray | None = None,
+    axis_sizes: Mapping[str, int] | None = None,
+    devices: Sequence[jax.Device] | np.ndarray | None = None,
     **axes: int,
 ) -> Mesh:
     """Makes a mesh of devices with the given axes.
@@ -185,8 +185,7 @@ def make_mesh(
 
     Args:
       axis_sizes: a dict from axis names to sizes, in the order of the mesh. One size
-        may be -1: as many devices as there are. Or, as for `jax.make_mesh`, the sizes,
-        with the names in place of ``devices``.
+        may be -1: as many devices as there are.
       devices: the devices, of which the first ``prod(sizes)`` are used in row-major
         order. Default: `jax.local_devices()`.
       **axes: the axes as keyword arguments, instead of ``axis_sizes``.
@@ -198,7 +197,7 @@ def make_mesh(
 
     >>> make_mesh({"data": 1, "model": 1}).axis_names
     ('data', 'model')
-    >>> make_mesh(data=1, model=1) == make_mesh((1, 1), ("data", "model"))
+    >>> make_mesh(data=1, model=1) == make_mesh({"data": 1, "model": 1})
     True
     """
     if axes and axis_sizes is None:
@@ -208,13 +207,6 @@ def make_mesh(
             "make_mesh takes axes as a dict or as keyword arguments, but got "
             f"{shown(axis_sizes)} and {axes}."
         )
-    if _are_sizes(axis_sizes) and _are_names(devices):
-        if len(axis_sizes) != len(devices):
-            raise ValueError(
-                f"make_mesh got {len(axis_sizes)} sizes, {axis_sizes}, for "
-                f"{len(devices)} names, {devices}."
-            )
-        axis_sizes, devices = dict(zip(devices, axis_sizes, strict=True)), None
     if not isinstance(axis_sizes, Mapping):
         raise TypeError(
             "make_mesh takes a dict from the names of axes to their sizes, such as "
@@ -238,18 +230,6 @@ def make_mesh(
         )
     check_devices("make_mesh", flat[:needed])
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
-
-
-def _are_sizes(value: object) -> TypeGuard[Sequence[int]]:
-    return isinstance(value, tuple | list) and all(map(is_integer, value))
-
-
-def _are_names(value: object) -> TypeGuard[Sequence[str]]:
-    return (
-        isinstance(value, tuple | list)
-        and bool(value)
-        and all(isinstance(name, str) for name in value)
-    )
 
 
 def _filled(axis_sizes: Mapping[str, int], count: int) -> list[int]:

@@ -261,9 +261,6 @@ class ShardingSpec:
                     "an entry of mesh_mapping must be ShardedAxis or Replicated, got "
                     f"{shown(assignment)}"
                 )
-        self._check_each_axis_is_used_once()
-
-    def _check_each_axis_is_used_once(self) -> None:
         sizes = self.sharded_axis_sizes
         used = [a.axis for a in self.mesh_mapping if isinstance(a, ShardedAxis)]
         if sorted(used) != list(range(len(sizes))):

@@ -72,10 +72,9 @@ def test_make_mesh_keeps_the_order_of_axes_and_devices():
     assert mesh == Mesh(np.array(DEVICES).reshape(4, 2), ("data", "model"))
 
 
-def test_make_mesh_takes_keywords_sizes_and_names_and_a_rest():
+def test_make_mesh_takes_keywords_and_a_rest():
     mesh = make_mesh({"data": 4, "model": 2})
     assert make_mesh(data=4, model=2) == mesh
-    assert make_mesh((4, 2), ("data", "model")) == mesh
     assert make_mesh({"data": -1, "model": 2}) == mesh
     assert make_mesh(data=4, model=-1) == mesh
     assert make_mesh({"data": -1}, DEVICES[:3]).shape == {"data": 3}

@@ -318,10 +318,11 @@ CASES = {
         r"mesh_map of double cuts dimension 3 of x, float\d+\[8,8\], into 4 blocks "
         r"along \('data',\)\. Cut a dimension that it has and that 4 divides, or pad",
     ),
-    "sizes and names that differ in number": (
-        lambda: sm.make_mesh((4, 2), ("data",)),
-        ValueError,
-        r"make_mesh got 2 sizes, \(4, 2\), for 1 names, \('data',\)\.$",
+    "sizes and names": (
+        lambda: sm.make_mesh((4, 2), ("data", "model")),
+        TypeError,
+        r"make_mesh takes a dict from the names of axes to their sizes, such as "
+        r"\{'data': 4, 'model': 2\}, but got \(4, 2\)\.$",
     ),
     "axes of a mesh given twice": (
         lambda: sm.make_mesh({"data": 4}, model=2),

@@ -18,7 +18,7 @@ from jax.extend.core.primitives import cond_p, while_p
 from shardmap._jax.effects import DEBUG_EFFECT, has_external_effect, io_effects
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
+from shardmap._jax.types import Aval, Equation, Jaxpr, Primitive, Value
 from shardmap._jax.walk import equations, jaxprs_in, primitives_in
 from shardmap.map.collectives.split import is_collective
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
@@ -28,14 +28,6 @@ from shardmap.map.primitives.tap import tap_p
 def has_effect(equation: Equation) -> bool:
     """Whether an equation, or one that it holds, has an effect outside."""
     return any(map(has_external_effect, equation.effects))
-
-
-def has_own_effect(equation: Equation) -> bool:
-    """Whether an equation has an effect itself."""
-    # A tap's jaxpr is there for JAX to look at; it is not run.
-    return has_effect(equation) and (
-        equation.primitive is tap_p or not jaxprs_in(equation.params)
-    )
 
 
 def calls_host(jaxpr: Jaxpr) -> bool:
@@ -67,8 +59,11 @@ def call_for_each(equation: Equation, axis: AxisLayout) -> Any:
       NotImplementedError: an effect in control flow that JAX cannot vectorise.
     """
     _check_control_flow(equation, axis)
+    # A tap's jaxpr is there for JAX to look at; it is not run.
+    holds_others = equation.primitive is not tap_p and jaxprs_in(equation.params)
     if (
-        not has_own_effect(equation)
+        not has_effect(equation)
+        or holds_others
         or equation.primitive is per_element_callback_p
         or is_collective(equation, axis.name)
     ):
@@ -85,7 +80,13 @@ def call_for_each(equation: Equation, axis: AxisLayout) -> Any:
 
 def _check_control_flow(equation: Equation, axis: AxisLayout) -> None:
     """Refuses what `jax.vmap` refuses, or computes wrongly."""
-    if equation.primitive is while_p and _calls_in_order(equation.params["cond_jaxpr"]):
+    in_condition = (
+        equation.params["cond_jaxpr"].effects
+        if equation.primitive is while_p
+        else set()
+    )
+    # JAX's batching of loops ignores all of them but that of debugging.
+    if any(map(has_external_effect, in_condition - {DEBUG_EFFECT})):
         what = "an ordered call of the host in the condition of a while_loop"
         remedy = "Call, or tap, in the loop's body"
     elif equation.primitive in (while_p, cond_p) and equation.effects & io_effects():
@@ -103,11 +104,6 @@ def _check_control_flow(equation: Equation, axis: AxisLayout) -> None:
         f"{axis.size} elements: JAX cannot vectorise that. {remedy}, or give the map "
         "batch_size=1."
     )
-
-
-def _calls_in_order(condition: ClosedJaxpr) -> bool:
-    """Whether a condition has an effect that JAX's batching of loops ignores."""
-    return any(map(has_external_effect, condition.effects - {DEBUG_EFFECT}))
 
 
 def _may_never_end(loop: Equation, axis: AxisLayout) -> bool:

@@ -161,17 +161,15 @@ def _per_device(decided: Decision, params: MapParams) -> Callable[..., list[Any]
         return block(*blocks)
 
     def run(*operands: Value) -> list[Any]:
-        if all(map(_is_empty, operands)):
+        if all(
+            x.size == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+            for x in operands
+        ):
             # XLA drops such operands, and cannot compile if no other is left.
             return mapped(lambda: block_of_nothing(*operands), in_specs=())()
         return mapped(block, in_specs=in_specs)(*operands)
 
     return run
-
-
-def _is_empty(operand: Value) -> bool:
-    is_extended = jnp.issubdtype(operand.dtype, jax.dtypes.extended)
-    return operand.size == 0 and not is_extended
 
 
 def _one_block_of_whole(
