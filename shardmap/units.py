@@ -136,7 +136,7 @@ def check_bool(what: str, value: Any) -> None:
         raise TypeError(f"{what} must be True or False, got {shown(value)}")
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """A number of bytes for people.
 
     >>> size(1536), size(12)
@@ -145,7 +145,7 @@ def size(count: int) -> str:
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
-            return f"{amount:.1f} {unit}" if unit != "B" else f"{count} B"
+            return f"{amount:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
         amount /= 1024
     return f"{amount:.1f} TiB"
 

@@ -239,7 +239,7 @@ def explanation_for(
         times = _least_times(device, module, cost, collectives)
     else:
         needed, capacity = refused
-        cost = too_large.cost_of(needed)
+        cost = Cost(peak_bytes=needed)
         largest = too_large.largest(traced.jaxpr.jaxpr, inputs, num_devices)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()

@@ -157,12 +157,8 @@ def describe(spec: ShardingSpec, names: Sequence[Sequence[str]] = ()) -> str:
 
     >>> from shardmap import Chunked, Replicated, ShardedAxis
     >>> rows = ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4)))
-    >>> describe(rows)
-    'dimension 0 in 2 shards, each on 4 devices'
     >>> describe(rows, [["data"]])
     "dimension 0 over 'data' in 2 shards, each on 4 devices"
-    >>> describe(ShardingSpec((None,), (Replicated(4),)))
-    'replicated on 4 devices'
     """
     if spec.num_shards == 1:
         return "on one device"
@@ -275,12 +271,12 @@ class Cost:
         ``peak_bytes`` does not have; None for none.
     """
 
-    flops: float | None
-    bytes_accessed: float | None
-    peak_bytes: int | None
-    argument_bytes: int | None
-    output_bytes: int | None
-    temporary_bytes: int | None
+    flops: float | None = None
+    bytes_accessed: float | None = None
+    peak_bytes: int | None = None
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    temporary_bytes: int | None = None
     donated_bytes: int | None = None
     host_bytes: int | None = None
 

@@ -3,7 +3,7 @@
 import collections
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from shardmap.explaining.draw.document import (
@@ -25,7 +25,6 @@ from shardmap.explaining.report import (
     ArrayLayout,
     Axis,
     Collective,
-    Cost,
     Held,
     Remark,
     Report,
@@ -34,8 +33,8 @@ from shardmap.explaining.report import (
 from shardmap.units import count, duration, size
 
 _Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
 
-UNKNOWN = "unknown"
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 5
 """How many are shown; the others are in a fold."""
 MOST_PATHS = 2
@@ -166,20 +165,24 @@ def _axis(axis: Axis, said: set[str]) -> Group:
 
 def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Group]:
     """A card for each layout, with its picture and its arrays by argument."""
-    for alike in _by(operator.attrgetter("layout"), arrays):
+    for alike in grouped(lambda array: array.layout, arrays).values():
         first = alike[0]
         several = f", used by {len(alike):,} arrays" if len(alike) > 1 else ""
         title = f"{first.layout[:1].upper()}{first.layout[1:]}{several}"
-        parts = _by(lambda array: argument_of(array.path), alike)
-        yield Group((title,), (*map(_argument, parts), *_picture(alike)), "card")
+        parts = grouped(lambda array: argument_of(array.path), alike)
+        yield Group(
+            (title,), (*map(_argument, parts.values()), *_picture(alike)), "card"
+        )
 
 
-def _by(key: Callable[[_Item], Any], items: Iterable[_Item]) -> Collection[list[_Item]]:
-    """The items in groups of one key."""
-    groups: dict[Any, list[_Item]] = {}
+def grouped(
+    key: Callable[[_Item], _Key], items: Iterable[_Item]
+) -> dict[_Key, list[_Item]]:
+    """The items by what the function gives for them."""
+    groups: dict[_Key, list[_Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
-    return groups.values()
+    return groups
 
 
 def _picture(alike: Sequence[ArrayLayout]) -> Iterator[Block]:
@@ -223,28 +226,29 @@ def _type_of(array: ArrayLayout) -> str:
 
 
 def _table_of_arrays(arrays: Sequence[ArrayLayout]) -> Table:
-    rows = (
-        (
-            Code(array.path),
-            Code(_type_of(array)),
-            size(array.bytes),
-            _size(array.shard_bytes),
-        )
-        for array in arrays
-    )
-    return Table(("Array", "Type", "Bytes", "On a device"), tuple(map(Row, rows)))
+    rows = [
+        Row((Code(each.path), Code(_type_of(each)), size(each.bytes), held))
+        for each in arrays
+        for held in [known(each.shard_bytes)]
+    ]
+    return Table(("Array", "Type", "Bytes", "On a device"), tuple(rows))
+
+
+def known(value: Any, write: Callable[[Any], str] = size) -> str:
+    """A number for people; "unknown" for None."""
+    return "unknown" if value is None else write(value)
 
 
 def _total(counts: Iterable[float | None]) -> float | None:
     """The sum; None if one of the numbers is unknown."""
-    known = [*counts]
-    return None if None in known else sum(filter(None, known))
+    numbers = [*counts]
+    return None if None in numbers else sum(filter(None, numbers))
 
 
 def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
     """Tables of collectives by kind, axes and line, those that send most first."""
     line = operator.attrgetter("kind", "operation", "axes", "group_size", "source")
-    groups = sorted(_by(line, report.collectives), key=_sent, reverse=True)
+    groups = sorted(grouped(line, report.collectives).values(), key=_sent, reverse=True)
     if not groups:
         return
     first, others = groups[:MOST_COLLECTIVES], groups[MOST_COLLECTIVES:]
@@ -286,17 +290,16 @@ def _row(group: Sequence[Collective], said: set[str], has_times: bool) -> Row:
     is_one_size = len({(each.bytes_in, each.bytes_out) for each in group}) == 1
     at_most = "" if is_one_size else "<= "
     times = _total(each.count for each in group)
-    seconds = _total(each.seconds for each in group)
     cells = [
         first.kind,
         "some" if times is None else f"{times:,}",
-        UNKNOWN if first.group_size is None else f"{first.group_size:,}",
+        known(first.group_size, "{:,}".format),
         at_most + size(max(each.bytes_in for each in group)),
         at_most + size(max(each.bytes_out for each in group)),
-        _size(_total(each.link_bytes for each in group)),
+        known(_total(each.link_bytes for each in group)),
     ]
     if has_times:
-        cells.append(UNKNOWN if seconds is None else duration(seconds))
+        cells.append(known(_total(each.seconds for each in group), duration))
     types = dict.fromkeys(filter(None, (first.before, first.after)))
     operand = " -> ".join(types) if is_one_size else ""
     return Row(tuple(cells), tuple(_about(group, operand, said)))
@@ -326,17 +329,22 @@ def _cost(report: Report) -> Iterator[Block]:
     cost = report.cost
     if cost is None:
         return
-    rows = [Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost))]
-    if not report.is_refused:
-        operations = UNKNOWN if cost.flops is None else count(cost.flops)
-        rows = [
-            Row(("Floating point operations", operations)),
-            Row(("Bytes read and written", _size(cost.bytes_accessed))),
-            *rows,
-        ]
+    counted = [
+        Row(("Floating point operations", known(cost.flops, count))),
+        Row(("Bytes read and written", known(cost.bytes_accessed))),
+    ]
+    parts = (
+        ("arguments", cost.argument_bytes),
+        ("results", cost.output_bytes),
+        ("of these in the place of donated arguments", cost.donated_bytes or None),
+        ("temporary", cost.temporary_bytes),
+    )
+    said = ", ".join(f"{name} {size(each)}" for name, each in parts if each is not None)
+    notes = (paragraph(said),) if said else ()
+    rows = [Row(("Memory at the peak", known(cost.peak_bytes)), notes)]
     if cost.host_bytes is not None:
         rows.append(Row(("Memory of the host", size(cost.host_bytes))))
-    yield Table(("", ""), tuple(rows))
+    yield Table(("", ""), (*(() if report.is_refused else counted), *rows))
     least = LEAST_SHOWN * (cost.peak_bytes or 0)
     large = [held for held in report.largest if held.bytes >= least]
     held = [_held(*each) for each in collections.Counter(large).items()]
@@ -352,24 +360,9 @@ def _cost(report: Report) -> Iterator[Block]:
         yield paragraph(f"{share:.0%} at ", Code(line))
 
 
-def _parts(cost: Cost) -> tuple[Paragraph, ...]:
-    parts = (
-        ("arguments", cost.argument_bytes),
-        ("results", cost.output_bytes),
-        ("of these in the place of donated arguments", cost.donated_bytes or None),
-        ("temporary", cost.temporary_bytes),
-    )
-    known = [f"{name} {size(value)}" for name, value in parts if value is not None]
-    return (paragraph(", ".join(known)),) if known else ()
-
-
 def _held(held: Held, times: int) -> Paragraph:
     text = f"{size(held.bytes)}: {held.type} of {held.operation}"
     text = f"{times:,} x {text}" if times > 1 else text
     if held.source is None:
         return paragraph(text)
     return paragraph(f"{text} at ", Code(held.source))
-
-
-def _size(value: float | None) -> str:
-    return UNKNOWN if value is None else size(round(value))

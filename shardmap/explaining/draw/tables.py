@@ -10,7 +10,7 @@ from shardmap.explaining.draw.document import (
     paragraph,
     section,
 )
-from shardmap.explaining.draw.sections import UNKNOWN, of_report, where
+from shardmap.explaining.draw.sections import grouped, known, of_report, where
 from shardmap.explaining.report import Collective, Report
 from shardmap.units import count, duration, size
 
@@ -51,13 +51,12 @@ def _row(name: str, report: Report | str) -> Row:
 
 def figures(report: Report) -> tuple[str, ...]:
     """What a row says of a report: the cells of `_TITLES`."""
-    least, in_turn = report.least_seconds, report.in_turn
     return (
-        {True: "yes", False: "no", None: UNKNOWN}[report.fits],
-        report.needed or UNKNOWN,
-        UNKNOWN if report.is_refused else size(report.sent_bytes),
-        duration(least) if least else UNKNOWN,
-        duration(in_turn) if in_turn else UNKNOWN,
+        {True: "yes", False: "no", None: "unknown"}[report.fits],
+        report.needed or "unknown",
+        known(None if report.is_refused else report.sent_bytes),
+        known(report.least_seconds or None, duration),
+        known(report.in_turn or None, duration),
         report.bound_by or "",
     )
 
@@ -110,15 +109,15 @@ def _sent(report: Report) -> dict[str, str]:
 
     Lines differ between versions of a program.
     """
-    groups: dict[str, list[Collective]] = {}
-    for each in report.collectives:
-        over = ", ".join(map(repr, each.axes))
-        place = (each.source or "").partition(" (")[2].rstrip(")")
-        words = [each.kind, each.operation or ""]
-        words += [f"over {over}"] * bool(over) + [f"in {place}"] * bool(place)
-        groups.setdefault(" ".join(filter(None, words)), []).append(each)
     return {
         key: f"{sum(each.count or 0 for each in those):,} x, "
         f"{size(sum(each.link_bytes or 0 for each in those))}"
-        for key, those in groups.items()
+        for key, those in grouped(_kind_and_place, report.collectives).items()
     }
+
+
+def _kind_and_place(each: Collective) -> str:
+    place = (each.source or "").partition(" (")[2].rstrip(")")
+    over = ", ".join(map(repr, each.axes))
+    words = each.kind, each.operation, over and f"over {over}", place and f"in {place}"
+    return " ".join(filter(None, words))

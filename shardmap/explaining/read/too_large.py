@@ -14,7 +14,7 @@ from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.stages import given_shardings
 from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import jaxprs_in
-from shardmap.explaining.report import ArrayLayout, Cost, Held, Remark
+from shardmap.explaining.report import ArrayLayout, Held, Remark
 from shardmap.map.layout import map_shardings
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.params import MapParams
@@ -73,18 +73,6 @@ def remarks(
     if 2 * held > min(needed, capacity):
         advice = "Shard the largest arguments over more devices, or donate them."
     return [Remark(text, advice, None)]
-
-
-def cost_of(needed: int) -> Cost:
-    """The cost of a program of which only the memory that it needs is known."""
-    return Cost(
-        flops=None,
-        bytes_accessed=None,
-        peak_bytes=needed,
-        argument_bytes=None,
-        output_bytes=None,
-        temporary_bytes=None,
-    )
 
 
 def largest(

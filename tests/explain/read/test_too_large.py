@@ -152,7 +152,7 @@ def test_a_machine_is_told_by_its_shape():
 
 def test_a_program_that_is_refused_says_nothing_of_what_it_sends():
     report = explanations.explanation(
-        cost=too_large.cost_of(20 * GIB), capacity=16 * GIB, collectives=()
+        cost=Cost(peak_bytes=20 * GIB), capacity=16 * GIB, collectives=()
     )
     assert report.summary == "does not fit: 20.0 of 16 GiB a device"
     assert "Does not fit: 20.0 of 16 GiB a device." in str(report)
