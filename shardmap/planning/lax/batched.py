@@ -1,6 +1,7 @@
 """Rules of FFTs, linear algebra, sorts and top-k: batch axes pass, others are whole."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.planning.engine.factors import Factors, Local, taken_whole
+from shardmap.planning.engine.factors import Factors, taken_whole
 from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
 from shardmap.planning.lax.on_cpu import sorted_operands
@@ -20,18 +21,15 @@ CORE = Reason(
 
 
 def core(core_rank: int, each: int = MANY) -> Callable[[Node], Factors]:
-    """The rule of primitives with leading batch axes and whole core axes.
+    """The rule of primitives whose last axes, in any number, are whole.
 
     Args:
-      core_rank: the number of core axes of the first operand.
+      core_rank: the number of these axes of the first operand.
       each: see `Rule.each`.
     """
-
-    def rule(node: Node) -> Factors:
-        passing = range(len(node.in_shapes[0]) - core_rank)
-        return taken_whole(node, CORE, passing, each)
-
-    return rule
+    return lambda node: taken_whole(
+        node, CORE, range(len(node.in_shapes[0]) - core_rank), each
+    )
 
 
 def axis_by_axis(
@@ -61,28 +59,19 @@ def axis_by_axis(
 STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis}
 
 
-def but_one(
-    node: Node,
-    axis: int,
-    reason: Reason,
-    emitter: Callable[[Local], Sequence[Any]] | None = None,
-) -> Factors:
+def but_one(node: Node, axis: int, reason: Reason) -> Factors:
     """``i j, i j -> i j, i j`` with one axis whole."""
     axes = range(len(node.in_shapes[0]))
     ins, outs = [axes] * len(node.ins), [axes] * len(node.outs)
-    wholes: dict[Factor, Reason] = {axis: reason}
-    return Factors(
-        node, ins, outs, wholes=wholes, emitter=emitter, cheap=False, each=MANY
-    )
+    return Factors(node, ins, outs, wholes={axis: reason}, cheap=False, each=MANY)
 
 
 def sort(node: Node) -> Factors:
     reason = Reason("sorting may move an element anywhere", "cut another axis")
-
-    def emitter(local: Local) -> Sequence[Any]:
-        return sorted_operands(node.params, local.values)
-
-    return but_one(node, node.params["dimension"], reason, emitter)
+    return replace(
+        but_one(node, node.params["dimension"], reason),
+        emitter=lambda local: sorted_operands(node.params, local.values),
+    )
 
 
 def top_k(node: Node) -> Factors:
@@ -96,14 +85,11 @@ def top_k(node: Node) -> Factors:
 
 def triangular_solve(node: Node) -> Factors:
     """``i * *, i * j -> i * j``: right-hand sides can be cut."""
-    rank = len(node.in_shapes[0])
-    batch: list[Factor] = list(range(rank - 2))
-    sides: list[Factor] = (
-        ["core", "side"] if node.params["left_side"] else ["side", "core"]
-    )
-    wholes: dict[Factor, Reason] = {"core": CORE}
+    batch = range(len(node.in_shapes[0]) - 2)
+    sides = ["core", "side"] if node.params["left_side"] else ["side", "core"]
     ins = [[*batch, "core", "core"], [*batch, *sides]]
-    return Factors(node, ins, [[*batch, *sides]], wholes=wholes, cheap=False, each=MANY)
+    wholes: dict[Factor, Reason] = {"core": CORE}
+    return Factors(node, ins, ins[1:], wholes=wholes, cheap=False, each=MANY)
 
 
 RULES: dict[Any, RuleMaker] = {

@@ -1,7 +1,7 @@
 """Rules of elementwise primitives."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap.planning.engine.factors import Factors, Local
+from shardmap.planning.engine.factors import Factors
 from shardmap.planning.engine.nodes import Node, Operand, Scalar
 from shardmap.planning.engine.rules import RuleMaker, nothing_passes
 from shardmap.planning.lax.indexed.known import constant
-from shardmap.planning.lax.primitives import MULHI, NEWER, OPTIMIZATION_BARRIER, RESHARD
+from shardmap.planning.lax.primitives import MULHI, NEWER, OPTIMIZATION_BARRIER
 
 NodePasses: TypeAlias = Callable[[Node, str, frozenset[int]], str | None]
 """The form of `Rule.passes`, with the node."""
@@ -21,7 +21,6 @@ NodePasses: TypeAlias = Callable[[Node, str, frozenset[int]], str | None]
 
 def pointwise(
     passes: NodePasses | None = None,
-    emitter: Callable[[Local], Sequence[Any]] | None = None,
 ) -> RuleMaker:
     """``i j, i j -> i j``: operands of rank 0 and axes of size 1 are broadcast."""
 
@@ -33,7 +32,7 @@ def pointwise(
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
         node_passes = functools.partial(passes, node) if passes else nothing_passes
-        return Factors(node, ins, outs, emitter=emitter, passes=node_passes)
+        return Factors(node, ins, outs, passes=node_passes)
 
     return rule
 
@@ -67,14 +66,15 @@ def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
 
 def _quotient(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     below = node.ins[1]
-    if combiner != "add" or pending != {0} or not isinstance(below, Scalar):
+    if pending != {0} or not isinstance(below, Scalar) or not bool(below.value != 0):
         return None
-    linear = _is_inexact(node) and _is_finite(below) and bool(below.value != 0)
-    return combiner if linear else None
+    return product(node, combiner, pending) if _is_inexact(node) else None
 
 
 def _sum(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
-    return combiner if combiner == "add" and pending == {0, 1} else None
+    """What is linear in all operands together."""
+    is_all = len(pending) == len(node.ins)
+    return combiner if combiner == "add" and is_all else None
 
 
 def _extremum(extremum: str) -> NodePasses:
@@ -84,10 +84,6 @@ def _extremum(extremum: str) -> NodePasses:
 def _negated(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     swapped = {"min": "max", "max": "min"} if _is_inexact(node) else {}
     return {"add": "add", **swapped}.get(combiner)
-
-
-def _linear(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
-    return combiner if combiner == "add" else None
 
 
 def _unchanged(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
@@ -103,25 +99,14 @@ def _converted(node: Node, combiner: str, pending: frozenset[int]) -> str | None
     before, after = node.ins[0].aval.dtype, node.outs[0].aval.dtype
     if before == after:
         return combiner
-    if not _widens(before, after):
-        return None
-    if combiner == "add":
-        inexact = jnp.issubdtype(before, jnp.inexact) and _is_inexact(node)
-        return combiner if inexact else None
-    ordered = jnp.issubdtype(after, jnp.floating) or jnp.issubdtype(after, jnp.integer)
-    return combiner if combiner in ("min", "max") and ordered else None
-
-
-def _widens(before: np.dtype, after: np.dtype) -> bool:
+    kinds = jnp.inexact if combiner == "add" else jnp.number
     try:
-        return bool(jnp.promote_types(before, after) == after)
+        is_wider = jnp.promote_types(before, after) == after
     except jax.dtypes.TypePromotionError:  # Small floats and integers have none.
-        return False
-
-
-def _as_it_is(local: Local) -> Sequence[Any]:
-    """Ignores a sharding, which cannot hold for a shard of the value."""
-    return local.values
+        return None
+    is_linear = combiner in ("add", "min", "max") and is_wider
+    numbers = jnp.issubdtype(before, kinds) and jnp.issubdtype(after, kinds)
+    return combiner if is_linear and numbers else None
 
 
 ONE_BY_ONE = """
@@ -139,18 +124,13 @@ RULES: dict[Any, RuleMaker] = {
     **{getattr(p, f"{name}_p"): pointwise() for name in ONE_BY_ONE},
     **{q: pointwise() for q in (*NEWER, MULHI)},
     **{q: pointwise(_sum) for q in (p.add_p, p.add_jaxvals_p, p.sub_p)},
-    **{q: pointwise(_linear) for q in (p.real_p, p.imag_p)},
-    **{q: pointwise(_unchanged) for q in (p.copy_p, p.name_p, OPTIMIZATION_BARRIER)},
-    p.complex_p: pointwise(_sum),
+    **{q: pointwise(_sum) for q in (p.real_p, p.imag_p, p.complex_p)},
+    **{q: pointwise(_unchanged) for q in (p.copy_p, OPTIMIZATION_BARRIER)},
     p.convert_element_type_p: pointwise(_converted),
-    p.device_put_p: pointwise(_unchanged, _as_it_is),
     p.div_p: pointwise(_quotient),
     p.max_p: pointwise(_extremum("max")),
     p.min_p: pointwise(_extremum("min")),
     p.mul_p: pointwise(product),
     p.neg_p: pointwise(_negated),
     p.select_n_p: pointwise(_chosen),
-    p.sharding_constraint_p: pointwise(_unchanged, _as_it_is),
-    p.stop_gradient_p: pointwise(_unchanged),
-    RESHARD: pointwise(_unchanged, _as_it_is),
 }

@@ -17,7 +17,7 @@ from jax.extend.core import primitives as p
 from shardmap.planning.engine.factors import Factors, Local, taken_whole
 from shardmap.planning.engine.keys import key_impl
 from shardmap.planning.engine.nodes import Node
-from shardmap.planning.engine.rules import MANY, Factor, Reason, RuleMaker
+from shardmap.planning.engine.rules import Factor, Reason, RuleMaker
 from shardmap.planning.lax.pointwise import pointwise
 from shardmap.planning.lax.primitives import (
     RANDOM_CLONE,
@@ -90,21 +90,14 @@ def by_position(node: Node, is_split: bool) -> Factors:
 
 def gamma(node: Node) -> Factors:
     """Key axes pass; all numbers of one key are drawn at once."""
-    keys, shape = node.in_shapes
-    axes = range(len(shape))
-    wholes: dict[Factor, Reason] = dict.fromkeys(axes[len(keys) :], ONE_KEY)
-    ins = [axes[: len(keys)], axes]
-    return Factors(node, ins, [axes], wholes=wholes, cheap=False, each=MANY)
+    return taken_whole(node, ONE_KEY, range(len(node.in_shapes[0])))
 
 
-def key_axes(node: Node) -> Factors:
-    """Wrapping and unwrapping: the words of a key are whole, other axes pass."""
-    return in_parts(node, Reason("these are the words of one key"))
-
+key_axes = partial(in_parts, reason=Reason("these are the words of one key"))
 
 RULES: dict[Any, RuleMaker] = {
-    p.random_bits_p: lambda node: by_position(node, is_split=False),
-    p.random_split_p: lambda node: by_position(node, is_split=True),
+    p.random_bits_p: partial(by_position, is_split=False),
+    p.random_split_p: partial(by_position, is_split=True),
     p.random_fold_in_p: pointwise(),
     p.random_gamma_p: gamma,
     p.rng_bit_generator_p: partial(taken_whole, reason=SEQUENCE),

@@ -1,7 +1,9 @@
 """Rules of the primitives that move elements: transpose, slice, pad, concatenate."""
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,33 +12,21 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Params
-from shardmap.planning.engine.factors import Factors, Local, out_size
-from shardmap.planning.engine.nodes import (
-    Graph,
-    Node,
-    Operand,
-    Rewrite,
-    Scalar,
-)
+from shardmap.planning.engine.factors import Factors, Local, out_size, taken_whole
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, Scalar
 from shardmap.planning.engine.rules import (
-    UNCUT,
+    Axis,
     Cut,
-    Factor,
     Forward,
-    Link,
-    Need,
     Reason,
-    Rule,
     RuleMaker,
     Windowed,
     first_passes,
-    linked,
-    meet,
 )
-from shardmap.planning.engine.slices import Box, Interval, Window, refine
+from shardmap.planning.engine.slices import Window, refine
 from shardmap.planning.lax.primitives import (
     OPTIMIZATION_BARRIER,
+    RESHARD,
     SPLIT,
     STACK,
     TILE,
@@ -87,27 +77,23 @@ def rev(node: Node) -> Factors:
 
 def slice_rule(node: Node) -> Factors:
     shape = node.in_shapes[0]
-    starts = node.params["start_indices"]
+    begins = node.params["start_indices"]
     strides = node.params["strides"] or (1,) * len(shape)
     axes = [
         axis
         if size == node.out_shapes[0][axis]
-        else Windowed(axis, Window(size, stride=strides[axis], pad=-starts[axis]))
+        else Windowed(axis, Window(size, stride=strides[axis], pad=-begins[axis]))
         for axis, size in enumerate(shape)
     ]
 
     def emitter(local: Local) -> Sequence[Any]:
-        [operand] = local.values
-        steps = [
-            1 if axis == factor else strides[factor] for factor, axis in enumerate(axes)
-        ]
-        if all(step == 1 for step in steps):
-            return [operand]
-        return [lax.slice(operand, (0,) * operand.ndim, operand.shape, steps)]
+        [x] = local.values
+        if all(step == 1 for step in strides):
+            return [x]
+        return [lax.slice(x, (0,) * x.ndim, x.shape, strides)]
 
-    return Factors(
-        node, [axes], [range(len(shape))], emitter=emitter, passes=first_passes
-    )
+    outs = [range(len(shape))]
+    return Factors(node, [axes], outs, emitter=emitter, passes=first_passes)
 
 
 def pad(node: Node) -> Factors:
@@ -159,80 +145,44 @@ def iota(node: Node) -> Factors:
     return Factors(node, [], [axes], starts=(dimension,), emitter=emitter)
 
 
-class Concatenate(Rule):
-    """``concatenate``: along its axis the operands follow each other."""
-
-    cheap = True
+class Concatenate(Factors):
+    """``concatenate``: each operand lies in a window of the result."""
 
     def __init__(self, node: Node) -> None:
-        self.node = node
         self.axis = node.params["dimension"]
-        self.lengths = [shape[self.axis] for shape in node.in_shapes]
-        self.begins = [sum(self.lengths[:k]) for k in range(len(self.lengths))]
-        self.rank = len(node.out_shapes[0])
+        lengths = [shape[self.axis] for shape in node.in_shapes]
+        self.begins = list(itertools.accumulate(lengths[:-1], initial=0))
+        axes = range(len(node.out_shapes[0]))
+        ins: list[list[Axis]] = [
+            [*axes[: self.axis], window, *axes[self.axis + 1 :]]
+            for window in (
+                Windowed(self.axis, Window(length, pad=begin))
+                for length, begin in zip(lengths, self.begins, strict=True)
+            )
+        ]
+        super().__init__(node, ins, [axes], emitter=self._joined)
+
+    def _joined(self, local: Local) -> Sequence[Any]:
+        present = [x for x in local.values if x.shape[self.axis]]
+        return [lax.concatenate(present or local.values[:1], self.axis)]
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
-        along = [cut[self.axis] for cut in cuts]
-        out[self.axis] = UNCUT
+        [out] = super().forward(cuts).outs
+        along = [row[self.axis] for row in cuts]
         # Without cuts, seams alone would make pieces that nobody asked for.
         if any(cut.at for cut in along):
-            seams = [begin for begin in self.begins if 0 < begin < sum(self.lengths)]
-            moved = [
-                [point + begin for point in cut.at]
+            size = self.node.out_shapes[0][self.axis]
+            points = [
+                (begin, *(point + begin for point in cut.at))
                 for cut, begin in zip(along, self.begins, strict=True)
             ]
+            at = tuple(point for point in refine(points) if 0 < point < size)
             origins = frozenset().union(*(cut.origins for cut in along))
-            out[self.axis] = Cut(refine([seams, *moved]), True, origins)
+            out[self.axis] = Cut(at, True, origins)
         return Forward([out])
-
-    def links(self) -> list[list[Link]]:
-        names = [k if k != self.axis else None for k in range(self.rank)]
-        return linked([names] * len(self.node.ins), [names])
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        [box] = boxes
-        assert box is not None
-        start, stop = box[self.axis]
-        needed: list[Box | None] = []
-        for begin, length in zip(self.begins, self.lengths, strict=True):
-            low, high = max(start, begin), min(stop, begin + length)
-            needed.append(
-                (*box[: self.axis], (low - begin, high - begin), *box[self.axis + 1 :])
-                if low < high
-                else None
-            )
-        # An empty box takes its dtype and other sizes from an operand.
-        if all(part is None for part in needed):
-            needed[0] = (*box[: self.axis], (0, 0), *box[self.axis + 1 :])
-        return Need(tuple(needed), tuple(part is not None for part in needed))
-
-    def emit(
-        self,
-        values: Sequence[Any],
-        static: tuple[bool, ...],
-        starts: Sequence[jax.Array],
-    ) -> Sequence[Any]:
-        present = [value for value, here in zip(values, static, strict=True) if here]
-        return [lax.concatenate(present, self.axis)]
 
     def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
         return combiner if len(pending) == len(self.node.ins) else None
-
-
-def split(graph: Graph, node: Node) -> list[Operand]:
-    """Writes a split as slices, so that each result has boxes of its own."""
-    axis, sizes = node.params["axis"], node.params["sizes"]
-    edges = list(itertools.accumulate(sizes, initial=0))
-
-    def parts(x: jax.Array) -> list[jax.Array]:
-        return [
-            lax.slice_in_dim(x, *ends, axis=axis) for ends in itertools.pairwise(edges)
-        ]
-
-    return graph.call(parts, node.ins)
 
 
 def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
@@ -247,12 +197,8 @@ def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
         min(max(place, 0), size - n)
         for place, size, n in zip(places, operand.shape, taken, strict=True)
     ]
-    params = {
-        "start_indices": tuple(starts),
-        "limit_indices": tuple(a + n for a, n in zip(starts, taken, strict=True)),
-        "strides": None,
-    }
-    return list(graph.add(p.slice_p, params, [operand], [node.outs[0].aval]))
+    limits = [a + n for a, n in zip(starts, taken, strict=True)]
+    return graph.call(lambda x: lax.slice(x, starts, limits), [operand])
 
 
 MOST_COPIES = 16
@@ -263,89 +209,76 @@ cut between copies.
 """
 
 
-def stack(graph: Graph, node: Node) -> list[Operand]:
-    """Writes a stack as a concatenation of operands with a new axis."""
-    axis, [out] = node.params["axis"], node.outs
-    shape = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
-    params: Params = {
-        "shape": shape,
-        "broadcast_dimensions": tuple(k for k in range(len(shape)) if k != axis),
-        "sharding": None,
-    }
-    # Added one by one: tracing thousands of them would take seconds.
-    avals = [out.aval.update(shape=shape)]
-    rows = [graph.add(p.broadcast_in_dim_p, params, [x], avals)[0] for x in node.ins]
-    return list(graph.add(p.concatenate_p, {"dimension": axis}, rows, [out.aval]))
+def split(x: jax.Array, axis: int, sizes: Sequence[int]) -> list[jax.Array]:
+    ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    return [lax.slice_in_dim(x, *edges, axis=axis) for edges in ends]
 
 
-def unstack(graph: Graph, node: Node) -> list[Operand]:
-    """Writes an unstack as slices."""
-    axis = node.params["axis"]
-
-    def parts(x: jax.Array) -> Any:
-        every = range(x.shape[axis])
-        return [lax.index_in_dim(x, k, axis, keepdims=False) for k in every]
-
-    return graph.call(parts, node.ins)
+def stack(*operands: jax.Array, axis: int) -> jax.Array:
+    return lax.concatenate([lax.expand_dims(x, (axis,)) for x in operands], axis)
 
 
-def tile(graph: Graph, node: Node) -> list[Operand]:
-    """Writes a tile as concatenations, or as a broadcast if there are many copies."""
+def unstack(x: jax.Array, axis: int) -> list[jax.Array]:
+    every = range(x.shape[axis])
+    return [lax.index_in_dim(x, k, axis, keepdims=False) for k in every]
 
-    def copies(x: jax.Array) -> Any:
-        for axis, count in enumerate(node.params["reps"]):
-            if 1 < count <= MOST_COPIES:
-                x = lax.concatenate([x] * count, axis)
-            elif count != 1:
-                shape = (*x.shape[:axis], count, *x.shape[axis:])
-                kept = [k for k in range(len(shape)) if k != axis]
-                wide = lax.broadcast_in_dim(x, shape, kept)
-                joint = [*x.shape[:axis], count * x.shape[axis], *x.shape[axis + 1 :]]
-                x = lax.reshape(wide, joint)
-        return x
 
-    return graph.call(copies, node.ins)
+def tile(x: jax.Array, reps: Sequence[int]) -> jax.Array:
+    for axis, count in enumerate(reps):
+        if 1 < count <= MOST_COPIES:
+            x = lax.concatenate([x] * count, axis)
+        elif count != 1:
+            shape = (*x.shape[:axis], count, *x.shape[axis:])
+            kept = [k for k in range(len(shape)) if k != axis]
+            joint = [*x.shape[:axis], count * x.shape[axis], *x.shape[axis + 1 :]]
+            x = lax.reshape(lax.broadcast_in_dim(x, shape, kept), joint)
+    return x
 
+
+def empty(graph: Graph, node: Node) -> list[Operand]:
+    [out] = node.outs
+    return graph.call(lambda: lax.full(out.shape, 0, out.aval.dtype), [])
+
+
+def as_function(function: Callable[..., Any]) -> Rewrite:
+    """Writes an equation as a function of its operands and parameters."""
+
+    def written(graph: Graph, node: Node) -> list[Operand]:
+        return graph.call(functools.partial(function, **node.params), node.ins)
+
+    return written
+
+
+UNCHANGED = [
+    *(OPTIMIZATION_BARRIER, RESHARD, p.device_put_p, p.name_p),
+    *(p.sharding_constraint_p, p.stop_gradient_p),
+]
+"""What only names a value, or says where it lies, which cannot hold for a shard."""
 
 REWRITES: dict[Any, Rewrite] = {
-    OPTIMIZATION_BARRIER: lambda graph, node: node.ins,
-    SPLIT: split,
-    STACK: stack,
-    TILE: tile,
-    UNSTACK: unstack,
+    **dict.fromkeys(UNCHANGED, lambda graph, node: node.ins),
+    SPLIT: as_function(split),
+    STACK: as_function(stack),
+    TILE: as_function(tile),
+    UNSTACK: as_function(unstack),
     p.dynamic_slice_p: known_slice,
+    p.empty2_p: empty,
 }
 """The primitives that are always written as others."""
 
 
-def bitcast(node: Node) -> Factors:
-    """A change of width adds or removes a last axis, which is whole."""
-    return in_parts(node, Reason("these are the parts of one element"))
-
-
 def in_parts(node: Node, reason: Reason) -> Factors:
     """``i -> i *`` or ``i * -> i``: a last axis that only one side has is whole."""
-    before, after = len(node.in_shapes[0]), len(node.out_shapes[0])
-    every: list[Factor] = [*range(min(before, after)), "parts"]
-    ins, outs = [every[:before]], [every[:after]]
-    return Factors(node, ins, outs, wholes={"parts": reason})
-
-
-def empty(node: Node) -> Factors:
-    axes = range(len(node.out_shapes[0]))
-    dtype = node.outs[0].aval.dtype
-
-    def emitter(local: Local) -> Sequence[Any]:
-        return [lax.full(out_size(local, axes), 0, dtype)]
-
-    return Factors(node, [], [axes], emitter=emitter)
+    passing = range(min(map(len, (*node.in_shapes, *node.out_shapes))))
+    return replace(taken_whole(node, reason, passing), cheap=True)
 
 
 RULES: dict[Any, RuleMaker] = {
-    p.bitcast_convert_type_p: bitcast,
+    p.bitcast_convert_type_p: functools.partial(
+        in_parts, reason=Reason("these are the parts of one element")
+    ),
     p.broadcast_in_dim_p: broadcast_in_dim,
     p.concatenate_p: Concatenate,
-    p.empty2_p: empty,
     p.iota_p: iota,
     p.pad_p: pad,
     p.rev_p: rev,

@@ -184,6 +184,3 @@ of_rows_only: dict[Any, RuleMaker] = {
     **dict.fromkeys(rows.UNVMAPPED, rows.OfRows),
 }
 OF_ROWS.makers = collections.ChainMap(of_rows_only, TABLE.makers)
-
-BUILT_IN = frozenset(TABLE.makers)
-"""The primitives that are known here; `register_rule` adds others."""
