@@ -12,6 +12,8 @@ from typing import Any
 import jax
 from jaxlib.xla_client import PrimitiveType
 
+from shardmap._jax.errors import is_too_large
+
 DTYPES = {each.value: each.name.lower() for each in PrimitiveType}
 """The names of XLA's types, such as "f32", by number."""
 
@@ -32,18 +34,21 @@ def module_proto(compiled: jax.stages.Compiled) -> bytes:
 
 def compiled_with_protos(
     lowered: Any, is_quick: bool = False
-) -> tuple[jax.stages.Compiled, bytes, bytes]:
+) -> tuple[jax.stages.Compiled | None, bytes, bytes]:
     """Compiles a program, and reads its record and that of its memory.
-
-    The latter is an ``HloProto`` with the ``BufferAssignmentProto``; it is empty for a
-    program that comes out of JAX's cache.
 
     Args:
       lowered: a `jax.stages.Lowered`.
       is_quick: whether to compile with few optimizations, where the compiler has such.
 
+    Returns:
+      The program and its record, or None and nothing if the compiler refuses it as too
+      large; and an ``HloProto`` with the ``BufferAssignmentProto``, which is empty for
+      a program that comes out of JAX's cache.
+
     Raises:
-      jax.errors.JaxRuntimeError: the compiler refuses the program.
+      jax.errors.JaxRuntimeError: the compiler refuses the program, and has no record of
+        the memory that it takes.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {
@@ -52,7 +57,16 @@ def compiled_with_protos(
         }
         if is_quick:
             options["optimization_level"] = _QUICK
-        compiled = lowered.compile(compiler_options=options)
-        files = [*pathlib.Path(folder).glob("*after_optimizations.hlo.pb")]
-        buffers = files[0].read_bytes() if files else b""
-        return compiled, module_proto(compiled), buffers
+        compiled, record = None, b""
+        try:
+            compiled = lowered.compile(compiler_options=options)
+            record = module_proto(compiled)
+        except jax.errors.JaxRuntimeError as error:
+            if not (is_too_large(error) and _records(folder)):
+                raise
+        return compiled, record, b"".join(_records(folder)[:1])
+
+
+def _records(folder: str) -> list[bytes]:
+    files = pathlib.Path(folder).glob("*after_optimizations.hlo.pb")
+    return [file.read_bytes() for file in files]

@@ -23,7 +23,7 @@ from shardmap.explaining import elsewhere
 from shardmap.explaining.chips import CHIPS, capacity_of, machine_of, wiring_of
 from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect, interconnect_of
-from shardmap.explaining.read import arrays, remarks, sharded, too_large
+from shardmap.explaining.read import arrays, remarks, sharded
 from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explaining.read.hlo.cost import (
     busiest_lines,
@@ -34,7 +34,7 @@ from shardmap.explaining.read.hlo.cost import (
 from shardmap.explaining.read.hlo.flops import products_of
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
-from shardmap.explaining.read.hlo.module import Module
+from shardmap.explaining.read.hlo.module import Message, Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explaining.read.vmaps import VmapAxis, marked, vmaps_over
@@ -194,16 +194,8 @@ def explanation_for(
         lowered = elsewhere.lowered_for(there, traced)
     else:
         lowered = _lower(fun, traced, args, kwargs)
-    compiled: Any = None
-    refused = None
-    record = buffers = b""
-    try:
-        compiled, record, buffers = compiled_with_protos(lowered, is_quick)
-    except jax.errors.JaxRuntimeError as error:
-        refused = too_large.refused(error)
-        if refused is None:
-            raise
-    module = Module(record)
+    compiled, record, buffers = compiled_with_protos(lowered, is_quick)
+    module = Module(record or Message(buffers).data(1))
     sources = Sources(module)
     layouts_of_arrays, layouts = arrays.array_layouts(traced, compiled)
     # Both together.
@@ -230,17 +222,9 @@ def explanation_for(
         machine = machine_of(there or devices)
     else:
         available = len(jax.local_devices(backend=device.platform))
-    inputs = [array for array in layouts_of_arrays if array.role == "input"]
-    times: tuple[tuple[str, float], ...] = ()
-    if refused is None:
-        capacity = capacity_of(device)
-        memory = memory_of(buffers, module, sources, device.platform)
-        cost, largest = cost_of(compiled, module, memory), memory.largest
-        times = _least_times(device, module, cost, collectives)
-    else:
-        needed, capacity = refused
-        cost = Cost(peak_bytes=needed)
-        largest = too_large.largest(traced.jaxpr.jaxpr, inputs, num_devices)
+    capacity = capacity_of(device)
+    memory = memory_of(buffers, module, sources, device.platform)
+    cost = cost_of(compiled, module, memory.peak)
     idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
     is_chunked = hasattr(fun, "explain") and not hasattr(fun, "lower")
@@ -260,7 +244,9 @@ def explanation_for(
         interconnect=wires and wires.inside,
         network=wires and wires.between,
         remarks=(
-            *too_large.remarks(refused, inputs),
+            *remarks.too_large(
+                None if compiled else memory.peak, capacity, layouts_of_arrays
+            ),
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(layouts_of_arrays, idle),
             *remarks.short_axes(axes),
@@ -271,12 +257,12 @@ def explanation_for(
         notes=tuple(_notes(facts, module, bool(collectives))),
         pieces=pieces,
         stages=stages,
-        largest=largest,
+        largest=memory.largest,
         busiest=busiest_lines(module, sources),
         available=available,
         machine=machine,
         capacity=capacity,
-        least_times=times,
+        least_times=_least_times(device, module, cost, collectives),
         call=(fun, any(each.donated for each in jax.tree.leaves(traced.args_info))),
     )
 
@@ -286,7 +272,7 @@ def _least_times(
 ) -> tuple[tuple[str, float], ...]:
     """The least time of a call by each of what a device does; see `Explanation`."""
     chip = CHIPS.get(device.device_kind)
-    if chip is None or not chip.memory_bandwidth:
+    if chip is None or not chip.memory_bandwidth or cost.argument_bytes is None:
         return ()
     # Values on the chip count as accessed, too. XLA for GPUs counts nothing.
     moved = read_bytes(module.entry) + (cost.output_bytes or 0)

@@ -355,7 +355,7 @@ class Report:
         """Whether a device has memory for the peak; None: that is not known."""
         if self.peak_bytes is None or self.capacity is None:
             return None
-        return self.peak_bytes <= self.capacity
+        return self.peak_bytes <= self.capacity and not self.is_refused
 
     @property
     def sent_bytes(self) -> int:

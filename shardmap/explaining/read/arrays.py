@@ -5,18 +5,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
+from jax.extend.core import Literal as Constant
+from jax.extend.core.primitives import jit_p
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from shardmap._jax.primitives import argument_names
-from shardmap._jax.types import Aval, Jaxpr, PyTree
-from shardmap._jax.walk import equations
+from shardmap._jax.primitives import SHARD_MAP, argument_names
+from shardmap._jax.stages import given_shardings
+from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, PyTree
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.arrays import trees
-from shardmap.explaining.read.too_large import shardings_of
 from shardmap.explaining.report import ArrayLayout, describe
+from shardmap.map.layout import map_shardings
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.params import MapParams
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
+UNKNOWN = "as the compiler decides"
 
 
 def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
@@ -173,3 +179,61 @@ def axis_sizes(layout: Sharding) -> Iterator[dict[str, int]]:
             names = [name for name in axes_in(entry) if isinstance(name, str)]
             sizes = {name: layout.mesh.shape[name] for name in names}
             yield {name: size for name, size in sizes.items() if size > 1}
+
+
+def shardings_of(traced: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The shardings of inputs and outputs that are known before a program is compiled.
+
+    These are the ones that are given, and those that the maps of the program fix.
+
+    Args:
+      traced: the program's trace.
+
+    Returns:
+      For inputs and for outputs, each a sharding or `UNKNOWN`.
+    """
+    given = given_shardings(traced)
+    fixed = _fixed(traced.jaxpr.jaxpr)
+    ins, outs = (
+        [known or each for known, each in zip(*pair, strict=True)]
+        for pair in zip(given, fixed, strict=True)
+    )
+    return ins, outs
+
+
+def _fixed(jaxpr: Jaxpr) -> tuple[Sequence[Any], Sequence[Any]]:
+    known: dict[Any, Any] = {}
+    for equation in jaxpr.eqns:
+        ins, outs = _shardings(equation)
+        known.update(zip(equation.outvars, outs, strict=True))
+        for atom, sharding in zip(equation.invars, ins, strict=True):
+            if not isinstance(atom, Constant) and sharding != UNKNOWN:
+                known.setdefault(atom, sharding)
+
+    def of(atom: Atom) -> Any:
+        is_literal = isinstance(atom, Constant)
+        return UNKNOWN if is_literal else known.get(atom, UNKNOWN)
+
+    return [*map(of, jaxpr.invars)], [*map(of, jaxpr.outvars)]
+
+
+def _shardings(equation: Equation) -> tuple[Sequence[Any], Sequence[Any]]:
+    params = equation.params
+    if equation.primitive is spmap_p and params["mesh"] is not None:
+        return map_shardings(MapParams.of(equation))
+    if equation.primitive is SHARD_MAP:
+        return (
+            [NamedSharding(params["mesh"], spec) for spec in params["in_specs"]],
+            [NamedSharding(params["mesh"], spec) for spec in params["out_specs"]],
+        )
+    if equation.primitive is jit_p:
+        asked = params["in_shardings"], params["out_shardings"]
+        ins, outs = (
+            [
+                each if isinstance(each, NamedSharding) else inner
+                for each, inner in zip(*pair, strict=True)
+            ]
+            for pair in zip(asked, _fixed(*jaxprs_in(params)), strict=True)
+        )
+        return ins, outs
+    return [UNKNOWN] * len(equation.invars), [UNKNOWN] * len(equation.outvars)

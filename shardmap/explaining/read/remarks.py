@@ -50,6 +50,33 @@ _CUT_RESULT = (
 )
 
 
+def too_large(
+    needed: int | None, capacity: int | None, arrays: Sequence[ArrayLayout]
+) -> list[Remark]:
+    """A remark on a program that the compiler refuses.
+
+    Args:
+      needed: the bytes that it needs on a device; None if it is not refused.
+      capacity: the bytes that a device has, if known.
+      arrays: its arguments and results.
+    """
+    if needed is None:
+        return []
+    inputs = [each for each in arrays if each.role == "input"]
+    held = sum(each.shard_bytes or each.bytes for each in inputs)
+    advice = (
+        "Compute less at once with batch_size=, or recompute values with "
+        "jax.checkpoint."
+    )
+    if 2 * held > min(needed, capacity or needed):
+        advice = "Shard the largest arguments over more devices, or donate them."
+    text = (
+        f"the compiler refuses the program: it needs {size(needed)} of memory on a "
+        f"device, {size(min(held, needed))} of it for arguments"
+    )
+    return [Remark(text, advice, None)]
+
+
 def idle_devices(
     axes: Sequence[Axis], num_devices: int, available: int | None
 ) -> list[Remark]:

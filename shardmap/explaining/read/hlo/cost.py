@@ -8,7 +8,6 @@ import jax
 from shardmap.explaining.read.hlo.flops import flops_of
 from shardmap.explaining.read.hlo.instructions import inside
 from shardmap.explaining.read.hlo.loops import runs
-from shardmap.explaining.read.hlo.memory import Memory
 from shardmap.explaining.read.hlo.module import Computation, Instruction, Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import Cost
@@ -16,18 +15,24 @@ from shardmap.explaining.report import Cost
 MOST_LINES = 5
 
 
-def cost_of(compiled: jax.stages.Compiled, module: Module, memory: Memory) -> Cost:
+def cost_of(
+    compiled: jax.stages.Compiled | None, module: Module, peak: int | None
+) -> Cost:
     """The cost of a call on one device.
 
     Args:
-      compiled: the program.
-      module, memory: its record, and that of its memory.
+      compiled: the program; None if the compiler refuses it.
+      module: its record.
+      peak: the bytes of all allocations, by the record of its memory; None without one.
     """
+    flops = flops_of(module.entry)
+    if compiled is None:
+        return Cost(flops=flops, peak_bytes=peak)
     accessed = (compiled.cost_analysis() or {}).get("bytes accessed", -1)
     sizes = compiled.memory_analysis()
     argument, output, temporary, donated = _sizes(sizes)
     host_argument, host_output, host_temporary, host_donated = _sizes(sizes, "host_")
-    peak = memory.peak or getattr(sizes, "total_allocation_bytes", None)
+    peak = peak or getattr(sizes, "total_allocation_bytes", None)
     if argument is not None:
         before = argument + output - donated
         # What the compilers call temporary may lack values, or have some twice.
@@ -37,7 +42,7 @@ def cost_of(compiled: jax.stages.Compiled, module: Module, memory: Memory) -> Co
     if host_argument is not None:
         host = host_argument + host_output + host_temporary - host_donated
     return Cost(
-        flops=flops_of(module.entry),
+        flops=flops,
         bytes_accessed=accessed if accessed >= 0 else None,  # -1 stands for unknown.
         peak_bytes=peak,
         argument_bytes=argument,
