@@ -20,11 +20,9 @@ from shardmap._jax.types import Jaxpr, Param, Primitive
 def def_checkify(primitive: Primitive, bind: Callable[..., Any]) -> None:
     """Registers how checks inside a map are functionalised.
 
-    Args:
-      primitive: of maps.
-      bind: takes the function of one element, which returns an error and the results,
-        then the operands as a list, and the parameters but ``call_jaxpr``. Returns the
-        errors of all elements, along a new first axis, and the results.
+    ``bind`` takes the function of one element, which returns an error and the results,
+    the operands, and the parameters but ``call_jaxpr``. It returns the errors of all
+    elements, along a new first axis, and the results.
     """
 
     def rule(*args: Any, call_jaxpr: Jaxpr, **params: Param) -> tuple[Any, Any]:
@@ -40,13 +38,9 @@ def def_checkify(primitive: Primitive, bind: Callable[..., Any]) -> None:
 
 
 def checkify_what_runs(primitive: Primitive, run: Callable[..., list[Any]]) -> None:
-    """Registers that checks are added to the program an equation becomes.
+    """Registers that checks are added to what ``run`` makes of an equation.
 
     By JAX's own rule such an equation is bound as it is, so that nothing is found.
-
-    Args:
-      primitive: the equation's.
-      run: what it does with operands and parameters, in equations that JAX knows.
     """
 
     def rule(*args: Any, **params: Param) -> tuple[Any, Any]:
@@ -66,12 +60,7 @@ def _arguments(args: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, list[Any]]
 
 
 def _with_first(error: Any, each: Any) -> Any:
-    """An error with that of the first element that has one.
-
-    Args:
-      error: what was found before.
-      each: the error of each element.
-    """
+    """An error, or that of the first element that has one."""
     if not each._pred or 0 in np.shape(next(iter(each._pred.values()))):
         return error
     element = jnp.argmax(jnp.stack(list(each._pred.values())).any(0))

@@ -78,8 +78,7 @@ def check_live(constants: Sequence[Value]) -> None:
 def in_while_condition() -> bool:
     """Whether the condition of a `while_loop` is being traced, here or around.
 
-    A batching rule has no other way to know: JAX batches conditions and bodies alike,
-    and only the debug info of the trace differs.
+    JAX batches conditions and bodies alike: only the debug info of the trace differs.
     """
     trace: Any = jex_core.find_top_trace(())
     while trace is not None:
@@ -180,8 +179,7 @@ def concrete_mesh() -> Mesh:
 def equation_context(context: Any, mesh: AnyMesh) -> Any:
     """The context of an equation, ``equation.ctx``, with another mesh.
 
-    An equation is lowered under the mesh of its context. A context is made from the
-    state of JAX, and in no other way, which takes long.
+    It is made from the state of JAX, and in no other way, which takes long.
     """
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     with context.manager, jax.sharding.use_abstract_mesh(abstract):

@@ -161,12 +161,9 @@ def lower_ordered_callback(
       ctx: of the equation's lowering rule.
       effect: the equation's only effect, which orders the callback.
       run: calls `io_callback` once, ordered.
-      operands: the operands of ``run``, as the rule got them.
-      instead: a host function of NumPy arrays that the program calls; None: JAX's
-        wrapper of the one that ``run`` passes.
-
-    Raises:
-      RuntimeError: JAX does not keep callbacks as expected.
+      operands: of ``run``.
+      instead: a host function of NumPy arrays that the program calls in place of JAX's
+        wrapper; None: it calls that.
     """
     token = ctx.tokens_in.get(effect)
     inner = ctx.replace(tokens_in=mlir.TokenSet({_ordered_io: token}), tokens_out=None)

@@ -29,13 +29,9 @@ def explained_errors(
 ) -> Iterator[None]:
     """Context in which JAX's errors of a traced function say what to do.
 
-    JAX's text for an unbound axis name advises `jax.shard_map`; here it lists the bound
-    ones. Its error for a `jax.lax.pcast` and the like, whose result has a type that
-    only a mesh allows, names the class of that type.
-
-    Args:
-      *bound: the names that are bound here.
-      mesh_axes: those that the map is laid over, which collectives do not know.
+    JAX's text for an unbound axis name advises `jax.shard_map`; here it lists those
+    that are ``bound``, and knows the ``mesh_axes`` that a map is laid over. Its error
+    for a `jax.lax.pcast` and the like names the class of a type.
     """
     try:
         yield
@@ -98,8 +94,7 @@ def _numpy_called(error: Exception) -> str:
 def is_lost_connection(error: Exception) -> bool:
     """Whether an error of a run means that another process cannot be reached.
 
-    XLA's errors have one class. On CPU, those of a collective name the library that
-    connects the processes.
+    XLA's errors have one class. Those of a collective on CPU name their library.
     """
     return "gloo" in str(error).lower()
 

@@ -24,12 +24,7 @@ from shardmap._jax.walk import as_open_jaxpr, equations, jaxprs_in
 
 
 def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
-    """The equation of a primitive in the jaxpr of a function.
-
-    Args:
-      name: the name of the primitive.
-      use: a function that binds it, perhaps among others.
-      *args: the arguments of ``use``.
+    """The equation of a primitive in the jaxpr of a function that binds it.
 
     Raises:
       ImportError: JAX binds no primitive by that name.

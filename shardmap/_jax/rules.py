@@ -57,12 +57,8 @@ Batched = tuple[Any, Any]
 def def_batching(primitive: Primitive, rule: Callable[..., Batched]) -> None:
     """Registers a batching rule that knows its vmap.
 
+    It takes a `Vmap`, the operands, the batch dimension of each, and the parameters.
     Unlike the rules in JAX's public table, it is called if no operand is batched, too.
-
-    Args:
-      primitive: any primitive.
-      rule: takes a `Vmap`, the operands, the batch dimension of each, and the
-        parameters by name.
     """
 
     def batch(
@@ -155,11 +151,8 @@ Typed = tuple[Sequence[Any], Any]
 def register_typecheck(primitive: Primitive, check: Callable[..., Typed]) -> None:
     """Registers the rule that checks equations of ``primitive``.
 
-    Args:
-      primitive: any primitive.
-      check: takes the operands, variables and literals with an ``aval`` each, and the
-        parameters by name. Returns the results' avals and the effects, or raises a
-        TypeError or ValueError, to which JAX adds the equation.
+    It takes the operands, with an ``aval`` each, and the parameters. JAX adds the
+    equation to its errors.
     """
 
     def typecheck(_: object, *operands: Value, **params: Param) -> Typed:

@@ -51,11 +51,8 @@ def dispatcher(
     structure, type, weak type or sharding, and in another configuration of JAX. Python
     runs only for new signatures. A program that calls the host has no such function.
 
-    Args:
-      compiled: a program of flat leaves, with a list of results.
-      in_tree: the structure of positional and keyword arguments of the function. JAX
-        would make them of avals and shardings, which a user's class may refuse.
-      out_tree: the structure of its result.
+    The structures are those of calls: JAX would make them of avals and shardings, which
+    a user's class may refuse.
     """
     exact: Any = _Exact(compiled)
     params = compiled._params._replace(
@@ -72,10 +69,7 @@ def dispatcher(
 
 
 def is_compile_only(device: jax.Device) -> bool:
-    """Whether programs can be compiled for a device, but not run on it.
-
-    Such devices are those of `jax.experimental.topologies`.
-    """
+    """Whether a device, of `jax.experimental.topologies`, compiles but does not run."""
     return bool(device.client.runtime_type == "compile_only_runtime")
 
 
@@ -87,16 +81,9 @@ def trace_as(
     kwargs: Mapping[str, Any],
     static_argnums: Sequence[int] = (),
 ) -> None:
-    """Sets the debug info of a function to that of a user's function.
+    """Names a function of leaves, in JAX's errors, as a user's function of arguments.
 
-    JAX's errors name the traced function, and the argument that a value depends on.
-
-    Args:
-      traced: a function of the leaves of the user's arguments.
-      what: what traces it, for the errors.
-      fun: the user's.
-      args, kwargs: those of a call. Only their structure is used.
-      static_argnums: the positions of those that are not traced.
+    Of the arguments of a call only the structure is used.
     """
     traced.__fun_debug_info__ = jax.api_util.debug_info(
         what, fun, tuple(args), dict(kwargs), static_argnums=static_argnums
@@ -108,8 +95,7 @@ def argument_names(
 ) -> list[str]:
     """The name of each leaf: ``x``, ``params['w']``; ``rest[0]`` of ``*rest``.
 
-    Positional arguments have the names that JAX gives them. Those by keyword have their
-    keywords, also where ``**kwargs`` takes them: JAX writes ``kwargs['w']`` for ``w``.
+    Those by keyword have their keywords: JAX writes ``kwargs['w']`` for ``w``.
     """
     info: Any = jax.api_util.debug_info("call", fun, tuple(args), dict(kwargs))
     names = info.safe_arg_names(len(jax.tree.leaves((args, kwargs))))
@@ -128,10 +114,8 @@ def with_params(
 ) -> jax.stages.Traced:
     """A trace with other parameters, and other shardings of its arguments.
 
-    Args:
-      traced: a trace.
-      change: takes and returns the parameters, as of an equation of `jax.jit`.
-      change_sharding: takes and returns the sharding of an argument, or None.
+    The parameters are those of an equation of `jax.jit`; an argument's sharding may be
+    None.
     """
     changed: Any = copy.copy(traced)
     changed._params = change(changed._params)
@@ -149,8 +133,7 @@ def with_params(
 def given_shardings(traced: Any) -> tuple[list[Any], list[Any]]:
     """The shardings that a trace gives its arguments and results; None for others.
 
-    JAX has them before it compiles: those of `jax.jit`, and those of the arguments. Its
-    public objects have them only afterwards.
+    JAX's public objects have them only when the program is compiled.
     """
 
     def known(given: Any) -> Any:

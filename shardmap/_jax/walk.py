@@ -58,9 +58,7 @@ def equations(
 ) -> Iterator[Equation]:
     """All equations, those of each jaxpr once; an equation before those it holds.
 
-    Args:
-      jaxpr: where to begin.
-      into: tells whether to look into the jaxprs of an equation.
+    ``into`` tells whether to look into the jaxprs of an equation.
     """
     return _read(as_open_jaxpr(jaxpr).eqns, into, set())
 
@@ -143,13 +141,8 @@ def rewrite_jaxpr(
 ) -> Any:
     """The jaxpr with ``change`` applied to each equation, the innermost first.
 
-    Args:
-      jaxpr: open or closed.
-      change: see `Change`. It sets the effects of the equations that it makes.
-      into: tells whether to change the jaxprs of an equation.
-
-    Returns:
-      The changed jaxpr; ``jaxpr`` itself if nothing has changed.
+    It is ``jaxpr`` itself if nothing has changed. ``change`` sets the effects of the
+    equations that it makes; ``into`` tells whether to change the jaxprs of an equation.
     """
     return rewrite_in_context(
         jaxpr,
@@ -170,12 +163,11 @@ def rewrite_in_context(
 
     Args:
       jaxpr: open or closed.
-      context: what ``change`` is told at the outermost equations, any hashable.
-      change: takes an equation and its context; see `Change`.
-      inside: takes an equation that holds jaxprs and its context; returns the context
-        of the equations in these, or None to leave them as they are.
-      finish: takes each jaxpr with its changed equations, and the context; returns the
-        jaxpr or another.
+      context: that of the outermost equations, any hashable.
+      change: takes an equation and its context.
+      inside: gives the context of the equations that an equation holds; None: they
+        stay as they are.
+      finish: takes each jaxpr with its changed equations, and the context.
     """
     # Jaxprs are shared: a jitted function that is called twice has one.
     done: dict[Any, Any] = {}
@@ -240,7 +232,7 @@ def are_same(before: Iterable[Any], after: Iterable[Any]) -> bool:
 def effects_after(
     holder: Any, before: Iterable[Any], after: Iterable[Any]
 ) -> set[Effect]:
-    """The effects of a jaxpr whose equations are replaced, or an equation's jaxprs.
+    """The effects of a holder of equations or jaxprs, some of which are replaced.
 
     Effects of its own, such as those on a reference, stay.
     """
@@ -264,13 +256,9 @@ CALLS = {
 def inline_calls(
     jaxpr: Jaxpr, is_wanted: Callable[[Equation], bool] = lambda equation: True
 ) -> Any:
-    """The jaxpr with its calls inlined.
+    """The jaxpr with its calls, or those that are wanted, inlined.
 
     Custom derivatives are lost: it is for programs that are about to run.
-
-    Args:
-      jaxpr: an open jaxpr.
-      is_wanted: tells which calls to inline.
     """
     new: list[Any] = []
 
@@ -313,14 +301,7 @@ def equations_for(
     outvars: Sequence[Any],
     like: Equation,
 ) -> list[Any]:
-    """The equations of a function of arrays, on given variables.
-
-    Args:
-      fun: what to compute; its results are new arrays.
-      invars: the variables that it takes.
-      outvars: those that it gives.
-      like: an equation whose context the new ones have.
-    """
+    """The equations of ``fun``, on given variables, in the context of ``like``."""
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in invars]
     with like.ctx.manager:  # Also that of the equations in those.
         traced = jax.make_jaxpr(fun)(*structs).jaxpr

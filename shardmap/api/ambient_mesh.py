@@ -74,11 +74,7 @@ def check_in_shard_map(name: str, options: SpmapOptions) -> None:
 def axis_env_markers(
     name: str, options: SpmapOptions
 ) -> list[tracing.DevicesMarker | tracing.MeshAxisMarker]:
-    """The markers of a map in the axis environment, for maps inside it.
-
-    Raises:
-      ValueError: it is inside another map of other devices.
-    """
+    """The markers of a map in the axis environment, for maps inside it."""
     known: list[tracing.DevicesMarker | tracing.MeshAxisMarker] = [
         tracing.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
     ]

@@ -111,11 +111,7 @@ class Arguments(NamedTuple):
         return args, kwargs
 
     def with_statics(self, entries: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
-        """Entries for positional arguments, with each static one as its own entry.
-
-        Args:
-          entries: with or without entries for the static arguments.
-        """
+        """Entries for positional arguments, with each static one as its own entry."""
         count = self.num_positional
         if len(entries) == count - len(self.statics):
             given = iter(entries)

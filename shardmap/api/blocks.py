@@ -208,12 +208,7 @@ class BlockMap(Transformed):
         return mesh_devices(self.options.mesh) or set_mesh.current_mesh_devices()
 
     def _free_axes(self) -> list[str]:
-        """The mesh axes of the map that no map or `jax.shard_map` around is over.
-
-        Raises:
-          ValueError: it is on another mesh or other devices, or is over axes that are
-            named here.
-        """
+        """The mesh axes of the map that no map or `jax.shard_map` around is over."""
         who, mesh = self.full_name, self.options.mesh
         there = jax.sharding.get_abstract_mesh()
         set_mesh.check_devices(who, self._devices())

@@ -51,8 +51,8 @@ _caches: weakref.WeakKeyDictionary[Callable[..., Any], OrderedDict[Hashable, Any
 def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V:
     """The result of ``make()``, cached for equal functions and keys.
 
-    The value must not hold ``fun``; use `weak_reference`. Bound methods are not cached,
-    as their object may have changed; `jax.jit` traces them anew, too.
+    It must not hold ``fun``; use `weak_reference`. Bound methods are not cached, as
+    their object may have changed; `jax.jit` traces them anew, too.
     """
     while hasattr(fun, "derivation"):
         fun, how, _ = fun.derivation()

@@ -70,18 +70,7 @@ def positions(
     static: tuple[str, int | Iterable[int]],
     donate_argnums: int | Iterable[int],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Checks the positions of static arguments, which are sorted, and of donated ones.
-
-    Args:
-      caller: what they were given to.
-      fun: the function whose arguments they are.
-      static: the parameter that names static arguments, and what was given.
-      donate_argnums: what was given.
-
-    Raises:
-      TypeError: something else than ints.
-      ValueError: arguments that the function does not have, or that are both.
-    """
+    """Checks positions of static arguments, which are sorted, and of donated ones."""
     static_argnums = _index_tuple(*static, caller)
     donated = _index_tuple("donate_argnums", donate_argnums, caller)
     if static_argnums or donated:
@@ -167,13 +156,7 @@ def mesh_axes(
     devices: Sequence[jax.Device] | None,
     backend: str | None,
 ) -> tuple[str, ...] | None:
-    """The axes of ``mesh`` to lay a map over, as a tuple.
-
-    Raises:
-      TypeError: ``names`` are none.
-      ValueError: only one of ``mesh`` and ``names`` given, a name that the mesh does
-        not have, or one twice.
-    """
+    """The axes of ``mesh`` to lay a map over, as a tuple."""
     if mesh is None and names is None:
         return None
     if mesh is None or names is None:

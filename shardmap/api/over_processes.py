@@ -28,17 +28,7 @@ def global_avals(
     avals: Sequence[Aval],
     in_axes: Axes,
 ) -> tuple[Sequence[Aval], bool]:
-    """The avals of the global arrays of a call, and whether its data are process-local.
-
-    Args:
-      transformed: the map.
-      devices: those of the map, on several processes.
-      arguments: those of the call.
-      avals, in_axes: of each leaf, as this process passes it.
-
-    Raises:
-      ValueError: global arrays are mapped together with process-local data.
-    """
+    """The avals of the global arrays of a call; whether its data are process-local."""
     # Only mapped arguments count, if there are any; others are equal in all processes.
     mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
     kinds = [
@@ -82,17 +72,7 @@ def _check_elements(
     in_axes: Axes,
     avals: Sequence[Aval],
 ) -> int:
-    """How many processes pass different elements.
-
-    Args:
-      transformed: the map.
-      devices: those of the map.
-      in_axes, avals: of each leaf, as this process passes it.
-
-    Raises:
-      ValueError: this process has no elements, or all of them together are not as many
-        as ``axis_size`` says, or do not divide among the devices of the mesh.
-    """
+    """How many processes pass different elements, each the leaves with these avals."""
     options = transformed.options
     mesh, wanted = cast(Mesh | None, options.mesh), options.axis_size
     mesh_axes = options.mesh_axes or ()

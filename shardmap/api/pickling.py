@@ -17,13 +17,7 @@ from shardmap.sharding.mesh import too_few_devices
 
 
 def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
-    """The result of ``__reduce__`` for a mapped function.
-
-    Args:
-      mapped: the mapped function, made from the other two.
-      fun: the function.
-      options: a named tuple, which may have ``devices`` and a ``mesh``.
-    """
+    """The result of ``__reduce__`` for a mapped function, made of the other two."""
     module = getattr(mapped, "__module__", None)
     there: Any = sys.modules.get(module) if isinstance(module, str) else None
     for name in getattr(mapped, "__qualname__", "").split("."):

@@ -51,8 +51,7 @@ def run_call(
 ) -> tuple[PyTree, CompiledCall | None]:
     """Runs a call on arguments with any shardings.
 
-    Returns:
-      The results; and the program, if the next call may try it first.
+    Beside the results it gives the program, if the next call may try it first.
     """
     arguments = transformed.read(args, kwargs)
     leaves = arguments.leaves
@@ -107,11 +106,7 @@ def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyT
 
 @api_boundary
 def find_nan(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyTree:
-    """Runs a call operation by operation, as `jax.jit` does, to name the NaN.
-
-    Raises:
-      FloatingPointError: one gives a NaN, or the arguments have been donated.
-    """
+    """Runs a call operation by operation, as `jax.jit` does, to name the NaN."""
     arrays = jax.tree.leaves((args, kwargs))
     if any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays):
         raise FloatingPointError(

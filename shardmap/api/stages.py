@@ -46,11 +46,7 @@ class Lowered(jax.stages.Lowered):
 
 
 def lower(transformed: Transformed, args: Args, kwargs: Kwargs) -> Lowered:
-    """Lowers a call of a mapped function.
-
-    Raises:
-      ValueError: inside another map, whose program it would be a part of.
-    """
+    """Lowers a call of a mapped function that is not inside another map."""
     call = transformed.trace_call(transformed.read(args, kwargs))
     if call.shardings is None:
         raise ValueError(

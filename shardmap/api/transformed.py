@@ -71,9 +71,7 @@ class Transformed(abc.ABC):
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         """Checks the arguments of a call and traces the function.
 
-        Args:
-          arguments: those of the call.
-          is_top_level: whether it is a program, and not a part of another.
+        ``is_top_level``: whether it is a program, and not a part of another.
         """
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
@@ -92,11 +90,7 @@ class Transformed(abc.ABC):
         return jax.jit(run)
 
     def read(self, args: Args, kwargs: Kwargs) -> Arguments:
-        """The arguments of a call.
-
-        Raises:
-          ValueError: a static one is not hashable.
-        """
+        """The arguments of a call; static ones must be hashable."""
         arguments = Arguments.of(args, kwargs)
         for argnum, static in arguments.statics.items():
             try:
@@ -113,8 +107,7 @@ class Transformed(abc.ABC):
     def flat_function(self, arguments: Arguments) -> FlatFunction:
         """The function of the leaves, for such arguments.
 
-        JAX finds a trace again by this object, so there is one for each argument
-        structure, with the static arguments in it.
+        JAX finds a trace again by this object, so there is one for each structure.
         """
         key = arguments.in_tree, tuple(arguments.statics.values())
         known = self._flat.get(key)
@@ -138,11 +131,7 @@ class Transformed(abc.ABC):
         return argument_names(self.fun(), args, kwargs)
 
     def leaf_avals(self, arguments: Arguments) -> list[Aval]:
-        """The avals of the leaves.
-
-        Raises:
-          TypeError: one is nothing that JAX can compute with.
-        """
+        """The avals of the leaves."""
         avals = []
         for k, leaf in enumerate(arguments.leaves):
             try:
@@ -171,12 +160,8 @@ class Transformed(abc.ABC):
     ) -> Sequence[Any]:
         """A leaf of an option, such as ``in_axes``, for each leaf of the arguments.
 
-        Args:
-          name: the option.
-          prefix: a pytree prefix of the positional arguments, with or without entries
-            for the static ones.
-          arguments: those of a call.
-          by_keyword: what leaves of keyword arguments have.
+        Its prefix is one of the positional arguments, with or without the static ones.
+        Leaves of keyword arguments all have ``by_keyword``.
         """
         if isinstance(prefix, tuple) and not self.is_leaf(prefix):
             prefix = arguments.with_statics(prefix)

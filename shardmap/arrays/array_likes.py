@@ -56,10 +56,7 @@ def typeof(value: object) -> Any:
 
 
 def abstract_value(value: Value) -> Any:
-    """The aval of an argument: an array, an array-like, or a description of one.
-
-    Raises:
-      TypeError: nothing that JAX or a handler can put on a device.
+    """The aval of an array, an array-like, or a description; TypeError for others.
 
     >>> abstract_value(np.zeros((2, 3)))
     ShapedArray(float32[2,3])
@@ -107,11 +104,7 @@ def refusal(value: object) -> str | None:
 
 
 def _table_refusal(value: object) -> str | None:
-    """Why a table, such as one of pandas or polars, is refused; None: it is no table.
-
-    >>> _table_refusal([1, 2]) is None
-    True
-    """
+    """Why a table, as of pandas or polars, is refused; None: it is no table."""
     if not (hasattr(value, "to_numpy") and hasattr(value, "columns")):
         return None
     labelled = ""
@@ -173,11 +166,7 @@ def _read(value: Value, sharding: Sharding) -> jax.Array:
 
 
 def refuse_other_dtype(value: Value, part: np.ndarray) -> None:
-    """Refuses a slice that its array-like's dtype cannot hold.
-
-    Raises:
-      ValueError: the slice would be truncated or rounded to that dtype.
-    """
+    """Refuses a slice that its array-like's dtype would truncate or round."""
     said = getattr(value, "dtype", part.dtype)
     if not np.can_cast(part.dtype, said, "safe"):
         raise ValueError(

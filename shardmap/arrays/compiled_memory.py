@@ -15,15 +15,8 @@ def temporary_bytes(
 ) -> int | None:
     """The bytes that XLA takes besides arguments and results.
 
-    Args:
-      function: of arrays. It is compiled and does not run.
-      avals: a `jax.ShapeDtypeStruct` for each.
-      device: what it is compiled for; None: the first default device, which a machine
-        that only compiles may give.
-
-    Returns:
-      The bytes; None if the backend does not tell them, or if the compiler refuses the
-      function as too large for the device.
+    None if the backend does not tell them, or the compiler refuses the function as too
+    large. Without a device it is compiled for the first default one.
     """
     if device is None:
         device = next(iter(default_devices()), None)

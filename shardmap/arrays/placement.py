@@ -22,16 +22,11 @@ def place(
     shardings: Sequence[Sharding] | None,
     uncommitted: bool = False,
 ) -> list[Any]:
-    """Moves arrays to shardings.
+    """Moves arrays, scalars and array-likes to shardings; None leaves them alone.
 
-    Args:
-      arrays: arrays, scalars, array-likes and values of types with a handler.
-      shardings: one for each; None leaves all of them alone.
-      uncommitted: also those that are not committed to devices, such as NumPy arrays,
-        instead of leaving them to `jax.jit`. True among several processes.
-
-    Returns:
-      The arrays; those that are sharded as wanted already are the same objects.
+    Those that are sharded as wanted already are the same objects. What is not committed
+    to devices, such as NumPy arrays, is left to `jax.jit`, but not if ``uncommitted``
+    ones are moved too, nor among several processes.
     """
     if shardings is None:
         return list(arrays)
@@ -84,14 +79,10 @@ def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
 
 
 def device_put(value: Value, sharding: Sharding) -> jax.Array:
-    """Copies a value to where ``sharding`` says.
+    """Copies a value, as for `place`, to where ``sharding`` says.
 
     A `jax.Array` that stays on its devices does not go through the host. If the devices
     are not all this process's, a value that is must be equal on all processes.
-
-    Args:
-      value: as for `place`.
-      sharding: the sharding of the result.
     """
     logging.debug(
         "shardmap: moved %s from %s to %s",

@@ -65,17 +65,7 @@ class ProcessShardings(NamedTuple):
 def shardings_along(
     sharding: NamedSharding, axis: int | None, num_processes: int
 ) -> ProcessShardings:
-    """The shardings of a mapped array.
-
-    Args:
-      sharding: the global array's.
-      axis: the mapped axis; None: the array is not mapped.
-      num_processes: how many have different elements, so many times longer the global
-        array is along the axis.
-
-    Raises:
-      ValueError: the array is cut between processes along another axis too.
-    """
+    """The shardings of a mapped array, by that of the global one."""
     local = NamedSharding(_local_mesh(sharding.mesh), sharding.spec)
     for dimension, entry in enumerate(sharding.spec):
         if dimension != axis and any(
@@ -107,13 +97,8 @@ def processes_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
 def to_global(value: Value, shardings: ProcessShardings) -> Any:
     """The global array that a process-local array is a part of.
 
-    Args:
-      value: the process-local array, of any type; a global array is resharded.
-      shardings: those of both.
-
-    Returns:
-      The global array, or a Python scalar. An array that is a weakly typed scalar
-      becomes one, as arrays made of shards have no weak type.
+    A global array is resharded. A weakly typed scalar becomes a Python scalar, as
+    arrays made of shards have no weak type.
     """
     if placement.has_no_bytes(value):
         return np.zeros(shardings.global_shape(value.shape), value.dtype)

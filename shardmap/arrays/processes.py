@@ -23,12 +23,7 @@ def all_devices(backend: str | None) -> list[jax.Device]:
 
 
 def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
-    """Devices in groups, one for each process, in order.
-
-    Raises:
-      ValueError: the devices of a process do not stand together, or one process has
-        more of them than another.
-    """
+    """Devices in groups, one for each process, in order; equally many of each."""
     groups: dict[int, list[jax.Device]] = {}
     order = [device.process_index for device in devices]
     if len(set(order)) == 1:
@@ -48,11 +43,7 @@ def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
 
 
 def spans_processes(devices: Sequence[jax.Device]) -> bool:
-    """Whether these devices are not all this process's own.
-
-    Raises:
-      ValueError: none of them is.
-    """
+    """Whether these devices are not all this process's own; some have to be."""
     # Tests of programs replace jax.process_index.
     here = devices[0].client.process_index()
     processes = {device.process_index for device in devices}

@@ -51,18 +51,10 @@ class _RunLock:
         *args: Value,
         **kwargs: Value,
     ) -> Any:
-        """Runs a program and waits for its results.
+        """Runs a program and waits for its results, which are ready at once.
 
-        Args:
-          name: the mapped function's.
-          awaited: a result that it computes, all of which are ready at once: to wait
-            for hundreds takes longer than a small program. None: all of them.
-          program: the program.
-          *args, **kwargs: its arguments.
-
-        Raises:
-          RuntimeError: this is a callback; or the connection to another process is
-            lost.
+        ``awaited`` is one that it computes, as to wait for hundreds takes longer than a
+        small program; None: it waits for all of them.
         """
         # Python takes threads that it has not started for daemons.
         if threading.current_thread().daemon and is_callback():
@@ -112,17 +104,9 @@ def compiled(
     in_tree: TreeDef,
     out_tree: TreeDef,
 ) -> Callable[..., Any]:
-    """Compiles a program ahead of time.
+    """Compiles a function of flat leaves, ahead of time, for calls of these structures.
 
-    Args:
-      jitted: a function of flat leaves with its `compiler_options`, that gives a list.
-      leaves: arrays, or `jax.ShapeDtypeStruct`.
-      devices: the devices that it runs on.
-      in_tree, out_tree: the structures of arguments and results of its calls.
-
-    Returns:
-      A function that runs it, and raises TypeError or ValueError for calls that it is
-      not for, before it runs.
+    It raises TypeError or ValueError for calls that it is not for, before it runs.
     """
     name = getattr(jitted, "__name__", "a map")
     _check_runs(name, devices)
@@ -158,14 +142,7 @@ def map_jit(
     communicates: bool,
     **options: Param,
 ) -> Callable[..., Any]:
-    """`jax.jit` for a program over several devices.
-
-    Args:
-      fun: as for `jax.jit`.
-      devices: the devices.
-      communicates: whether anything goes between devices.
-      **options: as for `jax.jit`.
-    """
+    """`jax.jit` for a program over several devices, which perhaps communicate."""
     name = getattr(fun, "__name__", "a map")
     _check_runs(name, devices)
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)

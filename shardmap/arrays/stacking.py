@@ -119,12 +119,7 @@ def _check_devices(caller: str, devices: Sequence[jax.Device]) -> Devices:
 def _put(
     caller: str, first: str, shards: Sequence[PyTree], axis: int, devices: Devices
 ) -> PyTree:
-    """Stacks one pytree for each device along a new axis.
-
-    Raises:
-      TypeError: a leaf is no array.
-      ValueError: it has no place for the axis; or structures, shapes or dtypes differ.
-    """
+    """Stacks one pytree for each device, all of one kind, along a new axis."""
     tree, avals = _read(caller, first, shards[0], axis)
     leaves, together = jax.tree.flatten(list(shards))
     structures: list[Any] = cast(Any, together).children()

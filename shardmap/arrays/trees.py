@@ -45,15 +45,9 @@ def broadcast_axes(
     is_leaf: Callable[[Any], bool],
     caller: str,
 ) -> tuple[Any, ...]:
-    """One leaf of ``axes`` for each leaf of ``tree``.
+    """One leaf of ``axes``, a pytree prefix of ``tree``, for each leaf of that.
 
-    Args:
-      name: the option, such as "in_axes", for the error.
-      axes: a pytree prefix of ``tree``.
-      tree: a pytree, or its structure.
-      described: what ``tree`` is, for the error.
-      is_leaf: tells the leaves of ``axes`` that pytrees take for containers.
-      caller: what was called, for the error.
+    Errors name the option, what ``tree`` is, and what was called.
     """
     leaves, prefix = jax.tree.flatten(axes, is_leaf=is_leaf)
     structure = (
@@ -74,10 +68,8 @@ def broadcast_axes(
 def _leaf_counts(prefix: PyTree, structure: TreeDef, path: str) -> list[int]:
     """How many leaves of ``structure`` each leaf of a prefix stands for.
 
-    Only structures are compared, as classes of users may take nothing but arrays.
-
-    Raises:
-      ValueError: it is not a prefix; says where, by the path.
+    Only structures are compared, as classes of users may take nothing but arrays. A
+    ValueError says where it is no prefix, by the path.
     """
     if jax.tree_util.treedef_is_leaf(prefix) and prefix.num_leaves == 1:
         return [structure.num_leaves]
@@ -119,10 +111,7 @@ def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str,
 
 
 def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
-    """The pytree of these leaves, which are not arrays.
-
-    None if a class in it takes nothing but arrays.
-    """
+    """The pytree of leaves that are no arrays; None if a class in it refuses them."""
     try:
         return jax.tree.unflatten(tree, leaves)
     except Exception:

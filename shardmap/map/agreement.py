@@ -78,16 +78,8 @@ _unchecked = contextvars.ContextVar("unchecked", default=False)
 def agree(mesh: AnyMesh | None, what: str, text: Callable[[], str]) -> None:
     """Makes sure that all processes of a mesh are about to run the same.
 
-    They compare a program once: JAX may lower it again in one process alone.
-
-    Args:
-      mesh: the devices of what is about to run.
-      what: what it is called in errors.
-      text: says what it is.
-
-    Raises:
-      RuntimeError: they are not, which is known at once; or after the time limit, not
-        all of them have come; or one is gone.
+    They compare a program's text once: JAX may lower it again in one process alone. If
+    they differ, one is gone, or not all have come in time, it is a RuntimeError.
     """
     if jax.process_count() == 1 or not isinstance(mesh, Mesh):
         return

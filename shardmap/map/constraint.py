@@ -53,11 +53,7 @@ def total_partitions(parts: Parts) -> int:
 
 
 def partition_devices(total: int, what: str = CONSTRAINT) -> list[jax.Device]:
-    """The first devices of `jax.set_mesh`, or of this process, or of all.
-
-    Raises:
-      ValueError: names ``what``, the devices that it needs and those that there are.
-    """
+    """The first devices of `jax.set_mesh`, or of this process, or of all."""
     there = set_mesh.current_mesh_devices()
     devices = there or local_devices()
     if total > len(devices) and not there:
@@ -100,13 +96,9 @@ def constrain(
     total: int | None = None,
     what: str = CONSTRAINT,
 ) -> Any:
-    """Cuts a value into partitions.
+    """Cuts a value into partitions; None: every device has the whole value.
 
-    Args:
-      x: an array.
-      parts: the counts; None: every device has the whole value.
-      total: the number of devices, if ``parts`` does not tell.
-      what: see `partition_devices`.
+    Then ``total`` is the number of devices.
     """
     if parts is None:
         parts = (1,) * jax.typeof(x).ndim
@@ -138,11 +130,7 @@ def axes_in_map(
     axis_size: int,
     available: int,
 ) -> dict[str, int]:
-    """The mesh axes that the constraints in a map's function need, and their sizes.
-
-    Raises:
-      ValueError: constraints that ask for different totals, or too many devices.
-    """
+    """The mesh axes that the constraints in a map's function need, and their sizes."""
     where = "spmap" if axis_name == UNNAMED else f"spmap over {axis_name!r}"
     totals = dict.fromkeys(equation.params["total"] for equation in constraints)
     totals.pop(None, None)
@@ -180,11 +168,7 @@ def _prime_factors(number: int) -> tuple[int, ...]:
 
 
 def partition_dims(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
-    """The mesh axes of each dimension that is cut.
-
-    Raises:
-      ValueError: the mesh has no axes for these parts.
-    """
+    """The mesh axes of each dimension that is cut."""
     unused = [name for name in mesh.axis_names if is_partition_axis(name)]
     dims = {}
     for dimension, count in enumerate(parts):

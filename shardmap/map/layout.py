@@ -78,14 +78,9 @@ def map_mesh(
     several processes each has an equal part of the elements, in equal blocks on its
     devices.
 
-    Args:
-      axis_name: the map's axis name, also the mesh's if it is a string.
-      axis_size: the number of elements.
-      call_jaxpr: the function of one element; the maps in it get mesh axes.
-      devices: the devices to use.
-      use_all_devices: whether the map is a part of a program: JAX describes all results
-        on the first mesh of a program. If not, spare devices are not in the mesh, nor
-        if the number of partitions inside does not divide.
+    A part of a program uses all devices, as JAX describes all results on the first mesh
+    of a program. Else spare devices are not in the mesh; nor if the number of
+    partitions inside does not divide.
     """
     groups = processes.by_process(devices)
     if is_compile_only(devices[0]) and axis_size % len(devices):
@@ -131,10 +126,7 @@ def _level_sizes(
     outer: DeviceCount,
     inner: DeviceCount,
 ) -> tuple[list[int], list[Hashable]]:
-    """The number of devices of each level of nesting, and the inner levels' names.
-
-    ``outer`` chooses the first one, ``inner`` the others.
-    """
+    """The number of devices of each level of nesting, and the inner levels' names."""
     sizes = [outer(axis_size, count)]
     names: list[Hashable] = []
     level = inner_maps(jaxpr)
@@ -179,10 +171,7 @@ def lay_out_inner(
 ) -> MapParams | None:
     """A map inside another, laid over its mesh; None: each device vectorises it.
 
-    Args:
-      params: of the inner map.
-      mesh: the outermost map's.
-      inner_axes: the mesh axes left for maps without ``mesh_axes``.
+    ``inner_axes`` are left for maps without ``mesh_axes``.
     """
     if params.mesh_axes is not None:
         return params.on(mesh, params.mesh_axes, tuple(inner_axes))

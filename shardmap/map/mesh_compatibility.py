@@ -30,13 +30,7 @@ def check_inside(
 ) -> None:
     """Refuses maps and shard_maps inside a map that cannot be part of its program.
 
-    Args:
-      params: of the map.
-      outermost: of the outermost map around it; None: it is the outermost one.
-      used: the mesh axes of the maps around, with the names of these.
-
-    Raises:
-      ValueError: names the inner map, and the meshes or the mesh axis.
+    ``used`` has the mesh axes of the maps around, with the names of these.
     """
     outermost = outermost or params
     for mesh_axis in params.mesh_axes or ():
@@ -62,13 +56,7 @@ def check_inside(
 
 
 def _check_shard_map(equation: Equation, params: MapParams, used: set[str]) -> None:
-    """Refuses a `jax.shard_map` inside a map on another mesh, or along axes in use.
-
-    Args:
-      equation: the shard_map's.
-      params: of the outermost map.
-      used: the mesh axes of the maps around.
-    """
+    """Refuses a `jax.shard_map` inside a map on another mesh, or along axes in use."""
     mesh, manual = cast(Mesh, params.mesh), params.lowering == "manual"
     inner = equation.params["mesh"]
     is_abstract = not isinstance(inner, Mesh)
@@ -118,15 +106,8 @@ def check_meshes(
 ) -> None:
     """Refuses a map whose mesh XLA cannot combine with those of its program.
 
-    Args:
-      program: an object that lives as long as the program is lowered.
-      name: of the map, for errors.
-      mesh: of the map.
-      arguments: the axis sizes of the meshes of the program's arguments, if the map is
-        manual along some axes only.
-
-    Raises:
-      NotImplementedError: names both, their meshes and a mesh for both.
+    The program is an object that lives as long as it is lowered. If the map is manual
+    along some axes only, ``arguments`` has the axis sizes of their meshes.
     """
     meshes = _meshes.setdefault(program, {})
     ours = tuple(mesh.shape.values())

@@ -39,11 +39,7 @@ def propagate(
     """The mesh axes of the dimensions of inputs and of outputs.
 
     An input that some equations take cut, and others whole or cut otherwise, is whole.
-
-    Args:
-      jaxpr: the function of one element.
-      dims_of: tells those of the operands and results of an equation; None: it cuts
-        nothing.
+    ``dims_of`` tells those of operands and results; None: the equation cuts nothing.
     """
     jaxpr = inline_calls(jaxpr, lambda equation: equation.primitive is p.jit_p)
     cuts = [(equation, dims_of(equation)) for equation in jaxpr.eqns]

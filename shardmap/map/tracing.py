@@ -88,14 +88,8 @@ def trace_body(
     """Traces ``fun`` with the axis bound, its constants moved to the front.
 
     JAX caches the jaxpr as long as ``fun`` lives. Tracing the same function object with
-    equal avals again is cheap and gives the same jaxpr object.
-
-    Args:
-      fun: the function of one element.
-      avals: of its arguments.
-      axis_name, axis_size: of the map.
-      markers: what maps inside look up with `is_bound`.
-      mesh: the mesh of `jax.set_mesh` inside ``fun``; None: none.
+    equal avals again is cheap and gives the same jaxpr object. Maps inside look up the
+    markers with `is_bound`. ``mesh`` is that of `jax.set_mesh` inside ``fun``.
     """
     refuse_check_vma()
     # The mesh is chosen when the map is lowered: values must not be typed with the mesh

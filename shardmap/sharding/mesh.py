@@ -49,11 +49,7 @@ def set_default_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
 
 
 def default_devices(backend: str | None = None) -> list[jax.Device]:
-    """The default devices that are set here; none if JAX's are to be used.
-
-    Args:
-      backend: the platform that is asked for.
-    """
+    """The default devices of this platform that are set here; none: those of JAX."""
     devices = list(_current.get())
     return devices if devices and backend in (None, devices[0].platform) else []
 
@@ -82,10 +78,7 @@ def virtual_devices(count: int, platform: str = "cpu") -> str:
 
 
 def too_few_devices(needed: int) -> str:
-    """The end of an error message: how many devices there are, and how to get more.
-
-    Empty if there are enough devices.
-    """
+    """The end of an error: how many devices there are, how to get more; or nothing."""
     available = jax.local_devices()
     if needed <= len(available) or needed > _MOST_VIRTUAL_DEVICES:
         return ""
@@ -151,9 +144,7 @@ def sizes_of_groups(counts: set[int]) -> tuple[int, ...] | None:
 
 
 def is_mesh_axis_name(name: object) -> TypeGuard[str]:
-    """Whether XLA can read this name of a mesh axis.
-
-    For other names it ends the process, or does not find the axis.
+    """Whether XLA can read this name; else it ends the process, or finds no axis.
 
     >>> is_mesh_axis_name("data"), is_mesh_axis_name("\u03bb"), is_mesh_axis_name("")
     (True, False, False)
@@ -266,10 +257,7 @@ OneMesh = TypeVar("OneMesh", bound=Mesh | AbstractMesh)
 
 
 def auto_mesh(mesh: OneMesh) -> OneMesh:
-    """The mesh with Auto axes instead of Explicit ones.
-
-    Explicit axes are part of the types of arrays, but maps determine shardings
-    themselves.
+    """The mesh with Auto axes instead of Explicit ones, which are part of types.
 
     >>> auto_mesh(jax.make_mesh((1,), ("data",))).axis_types
     (Auto,)
@@ -329,11 +317,7 @@ def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
 
 
 def names_of(what: str, names: str | Collection[str]) -> tuple[str, ...]:
-    """Names of mesh axes: one, or several.
-
-    Raises:
-      TypeError: they are something else.
-    """
+    """Names of mesh axes: one, or several."""
     if isinstance(names, str):
         return (names,)
     if not isinstance(names, Iterable) or any(

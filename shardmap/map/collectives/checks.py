@@ -24,20 +24,9 @@ from shardmap.map.primitives.map_primitive import binds, is_no_map
 
 
 def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> Any:
-    """Checks the axes, groups, indices and dtypes of collectives.
+    """Checks the axes, groups, indices and dtypes of collectives, and makes them tiled.
 
-    Args:
-      jaxpr: the function of one element.
-      axis_name: the map's axis. Other axes are bound in the trace around.
-      axis_size: the number of its elements.
-
-    Returns:
-      ``jaxpr`` with tiled collectives, and permutations of non-negative indices.
-
-    Raises:
-      NotImplementedError: a primitive over the axis is not in the table.
-      ValueError: a collective has wrong axes, groups or indices.
-      TypeError: a collective adds values that cannot be added.
+    Other axes than the map's are bound in the trace around.
     """
 
     def change(equation: Equation, place: tuple[bool, bool]) -> Any:
@@ -90,10 +79,7 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
 
 
 def _check_known(equation: Equation, axis_name: Hashable, axis_size: int) -> None:
-    """Refuses a collective that is not in the table.
-
-    It would combine devices, but not the elements that share a device.
-    """
+    """Refuses one that is not in the table: elements of a device would not combine."""
     if equation.primitive in COLLECTIVES or binds(equation, axis_name):
         return
     # Not every collective has the effect, and what holds one has it too.

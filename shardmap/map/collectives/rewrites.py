@@ -124,13 +124,7 @@ def order_permutation(equation: Equation, mesh: AnyMesh) -> Any:
 def without_sums_of_shared(
     jaxpr: Jaxpr, name: Hashable, size: int, differ: Collection[Var]
 ) -> Any:
-    """``jaxpr`` with products instead of sums of what all elements share.
-
-    Args:
-      jaxpr: the function of one element.
-      name, size: of the axis.
-      differ: the variables that differ along it.
-    """
+    """``jaxpr`` with products instead of sums of what does not ``differ``."""
 
     def multiplied(x: jax.Array) -> jax.Array:
         # Half precision ends at 65,504, and integers wrap around as their sums do.
@@ -154,8 +148,7 @@ def without_sums_of_shared(
 def over_other_axes(equation: Equation, name: Hashable) -> tuple[Var, list[Any]]:
     """What is left of a sum over several axes after that over one of them.
 
-    Returns:
-      The operand, which is the result if there is no other axis; and the equations.
+    Gives its operand, which is the result if there is no other axis, and the equations.
     """
     [result] = equation.outvars
     others = tuple(n for n in axis_names(equation.params) if n != name)
@@ -171,10 +164,7 @@ def over_other_axes(equation: Equation, name: Hashable) -> tuple[Var, list[Any]]
 
 
 def for_shard_map(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr`` with collectives that `jax.shard_map` of this mesh has right.
-
-    See `tiled` and `order_permutation`.
-    """
+    """``jaxpr`` with collectives that `jax.shard_map` of this mesh has right."""
 
     def change(equation: Equation) -> Any:
         return tiled(order_permutation(equation, mesh))

@@ -246,8 +246,7 @@ _DRAWS = frozenset(
 def _draws_alone(equation: Equation) -> bool:
     """Whether what JAX draws for several keys at once is not what each key draws.
 
-    That is so for keys of XLA's generators, such as "rbg": under `jax.vmap`, the first
-    element's key draws for all of them.
+    So it is for XLA's generators, such as "rbg": the first element's key draws for all.
     """
     if equation.primitive is p.rng_bit_generator_p:
         return True

@@ -19,15 +19,7 @@ PROBES = 4
 
 
 def batch_that_fits(params: MapParams, memory: int) -> int | None:
-    """The most elements at once whose temporary values fit, None for all.
-
-    Args:
-      params: of the map's equation.
-      memory: the bytes that a device may hold besides its operands and results.
-
-    Raises:
-      ValueError: not even one element fits.
-    """
+    """The most elements at once whose temporary values fit, None for all."""
     block = params.axis.block
     took = functools.cache(lambda count: _temporaries(params, block, count))
     if took(block) <= memory:
@@ -59,10 +51,7 @@ def batch_that_fits(params: MapParams, memory: int) -> int | None:
 
 
 def _temporaries(params: MapParams, block: int, batch_size: int) -> float:
-    """The bytes that XLA takes besides operands and results with this batch size.
-
-    Infinity if the compiler refuses the program as too large.
-    """
+    """The temporary bytes with this batch size; infinity if XLA refuses the program."""
     axis = AxisLayout(params.axis_name, block, batch_size=batch_size)
     scope = Scope.of_map(axis)
     jaxpr, in_axes = params.call_jaxpr, params.in_axes

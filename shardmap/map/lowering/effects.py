@@ -53,11 +53,7 @@ def if_present(
 
 
 def call_for_each(equation: Equation, axis: AxisLayout) -> Any:
-    """An equation with an effect, in a loop over the elements of a block.
-
-    Raises:
-      NotImplementedError: an effect in control flow that JAX cannot vectorise.
-    """
+    """An equation with an effect, in a loop over the elements of a block."""
     _check_control_flow(equation, axis)
     # A tap's jaxpr is there for JAX to look at; it is not run.
     holds_others = equation.primitive is not tap_p and jaxprs_in(equation.params)

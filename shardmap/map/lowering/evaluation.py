@@ -28,10 +28,7 @@ _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
 
 def evaluate_map(*args: Value, **params: Param) -> list[Any]:
-    """The results of a map's equation, of arrays.
-
-    Under `jax.set_mesh` they are on that mesh.
-    """
+    """The results of a map's equation, of arrays; on the mesh of `jax.set_mesh`."""
     of_map = MapParams(**params)
     mesh = of_map.mesh
     several = isinstance(mesh, Mesh) and mesh.is_multi_process
@@ -90,12 +87,9 @@ def _as_array(value: Value) -> Any:
 def _program(
     jaxpr: Jaxpr, params: MapParams, under_mesh: bool
 ) -> tuple[Any, tuple[Any, ...] | None]:
-    """The program of an equation, and the shardings of its operands.
+    """The program of an equation, which is freed with its jaxpr; shardings of operands.
 
-    Args:
-      jaxpr: its ``call_jaxpr``, with which the program is freed.
-      params: the others.
-      under_mesh: whether it runs under `jax.set_mesh`, as its operands are.
+    Under `jax.set_mesh` operands have theirs.
     """
     # What refers to the jaxpr itself would keep it alive.
     params = dataclasses.replace(params, call_jaxpr=jaxpr.replace())

@@ -49,9 +49,8 @@ class _Stages(NamedTuple):
 def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Stages:
     """Cuts the function of one element at its final reductions over the axis.
 
-    Raises:
-      ValueError: elements need the result of a collective, or call the host with it:
-        all of them would have to be there at once.
+    Refused: elements that need the result of a collective, or call the host with it, as
+    all of them would have to be there at once.
     """
 
     def refuse(problem: str) -> NoReturn:
@@ -156,11 +155,7 @@ def loop(
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
 ) -> Callable[..., list[Any]]:
-    """A function of a device's blocks that runs ``axis.vectorised`` elements at a time.
-
-    Raises:
-      ValueError: elements need a collective's result, so all would have to be there.
-    """
+    """A function of a device's blocks that runs some of their elements at a time."""
     stages = _cut(jaxpr, axis, in_axes)
     rules: list[Any] = [COLLECTIVES[e.primitive].rule for e in stages.reductions]
     calls_host = any(map(has_effect, stages.element.eqns))
@@ -241,10 +236,7 @@ def loop(
 def _scan(
     step: Callable[..., Any], start: Any, arrays: Sequence[Value], size: int
 ) -> tuple[Any, list[Any]]:
-    """`jax.lax.scan` over ``size`` entries of the arrays at a time.
-
-    The last step may have fewer. The results of all steps are one after the other.
-    """
+    """`jax.lax.scan` over ``size`` entries at a time; what is left is a last step."""
     steps = len(arrays[0]) // size
     looped = steps * size
     carry, stacked = lax.scan(

@@ -62,12 +62,7 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
 
 
 def _check_program(ctx: LoweringContext, params: MapParams, decided: Decision) -> None:
-    """Checks an outermost map against its program and other processes.
-
-    Raises:
-      NotImplementedError: its mesh does not fit the program, or that of a
-        `jax.shard_map` inside.
-    """
+    """Checks an outermost map against its program and other processes."""
     mesh, name = cast(Mesh, params.mesh), str(params)
     for equation in equations_with(params.call_jaxpr, SHARD_MAP):
         if both := manual_axes_of(equation) & {*decided.manual_axes}:
@@ -89,15 +84,9 @@ def _check_program(ctx: LoweringContext, params: MapParams, decided: Decision) -
 def on_mesh(
     params: MapParams, decided: Decision, around: AbstractMesh
 ) -> tuple[AbstractMesh, Callable[..., list[Any]]]:
-    """A map as a function of its operands.
+    """The mesh under which a map is to be traced, and its function of operands.
 
-    Args:
-      params: of the map's equation.
-      decided: how it is lowered.
-      around: the mesh of the `jax.shard_map` around it; empty: there is none.
-
-    Returns:
-      The mesh under which the function is to be traced, and the function.
+    ``around`` is the mesh of the `jax.shard_map` around it, perhaps an empty one.
     """
     axes = params.in_axes, params.out_axes
     if decided.branch == "inline":
@@ -264,11 +253,7 @@ def block_function(
 ) -> Callable[..., list[Any]]:
     """The function of one device's block of elements.
 
-    Args:
-      jaxpr: what one element computes, as it was traced.
-      in_axes: where operands have the block of elements; None: one for all.
-      out_axes: where results have it; None: the first element's result.
-      scope: the axis, and the mesh of the devices if there is one.
+    A result without an axis is that of the first element.
     """
     axis = scope.axis
     jaxpr = prepare(jaxpr, scope)

@@ -15,12 +15,7 @@ from shardmap._jax.walk import with_same_constants
 
 
 def retraced_equation(equation: Equation, mesh: AnyMesh) -> Any:
-    """An equation as if traced under an abstract mesh.
-
-    Args:
-      equation: whose jaxprs are so already.
-      mesh: to have instead of one with the same axis names.
-    """
+    """An equation, whose jaxprs are so already, as if traced under an abstract mesh."""
     params = equation.params
     if equation.primitive is not SHARD_MAP:
         params = {key: _on_mesh(value, mesh) for key, value in params.items()}

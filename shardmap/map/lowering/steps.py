@@ -221,12 +221,7 @@ STEPS: tuple[Callable[[Equation, Scope], Any], ...] = (
 
 
 def prepare(jaxpr: Jaxpr, scope: Scope) -> Any:
-    """The function of one element, ready for what a device runs.
-
-    Args:
-      jaxpr: the function, as it was traced.
-      scope: of its outermost equations.
-    """
+    """The function of one element as it was traced, ready for what a device runs."""
 
     def change(equation: Equation, scope: Scope) -> Any:
         equations = [equation]

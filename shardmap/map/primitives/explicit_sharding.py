@@ -22,12 +22,7 @@ def drop_sharding(array: Value) -> Any:
 
 
 def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> None:
-    """Refuses a batch along an Explicit mesh axis.
-
-    Args:
-      what: whose batching rule it is, for the error.
-      args, dims: the operands, and where each has the batch.
-    """
+    """Refuses a batch of ``what`` along an Explicit mesh axis."""
     for arg, dim in zip(args, dims, strict=True):
         aval = jax.typeof(arg)
         if dim is None or not has_explicit_sharding(aval):

@@ -99,12 +99,7 @@ class MapPrimitive(jex_core.Primitive):
 
     @classmethod
     def def_rules(cls, rules: Sequence[Callable[["MapPrimitive"], None]]) -> None:
-        """Sets the rules of all map primitives, once.
-
-        Args:
-          rules: each registers one with a primitive: with `spmap_p` now, and with each
-            other one when it is made.
-        """
+        """Sets what registers the rules of each map primitive, with `spmap_p` now."""
         cls._rules = rules
         for register in rules:
             register(spmap_p)
@@ -186,12 +181,9 @@ def mesh_jaxpr(mesh: Mesh | None, named: bool = True) -> Any:
     """A jaxpr with one equation, a sharding constraint on ``mesh``.
 
     `jax.jit` collects the devices of a program from such equations, also in the jaxprs
-    of other equations. Without one it would compile a map for one device.
-
-    Args:
-      mesh: the devices.
-      named: whether the sharding names the mesh. Under a mesh with Explicit axes it
-        must not: JAX refuses two meshes in a program that calls the host.
+    of other equations. Without one it would compile a map for one device. Under a mesh
+    with Explicit axes it must not be ``named``: JAX refuses two meshes in a program
+    that calls the host.
     """
     if mesh is None:
         return None

@@ -131,10 +131,7 @@ class TapCall:
     ) -> tuple[np.ndarray, ...]:
         """The callback of a compiled program: never raises.
 
-        Args:
-          devices: the program's, None for those that do not call.
-          number: which one of them it is.
-          *leaves: of the value.
+        Of the program's devices, those that do not call are None.
         """
         device = devices[int(number)]
         if device is not None:
