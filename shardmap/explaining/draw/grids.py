@@ -138,14 +138,7 @@ def drawing_of_spec(
 ) -> Drawing:
     """The shards of an array, and the devices that hold them.
 
-    Args:
-      spec: how the array is cut.
-      shape: the shape of the array.
-      devices: the numbers of the devices, in the order of the spec's mesh; () stands
-        for 0, 1, 2 and so on.
-
-    Raises:
-      ValueError: the shape does not fit the spec.
+    The devices are in the order of the spec's mesh; () stands for 0, 1, 2 and so on.
     """
     shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
     counts = spec.tile_counts
@@ -166,11 +159,7 @@ def drawing_of_spec(
 def drawing_of_mesh(
     mesh: Sequence[tuple[str, int]], devices: Sequence[int] = ()
 ) -> Drawing:
-    """The device at each position of a mesh.
-
-    Args:
-      mesh: the names and sizes of its axes.
-      devices: the numbers of its devices; () stands for 0, 1, 2 and so on.
+    """The device at each position of a mesh, given by the names and sizes of its axes.
 
     >>> drawing = drawing_of_mesh([("data", 2), ("model", 2)], (0, 2, 1, 3))
     >>> [grid], _ = drawing.grids()

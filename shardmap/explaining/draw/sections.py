@@ -67,12 +67,7 @@ def of_report(report: Report) -> Document:
 
 
 def of_plan(title: str, lines: Sequence[str]) -> Document:
-    """The document of a plan.
-
-    Args:
-      title: one line with the numbers of shards and bytes.
-      lines: lines on each axis of each argument, then on each stage.
-    """
+    """The document of a plan, of a title such as ``f: 4 shards`` and what it tells."""
     name, _, lead = title.partition(": ")
     return Document(name, lead, (section("Cuts and stages", _lines(lines)),))
 
@@ -217,21 +212,18 @@ def _argument(arrays: Sequence[ArrayLayout]) -> Block:
         return paragraph(names, said)
     more = len(arrays) - MOST_PATHS
     title = (names, f" and {more:,} more" if more > 0 else "", said)
-    return Group(title, (_table_of_arrays(arrays),), "fold")
+    rows = [
+        Row((Code(each.path), Code(_type_of(each)), size(each.bytes), of_device))
+        for each in arrays
+        for of_device in [known(each.shard_bytes)]
+    ]
+    table = Table(("Array", "Type", "Bytes", "On a device"), tuple(rows))
+    return Group(title, (table,), "fold")
 
 
 def _type_of(array: ArrayLayout) -> str:
     """Such as ``float32[8,64]``."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
-
-
-def _table_of_arrays(arrays: Sequence[ArrayLayout]) -> Table:
-    rows = [
-        Row((Code(each.path), Code(_type_of(each)), size(each.bytes), held))
-        for each in arrays
-        for held in [known(each.shard_bytes)]
-    ]
-    return Table(("Array", "Type", "Bytes", "On a device"), tuple(rows))
 
 
 def known(value: Any, write: Callable[[Any], str] = size) -> str:

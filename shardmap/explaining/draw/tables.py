@@ -24,14 +24,13 @@ def of_reports(
     rows: Sequence[tuple[str, Report | str]],
     *says: str,
 ) -> Document:
-    """A table with a row for each report; a page folds the reports below it.
+    """A table with a row for each report, below sentences; a page folds the reports.
 
     Args:
-      title: the name of the function.
-      lead: one line on all of them.
+      title, lead: the name of the function, and one line on all reports.
       what: the title of the first column.
       rows: the name of what is compared, and its report, or why there is none.
-      *says: sentences above the table.
+      *says: the sentences.
     """
     table = Table((what, *_TITLES), tuple(_row(*row) for row in rows))
     pages = [_page(name, each) for name, each in rows if isinstance(each, Report)]

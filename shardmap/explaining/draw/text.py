@@ -1,26 +1,4 @@
-"""Documents, and pictures of how arrays are sharded, as text for a terminal.
-
->>> from shardmap import Chunked, Replicated, ShardedAxis, ShardingSpec
->>> spec = ShardingSpec((Chunked(2), Chunked(2)), (ShardedAxis(0), ShardedAxis(1)))
->>> print(picture(spec, (6, 8)))
-(6, 8) on 4 devices, (3, 4) on each: dimension 0 down, 1 across
-          0:4   4:8
-        +-----+-----+
-    0:3 |  0  |  1  |
-        +-----+-----+
-    3:6 |  2  |  3  |
-        +-----+-----+
-
-Each box is one shard of the array. The numbers in it are the devices that hold it,
-counted row-major over the mesh, so a box with several numbers is a shard with copies:
-
->>> print(picture(ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4))), (6,)))
-(6,) on 8 devices, (3,) on each: dimension 0 across
-       0:3   3:6
-     +-----+-----+
-     | 0-3 | 4-7 |
-     +-----+-----+
-"""
+"""Documents, and pictures of how arrays are sharded, as text for a terminal."""
 
 import html
 import shutil
@@ -70,25 +48,28 @@ def picture(
 
     Returns:
       The picture as text, without a newline at the end. A notebook shows it as tables.
-      The numbers are the ids of devices; of a spec, 0, 1, 2 and so on.
+      Each box is a shard. The numbers in it are the ids of the devices that hold it; of
+      a spec, 0, 1, 2 and so on, row-major over its mesh.
 
     Raises:
       TypeError: `value` is nothing that lies on devices, or has no shape.
       ValueError: the shape does not fit.
 
-    >>> from shardmap import Replicated, ShardingSpec, Unstacked, ShardedAxis
+    >>> from shardmap import Chunked, Replicated, ShardedAxis, ShardingSpec
+    >>> spec = ShardingSpec((Chunked(2), Chunked(2)), (ShardedAxis(0), ShardedAxis(1)))
+    >>> print(picture(spec, (6, 8)))
+    (6, 8) on 4 devices, (3, 4) on each: dimension 0 down, 1 across
+              0:4   4:8
+            +-----+-----+
+        0:3 |  0  |  1  |
+            +-----+-----+
+        3:6 |  2  |  3  |
+            +-----+-----+
     >>> print(picture(ShardingSpec((), (Replicated(4),)), ()))
     () on 4 devices, all of it on each
          +----------------------+
          | whole on devices 0-3 |
          +----------------------+
-    >>> print(picture(ShardingSpec((Unstacked(3), None), (ShardedAxis(0),)), (3, 5)))
-    (3, 5) on 3 devices, (5,) on each: dimension 0 down
-          +---+
-        0 | 0 |
-        1 | 1 |
-        2 | 2 |
-          +---+
     >>> print(picture({"w": jax.numpy.ones((4, 2)), "b": jax.numpy.ones(2)}))
     ['b']  (2,) on 1 device, all of it on each
     ['w']  (4, 2) on 1 device, all of it on each
