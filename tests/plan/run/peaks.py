@@ -87,6 +87,7 @@ def in_a_fresh_process(module, *arguments):
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
         # Else the allocator keeps what is freed, as it likes.
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     )

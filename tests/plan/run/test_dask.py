@@ -113,7 +113,7 @@ def test_a_worker_that_is_lost_costs_time_alone(checkpoint, monkeypatch, tmp_pat
     ):
         for k in range(10):
             cluster.scale(2)  # A nanny gives up if its worker dies while it starts.
-            client.wait_for_workers(2)
+            client.wait_for_workers(2, timeout=120)
             processes = [nanny.pid for nanny in cluster.workers.values()]
             process = processes[k % len(processes)]
             after = threading.Timer(

@@ -38,5 +38,6 @@ def test_processes_of_mpi(tmp_path):
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=300,
     )
     assert done.stdout.endswith("the same\n"), done.stderr

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import sys
 import time
-import tracemalloc
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ import pytest
 
 from shardmap.planning.plan import plan
 from shardmap.planning.run.workers import ShardError
+from tests import command_line
 from tests.plan.checks import assert_same
 from tests.plan.run.checks import Recorded, W, X, assert_bytes, columns, read_by_shards
 
@@ -46,19 +46,34 @@ def test_out_is_filled_and_returned(shard_plan, want, tmp_path):
     assert_same((sums, np.asarray(memmap)), want, 1e-4)
 
 
+DECODING = """
+import sys, tracemalloc
+import jax.numpy as jnp, numpy as np, zarr
+from shardmap.planning.plan import plan
+
+shape, limit = (1000, 20, 100), 3_000_000
+x = zarr.create_array(sys.argv[1], shape=shape, chunks=(200, 4, 100), dtype="f4")
+x[...] = np.random.default_rng(0).normal(size=shape)
+made = plan(lambda x: jnp.median(x, 0), x, memory=limit)
+want = made.run(x)
+tracemalloc.start()
+got, (_, peak) = made.run(x), tracemalloc.get_traced_memory()
+np.testing.assert_array_equal(got, want)
+assert max(peak, made.peak_bytes) <= limit, peak
+"""
+
+
 def test_chunks_are_decoded_within_memory(tmp_path):
-    """zarr decodes ten chunks at once: twice the memory that was given."""
-    zarr = pytest.importorskip("zarr")
-    shape, limit = (1000, 20, 100), 3_000_000
-    x = zarr.create_array(tmp_path, shape=shape, chunks=(200, 4, 100), dtype="f4")
-    x[...] = np.random.default_rng(0).normal(size=shape)
-    made = plan(lambda x: jax.numpy.median(x, 0), x, memory=limit)
-    want = made.run(x)
-    tracemalloc.start()
-    got, (_, peak) = made.run(x), tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    np.testing.assert_array_equal(got, want)
-    assert max(peak, made.peak_bytes) <= limit
+    """zarr decodes ten chunks at once: twice the memory that was given.
+
+    By one thread of zarr's: each of several may hold what it has decoded until the
+    system lets it go on, which is chance.
+    """
+    pytest.importorskip("zarr")
+    done = command_line.python(
+        "-c", DECODING, tmp_path, ZARR_THREADING__MAX_WORKERS="1"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("library", ["zarr", "h5py"])
