@@ -27,13 +27,14 @@ from shardmap._jax.types import (
     without_sharding,
 )
 from shardmap.api.arguments import Arguments
-from shardmap.api.calls import (
+from shardmap.api.options import Lowering
+from shardmap.api.transformed import (
     Call,
+    FlatFunction,
+    Transformed,
     bind_without_types,
     types_of_mesh_around,
 )
-from shardmap.api.options import Lowering
-from shardmap.api.transformed import FlatFunction, Transformed
 from shardmap.arrays import placement, trees
 from shardmap.arrays.trees import Flattened
 from shardmap.map import set_mesh, tracing

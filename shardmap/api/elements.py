@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from shardmap._jax import context
 from shardmap._jax.types import (
@@ -15,11 +22,10 @@ from shardmap._jax.types import (
     PyTree,
     Value,
 )
-from shardmap.api import ambient_mesh, over_processes
+from shardmap.api import over_processes
 from shardmap.api.arguments import Arguments
-from shardmap.api.calls import Call
 from shardmap.api.programs import run_call
-from shardmap.api.transformed import Args, Kwargs, Transformed
+from shardmap.api.transformed import Args, Call, Kwargs, Transformed
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.map import set_mesh, tracing
 from shardmap.map.differing import differing_results
@@ -30,8 +36,8 @@ from shardmap.map.layout import (
 )
 from shardmap.map.lowering import spmap_p
 from shardmap.map.mesh_compatibility import check_inside
-from shardmap.map.primitives.map_primitive import insert_axis, remove_axis
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, insert_axis, remove_axis
+from shardmap.sharding.mesh import mesh_devices
 from shardmap.units import Auto
 
 
@@ -69,7 +75,15 @@ class ElementMap(Transformed):
         return not self._is_across_processes() and set_mesh.is_on_mesh(self._devices())
 
     def _devices(self) -> list[jax.Device]:
-        return ambient_mesh.devices_of(self.options)
+        """The devices of its mesh, its own, those that are set, or all."""
+        options = self.options
+        if options.mesh is not None:
+            return mesh_devices(options.mesh) or set_mesh.current_mesh_devices()
+        if options.devices is not None:
+            return list(options.devices)
+        if options.backend is None and set_mesh.has_mesh():
+            return set_mesh.current_mesh_devices()
+        return processes.all_devices(options.backend)
 
     def _is_across_processes(self) -> bool:
         """Whether the map may run on devices of more than this process."""
@@ -215,15 +229,41 @@ class ElementMap(Transformed):
         if context.config_value("jax_disable_jit"):
             # A new object, so that JAX calls the function each time.
             element = functools.partial(element)
-        around = jax.sharding.get_abstract_mesh()
         return tracing.trace_body(
             element,
             list(map(remove_axis, avals, in_axes)),
             self.options.axis_name,
             axis_size,
-            ambient_mesh.axis_env_markers(self.name, self.options),
-            ambient_mesh.same_mesh(self.options, around),
+            self._markers(),
+            self._set_mesh(),
         )
+
+    def _markers(self) -> list[tracing.DevicesMarker | tracing.MeshAxisMarker]:
+        """What maps inside look up in the axis environment."""
+        options = self.options
+        known: list[tracing.DevicesMarker | tracing.MeshAxisMarker] = [
+            tracing.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
+        ]
+        devices = tracing.DevicesMarker(tuple(self._devices()))
+        if not tracing.inside_map():
+            return [*known, devices]
+        is_elsewhere = options.devices is not None or options.backend is not None
+        if is_elsewhere and not tracing.is_bound(devices):
+            raise ValueError(
+                f"{self.full_name} names the devices "
+                f"{[device.id for device in devices.devices]}, but is inside a map on "
+                "others, or in another order. Leave devices and backend out of the "
+                "inner map."
+            )
+        return known
+
+    def _set_mesh(self) -> AbstractMesh | None:
+        """The mesh of the map, if it is that of `jax.set_mesh`."""
+        around = jax.sharding.get_abstract_mesh()
+        if self.options.mesh is None or around.empty:
+            return None
+        mesh: AbstractMesh = self.options.mesh.abstract_mesh
+        return mesh if mesh.shape_tuple == around.shape_tuple else None
 
     def _on_devices(
         self, params: MapParams, is_top_level: bool, operands: Sequence[Aval]
@@ -231,7 +271,7 @@ class ElementMap(Transformed):
         """The map on its devices; inside another one, as it is."""
         options, name = self.options, self.full_name
         if jax.sharding.get_abstract_mesh().manual_axes:
-            ambient_mesh.check_in_shard_map(self.name, options)
+            self._check_in_shard_map()
             if options.mesh is None:
                 return params
         else:
@@ -243,7 +283,7 @@ class ElementMap(Transformed):
         else:
             devices = self._devices()
             if not is_top_level:
-                devices = ambient_mesh.typed_devices(devices, options, operands)
+                devices = devices[: self._typed_size(operands)]
             mesh, mesh_axes, inner_axes = map_mesh(
                 params.axis_name,
                 params.axis_size,
@@ -254,6 +294,35 @@ class ElementMap(Transformed):
             params = params.on(mesh, mesh_axes, inner_axes)
         set_mesh.check_mesh(name, cast(Mesh, params.mesh))
         return params
+
+    def _check_in_shard_map(self) -> None:
+        """Checks the devices and mesh axes of a map inside `jax.shard_map`."""
+        options, around = self.options, jax.sharding.get_abstract_mesh()
+        is_elsewhere = options.devices is not None or options.backend is not None
+        if options.mesh is not None:
+            is_elsewhere = self._set_mesh() is None
+        if is_elsewhere or set(options.mesh_axes or ()) & set(around.manual_axes):
+            named = f"the devices {[device.id for device in self._devices()]}"
+            if options.mesh is not None:
+                named = f"mesh_axes={options.mesh_axes} of {dict(options.mesh.shape)}"
+            raise ValueError(
+                f"{self.full_name} is inside jax.shard_map over {around.manual_axes} "
+                f"of a mesh {dict(around.shape)}, but names {named}. Leave that out, "
+                "or name other axes of that mesh with mesh= and mesh_axes=."
+            )
+
+    def _typed_size(self, operands: Sequence[Aval]) -> int | None:
+        """On how many devices, the first ones, a part of a program runs; None: on all.
+
+        What a map of few elements returned is on the first devices only, and so is the
+        program that it is an argument of. Its type tells how many those are.
+        """
+        options = self.options
+        meshes = [aval.sharding.mesh for aval in operands]
+        sizes = {mesh.size for mesh in meshes if not mesh.empty}
+        if options.devices or options.backend or set_mesh.has_mesh():
+            return None
+        return sizes.pop() if len(sizes) == 1 else None
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes) -> Axes:
         given = self.broadcast_out("out_axes", self.options.out_axes, body.out_tree)
@@ -317,7 +386,14 @@ def _bind_map(
                 operands[k] = array_likes.device_put_array_like(leaves[k], shardings[k])
     results = spmap_p.bind(*constants, *operands, **params.as_dict())
     if is_typed:  # What follows in a program is on these devices, too.
-        return [
-            ambient_mesh.typed(result, cast(Mesh, params.mesh)) for result in results
-        ]
+        return [_typed(result, cast(Mesh, params.mesh)) for result in results]
     return results
+
+
+def _typed(value: Value, mesh: Mesh) -> Any:
+    """A value of a program that is being traced, with this mesh in its type."""
+    aval = jax.typeof(value)
+    if not aval.sharding.mesh.empty or aval.dtype == jax.dtypes.float0:
+        return value
+    spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * aval.ndim)
+    return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec))

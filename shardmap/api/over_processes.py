@@ -14,11 +14,10 @@ from jax.sharding import Mesh
 
 from shardmap._jax.types import Aval, Axes, with_shape
 from shardmap.api.arguments import Arguments
-from shardmap.api.calls import Call, ProcessLocal
-from shardmap.api.transformed import Transformed
+from shardmap.api.transformed import Call, ProcessLocal, Transformed
 from shardmap.arrays.process_local import processes_along, shardings_along
 from shardmap.arrays.processes import is_global_array
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams
 
 
 def global_avals(

@@ -20,8 +20,7 @@ from shardmap._jax.types import PyTree, Value
 from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
-from shardmap.api.calls import Call, ProcessLocal
-from shardmap.api.transformed import Args, Kwargs, Transformed
+from shardmap.api.transformed import Args, Call, Kwargs, ProcessLocal, Transformed
 from shardmap.arrays import placement, processes, running
 from shardmap.arrays.process_local import to_global, to_local
 from shardmap.map import agreement, set_mesh

@@ -18,13 +18,13 @@ from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import Aval, PyTree, Value, without_sharding
 from shardmap.api import options
 from shardmap.api.arguments import Arguments
-from shardmap.api.calls import (
+from shardmap.api.function import Mapped, P, R
+from shardmap.api.transformed import (
     Call,
+    Transformed,
     bind_without_types,
     types_of_mesh_around,
 )
-from shardmap.api.function import Mapped, P, R
-from shardmap.api.transformed import Transformed
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import tracing
 from shardmap.map.constraint import (

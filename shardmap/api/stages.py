@@ -6,9 +6,8 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
-from shardmap.api.calls import Call
 from shardmap.api.programs import check_devices, jitted
-from shardmap.api.transformed import Args, Kwargs, Transformed
+from shardmap.api.transformed import Args, Call, Kwargs, Transformed
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
 

@@ -23,7 +23,7 @@ from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in, per_jaxpr
 from shardmap._lazy import logging
 from shardmap.arrays.processes import TIME_LIMIT, lost_process_message, time_limit
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams
 
 _MESSAGE_BYTES = 1024
 

@@ -24,8 +24,7 @@ from shardmap._jax.walk import equations, equations_with, primitives_in
 from shardmap.arrays import placement, processes
 from shardmap.map.constraint import axes_in_map, constrain_p, partition_dims
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, spmap_p
 from shardmap.map.propagation import DimToMeshAxes, propagate
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import is_mesh_axis_name

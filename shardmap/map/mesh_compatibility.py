@@ -16,8 +16,7 @@ from shardmap._jax.types import Equation
 from shardmap._jax.walk import equations, primitives_in
 from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.axis import axis_text
-from shardmap.map.primitives.map_primitive import is_no_map
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, is_no_map
 from shardmap.sharding.mesh import group_counts, mesh_devices, sizes_of_groups
 
 # What a map holds

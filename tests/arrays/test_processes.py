@@ -99,7 +99,7 @@ def test_a_description_has_nothing_of_this_process_in_it():
     described = """
 import jax, numpy as np, shardmap as sm
 from shardmap.map import agreement
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams
 
 class Name:
     pass

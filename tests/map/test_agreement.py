@@ -10,8 +10,7 @@ import shardmap as sm
 from shardmap._jax.walk import equations
 from shardmap.map import agreement
 from shardmap.map.agreement import description, operations
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, spmap_p
 from tests.shared_jaxprs import at_most, nested
 
 X = np.zeros((8, 3), np.float32)

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.map.layout import map_shardings
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams
 
 
 def equation_of(fun, *shapes):

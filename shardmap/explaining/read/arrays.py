@@ -16,8 +16,7 @@ from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.arrays import trees
 from shardmap.explaining.report import ArrayLayout, describe
 from shardmap.map.layout import map_shardings
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, spmap_p
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import ShardingSpec
 

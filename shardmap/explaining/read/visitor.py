@@ -23,8 +23,7 @@ from shardmap.map.layout import lay_out_inner
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import EnclosingProgram
 from shardmap.map.primitives.axis import UNNAMED, AxisLayout
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, spmap_p
 from shardmap.source import source_of
 
 CHUNKED = "chunked"

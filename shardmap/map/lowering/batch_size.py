@@ -9,8 +9,7 @@ from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Scope
 from shardmap.map.primitives.axis import AxisLayout
-from shardmap.map.primitives.map_primitive import insert_axis
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, insert_axis
 from shardmap.sharding.mesh import mesh_devices
 from shardmap.units import size
 

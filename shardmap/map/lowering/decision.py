@@ -16,8 +16,7 @@ from shardmap.map.constraint import constrain_p
 from shardmap.map.differing import predicates_differ
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
-from shardmap.map.primitives.map_primitive import is_no_map
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, is_no_map
 from shardmap.sharding.mesh import with_manual_axes
 
 Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]

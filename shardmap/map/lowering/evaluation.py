@@ -20,8 +20,7 @@ from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import map_shardings
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Scope
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, spmap_p
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 """Settings with which a map runs operation by operation, on one device."""

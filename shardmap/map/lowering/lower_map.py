@@ -41,8 +41,7 @@ from shardmap.map.lowering.loops import loop
 from shardmap.map.lowering.steps import Scope, prepare
 from shardmap.map.mesh_compatibility import check_meshes
 from shardmap.map.primitives.axis import AxisLayout, pad, unpad
-from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, MapPrimitive, spmap_p
 from shardmap.sharding.mesh import with_manual_axes
 
 

@@ -18,8 +18,7 @@ from shardmap.map.layout import lay_out_inner
 from shardmap.map.lowering import effects, retracing
 from shardmap.map.lowering.decision import platform_of
 from shardmap.map.primitives.axis import AxisLayout
-from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, MapPrimitive, spmap_p
 from shardmap.map.primitives.tap import tap_p
 from shardmap.sharding.mesh import with_manual_axes
 

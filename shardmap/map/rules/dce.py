@@ -10,8 +10,7 @@ from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dce, without_dead_code
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import are_same, per_jaxpr
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, spmap_p
 
 
 @per_jaxpr

@@ -20,8 +20,7 @@ from shardmap._jax.rules import Policy, Split, def_partial_eval_custom, split_ch
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import per_jaxpr
 from shardmap.map.differing import differing, is_in
-from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
-from shardmap.map.primitives.params import MapParams
+from shardmap.map.primitives.map_primitive import MapParams, insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources
 
 _remat_p = jex_core.primitives.remat_p
