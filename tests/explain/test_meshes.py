@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.explaining import api, chips, report
 
 
 def layer(mesh):
@@ -78,6 +79,48 @@ def test_a_comparison_is_a_table_a_page_and_json(tmp_path):
 def test_what_cannot_be_compared_is_refused(program, options, error, message):
     with pytest.raises(error, match=message):
         sm.compare_meshes(program, **options)
+
+
+def training(mesh):
+    """A step whose batch all devices share, and its state those along "model"."""
+
+    def array(*spec):
+        layout = NamedSharding(mesh, P(*spec))
+        return jax.ShapeDtypeStruct((1024, 1024), np.float32, sharding=layout)
+
+    def step(state, x):
+        w, momentum = state
+        slope = jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+        momentum = 0.9 * momentum + slope
+        return w - 0.1 * momentum, momentum
+
+    w = array("model")
+    outs = (w.sharding, w.sharding)
+    fun = jax.jit(step, donate_argnums=0, out_shardings=outs)
+    return fun, ((w, w), array(("data", "model")))
+
+
+def test_the_state_is_shared_only_where_it_has_no_room(monkeypatch):
+    def compared(memory):
+        """With the figures of GPUs of so much memory."""
+        chip = chips.CHIPS["NVIDIA H100 80GB HBM3"]._replace(memory=memory)
+        for module in (api, chips, report):
+            monkeypatch.setattr(module, "CHIPS", {**known, "cpu": chip})
+        return sm.compare_meshes(training)
+
+    known = chips.CHIPS
+    comparison = compared(80 << 30)
+    names = [row.name for row in comparison.rows]
+    assert names == [f"data {8 // k}, model {k}" for k in (1, 2, 4, 8)]
+    assert all(row.fits for row in comparison.rows)
+    peaks = [row.report.peak_bytes for row in comparison.rows]
+    assert peaks[1] < peaks[0]
+    comparison = compared(peaks[0] - 1)
+    assert [row.name for row in comparison.rows] == [*names[1:], names[0]]
+    assert [row.fits for row in comparison.rows] == [True] * 3 + [False]
+    assert comparison.rows[-1].report.fits is False
+    assert comparison.reason.startswith("Best: data 4, model 2, which sends ")
+    assert "Without room: 1 of 4 meshes; data 8, model 1 needs" in comparison.reason
 
 
 def test_two_versions_differ_in_what_is_told():
