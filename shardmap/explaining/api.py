@@ -204,10 +204,8 @@ def explanation_for(
     sizes = {} if mesh is None else mesh.shape
     # A map has this axis even without replicas of its elements.
     mesh_axes = tuple(each for each in sizes.items() if each != (REPLICAS, 1))
-    cuts = sharded.sharded_dimensions(layouts_of_arrays, layouts)
-    axes = sharded.with_devices(
-        facts.axes, vmaps, layouts_of_arrays, cuts, facts.constraints, mesh_axes
-    )
+    cuts = [arrays.axis_sizes(layout) for layout in layouts]
+    axes = sharded.with_devices(facts.axes, vmaps, cuts, facts.constraints, mesh_axes)
     arguments = sharded.sharded_arguments(layouts_of_arrays, cuts)
     collectives = compiled_collectives(module, sources, mesh_axes, arguments)
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]

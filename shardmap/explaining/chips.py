@@ -128,8 +128,8 @@ def wiring_of(
     if chip is None:
         return None if given is None else Wiring(given)
     links, network = Interconnect.KNOWN[chip.interconnect], None
-    others = {each.interconnect for each in CHIPS.values()} - {chip.interconnect}
-    if given is not None and given.name in others and given is _known(given):
+    of_chips = {Interconnect.KNOWN[each.interconnect] for each in CHIPS.values()}
+    if given in of_chips - {links}:
         raise ValueError(
             f"interconnect={given.name!r} does not join devices of kind "
             f"{devices[0].device_kind}, whose interconnect is {chip.interconnect!r}. "
@@ -138,7 +138,7 @@ def wiring_of(
         )
     parts = tuple(map(part_of, devices))
     if len({*parts}) > 1:
-        is_of_chip = given is None or given is links
+        is_of_chip = given in (None, links)
         network = Interconnect.KNOWN[chip.network] if is_of_chip else given
     elif given is not None:
         links = given
@@ -147,10 +147,6 @@ def wiring_of(
         places = tuple(tuple(device.coords) for device in devices)
     whole = len(devices) // len({*parts})
     return Wiring(links, network, parts, places, chip.dimensions, whole)
-
-
-def _known(given: Interconnect) -> Interconnect | None:
-    return Interconnect.KNOWN.get(given.name)
 
 
 def part_of(device: Any) -> int:

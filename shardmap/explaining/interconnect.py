@@ -88,7 +88,7 @@ class Interconnect:
           group_size: the number of devices in one group.
           hops: how many links a message to the farthest device passes.
         """
-        sent = _sent(kind, bytes_in, group_size)
+        sent = sent_bytes(kind, bytes_in, group_size)
         return max(self.latency * hops, sent / self.bandwidth)
 
 
@@ -98,15 +98,12 @@ def sent_bytes(kind: str, bytes_in: int, group_size: int) -> int:
     >>> sent_bytes("all-reduce", 800, 8)
     1400
     """
-    return round(_sent(kind, bytes_in, group_size))
-
-
-def _sent(kind: str, n: int, g: int) -> float:
     if kind == "all-gather":
-        return n * (g - 1)
+        return bytes_in * (group_size - 1)
     if kind in ("all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"):
-        return (1 + (kind == "all-reduce")) * n * (g - 1) / g
-    return n
+        times = 1 + (kind == "all-reduce")
+        return round(times * bytes_in * (group_size - 1) / group_size)
+    return bytes_in
 
 
 _TPU = "Google Cloud TPU documentation, all links of a chip, one direction"

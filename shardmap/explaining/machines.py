@@ -126,7 +126,7 @@ def machine_named(name: str) -> Machine:
         r"(?:([1-9]\d*)x)?([a-z]\w*?)([:-])(\d+(?:x\d+)*)", name.strip().lower()
     )
     if read is None:
-        raise _unknown(name, _near_name(name))
+        raise _unknown(name)
     kind = _ALIASES.get(read[2], read[2])
     sizes, slices = tuple(map(int, read[4].split("x"))), int(read[1] or 1)
     if (
@@ -139,11 +139,10 @@ def machine_named(name: str) -> Machine:
         hosts, gpus = (1, *sizes)[-2:]
         if gpus <= MOST_GPUS:
             return Machine(kind, (hosts, gpus))
-        hosts = -(-hosts * gpus // MOST_GPUS)
-        why = f": one host has up to {MOST_GPUS} GPUs"
-        raise _unknown(name, str(Machine(kind, (hosts, MOST_GPUS))), why)
+        several = Machine(kind, (-(-hosts * gpus // MOST_GPUS), MOST_GPUS))
+        raise _unknown(name, several, f": one host has up to {MOST_GPUS} GPUs")
     if kind not in _TPUS:
-        raise _unknown(name, _near_name(name))
+        raise _unknown(name)
     chips = math.prod(sizes)
     if read[3] == "-" and len(sizes) == 1:
         cores = 2 if kind in _COUNTS_CORES else 1
@@ -157,22 +156,15 @@ def machine_named(name: str) -> Machine:
         _TPUS[kind],
         key=lambda each: (abs(math.log(math.prod(each) / max(chips, 1))), sum(each)),
     )
-    raise _unknown(name, str(Machine(kind, near, slices)))
+    raise _unknown(name, Machine(kind, near, slices))
 
 
-def _near_name(name: str) -> str | None:
-    """The machine whose name is written most alike."""
-    known = {
-        f"{kind}:{'x'.join(map(str, each))}" for kind in _TPUS for each in _TPUS[kind]
-    }
+def _unknown(name: str, near: Machine | None = None, why: str = "") -> ValueError:
+    """The error for a name, with the machine near it, or one that is written alike."""
+    known = {str(Machine(kind, each)) for kind in _TPUS for each in _TPUS[kind]}
     known |= {f"{kind}:{gpus}" for kind in GPUS for gpus in (1, 2, 4, 8)}
-    return next(
-        iter(difflib.get_close_matches(name.lower(), sorted(known), 1, 0.5)), None
-    )
-
-
-def _unknown(name: str, near: str | None, why: str = "") -> ValueError:
-    meant = f" Did you mean {near!r}?" if near else ""
+    alike = difflib.get_close_matches(name.lower(), sorted(known), 1, 0.5)
+    meant = f" Did you mean '{near or alike[0]}'?" if near or alike else ""
     return ValueError(f"devices knows no {name!r}{why}.{meant} Give {_FORMS}.")
 
 

@@ -1,7 +1,7 @@
 """Which devices a program runs on, and how its inputs and outputs are sharded."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -145,8 +145,7 @@ def _array_layout(
         else:
             places: Any = layout.devices_indices_map(shape)
             devices = tuple(device.id for device in places)
-            names = [list(sizes) for sizes in axis_sizes(layout)]
-            layout = describe(spec, names)
+            layout = describe(spec, [*map(list, axis_sizes(layout))])
     return ArrayLayout(
         role=role,
         path=path,
@@ -171,13 +170,13 @@ def _unless_counted(ids: tuple[int, ...]) -> tuple[int, ...]:
     return () if ids == tuple(range(len(ids))) else ids
 
 
-def axis_sizes(layout: Sharding) -> Iterator[dict[str, int]]:
-    """The mesh axes that cut each dimension, with their sizes; none without names."""
-    if isinstance(layout, NamedSharding):
-        for entry in layout.spec.partitions:
-            names = [name for name in axes_in(entry) if isinstance(name, str)]
-            sizes = {name: layout.mesh.shape[name] for name in names}
-            yield {name: size for name, size in sizes.items() if size > 1}
+def axis_sizes(layout: Any) -> list[dict[str, int]]:
+    """The mesh axes that cut each dimension, with their sizes; [] without names."""
+    if not isinstance(layout, NamedSharding):
+        return []
+    names = [axes_in(entry) for entry in layout.spec.partitions]
+    shape = layout.mesh.shape
+    return [{k: shape[k] for k in those if shape.get(k, 1) > 1} for those in names]
 
 
 def shardings_of(traced: Any) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -1,6 +1,5 @@
 """One pass over a jaxpr: its axes and layout constraints."""
 
-import collections
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,7 @@ from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import lay_out_inner
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import EnclosingProgram
-from shardmap.map.primitives.axis import UNNAMED, AxisLayout
+from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import MapParams, spmap_p
 from shardmap.source import source_of
 
@@ -49,58 +48,22 @@ class Scope(NamedTuple):
     inner_axes: tuple[str, ...] = ()
     program: EnclosingProgram = EnclosingProgram()
 
-    def in_shard_map(self, equation: Equation) -> "Scope":
-        """The scope of the body of a `jax.shard_map`."""
-        mesh, manual = equation.params["mesh"], manual_axes_of(equation)
-        return self._replace(program=self.program.inside(mesh, manual))
 
-    def in_map(self, equation: Equation) -> tuple[AxisLayout, "Scope"]:
-        """How a map of this package is laid out, and the scope of its function."""
-        params = MapParams.of(equation)
-        if self.mesh is not None:
-            placed = lay_out_inner(params, self.mesh, self.inner_axes)
-            params = placed or params.on(self.mesh)
-        decided = decision.decide(params, self.program)
-        is_placed = params.mesh is not None and params.mesh_axes is not None
-        return decided.axis, self._replace(
-            mesh=params.mesh,
-            inner_axes=params.inner_axes if is_placed else self.inner_axes,
-            program=decided.inside(params.mesh, self.program),
-        )
+def facts_of(jaxpr: Jaxpr, source: str | None = None) -> "Facts":
+    """The facts of a program; ``source`` is the line of equations without a line."""
+    facts = Facts()
+    facts.visit(jaxpr, Scope(line=source))
+    return facts
 
 
-class Facts(NamedTuple):
-    """The facts of a jaxpr.
+class Facts:
+    """What a jaxpr and those in its equations have.
 
     Attributes:
-      axes: its axes, each before those inside it.
+      axes: the axes, each before those inside it.
       constraints: the layouts that the program asks for, each once.
-      primitives: the names of its primitives.
+      primitives: the names of the primitives.
     """
-
-    axes: tuple[Axis, ...]
-    constraints: tuple[NamedSharding, ...]
-    primitives: frozenset[str]
-
-
-def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
-    """Visits all equations of a program, once.
-
-    Args:
-      jaxpr: the program.
-      source: the line of the function, for equations without a line.
-    """
-    visitor = _Visitor()
-    visitor.visit(jaxpr, Scope(line=source))
-    return Facts(
-        tuple(visitor.axes),
-        tuple(visitor.constraints),
-        frozenset(visitor.primitives),
-    )
-
-
-class _Visitor:
-    """Collects the facts of a jaxpr and of those in its equations."""
 
     def __init__(self) -> None:
         self.axes: list[Axis] = []
@@ -189,17 +152,25 @@ class _Visitor:
         params = equation.params
         whole, _ = computed(params["jaxpr"])
         stages = cut(whole, params["asked"], params["options"]).stages
-        counts = collections.Counter(stage.num_shards for stage in stages)
-        for count in counts.keys() - {1}:
+        for count in {stage.num_shards for stage in stages} - {1}:
             self._add(around, equation, "chunked", (count, 1, 1, count))
         self.visit(params["jaxpr"].jaxpr, around)
 
     def _spmap(self, equation: Equation, around: Scope) -> None:
-        params = equation.params
-        axis, inside = around.in_map(equation)
+        params = MapParams.of(equation)
+        if around.mesh is not None:
+            placed = lay_out_inner(params, around.mesh, around.inner_axes)
+            params = placed or params.on(around.mesh)
+        decided = decision.decide(params, around.program)
+        axis, is_placed = decided.axis, None not in (params.mesh, params.mesh_axes)
         layout = (axis.size, axis.devices, axis.vectorised, axis.steps)
-        number = self._add(around, equation, "spmap", layout, params["axis_name"]).axis
-        self.visit(params["call_jaxpr"], inside._replace(axis=number))
+        name = equation.params["axis_name"]
+        inside = self._add(around, equation, "spmap", layout, name)._replace(
+            mesh=params.mesh,
+            inner_axes=params.inner_axes if is_placed else around.inner_axes,
+            program=decided.inside(params.mesh, around.program),
+        )
+        self.visit(equation.params["call_jaxpr"], inside)
 
     def _shard_map(self, equation: Equation, around: Scope) -> None:
         params, of_pmap = equation.params, is_pmap(equation)
@@ -214,7 +185,8 @@ class _Visitor:
                 name,
                 is_repeated=not of_pmap and not _tells_apart(equation, name),
             )
-        self.visit(params["jaxpr"], around.in_shard_map(equation))
+        program = around.program.inside(mesh, manual)
+        self.visit(params["jaxpr"], around._replace(program=program))
 
 
 def _tells_apart(shard_map: Equation, name: str) -> bool:

@@ -42,14 +42,13 @@ class Message:
     def __contains__(self, number: int) -> bool:
         return number in self._fields
 
-    def number(self, number: int) -> int:
-        value = self._fields.get(number, (0,))[-1]
-        return value - (1 << 64) if value >> 63 else value
+    def _of(self, number: int) -> list[Any]:
+        return self._fields.get(number, [])
 
     def numbers(self, number: int) -> list[int]:
         """The numbers of a repeated field."""
         numbers: list[int] = []
-        for value in self._fields.get(number, ()):
+        for value in self._of(number):
             if isinstance(value, int):
                 numbers.append(value)
                 continue
@@ -59,23 +58,23 @@ class Message:
                 numbers.append(each)
         return [each - (1 << 64) if each >> 63 else each for each in numbers]
 
-    def data(self, number: int) -> bytes:
-        return bytes(self._fields.get(number, (b"",))[-1])
+    def number(self, number: int) -> int:
+        return (self.numbers(number) or [0])[-1]
 
-    def text(self, number: int) -> str:
-        return self.data(number).decode(errors="replace")
+    def data(self, number: int) -> bytes:
+        return bytes((self._of(number) or [b""])[-1])
 
     def texts(self, number: int) -> list[str]:
         return [value.decode(errors="replace") for value in self._of(number)]
 
-    def message(self, number: int) -> "Message":
-        return Message(self.data(number))
+    def text(self, number: int) -> str:
+        return (self.texts(number) or [""])[-1]
 
     def messages(self, number: int) -> list["Message"]:
         return [Message(value) for value in self._of(number)]
 
-    def _of(self, number: int) -> list[bytes]:
-        return self._fields.get(number, [])
+    def message(self, number: int) -> "Message":
+        return Message(self.data(number))
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -139,6 +138,10 @@ class Window(NamedTuple):
     base_dilation: int
 
 
+def _field(number: int, read: Any = Message.number) -> Any:
+    return property(lambda instruction: read(instruction.record, number))
+
+
 class Instruction:
     """An instruction.
 
@@ -149,7 +152,20 @@ class Instruction:
       operands: the instructions whose results it uses.
       users: the instructions of the same computation that use its result.
       called: the computations that it calls: of a loop the body, then the condition.
+      parameter: which parameter of its computation it is.
+      index: the place in a tuple that a get-tuple-element takes.
+      channel: a number that parts of one collective share.
+      target: what a custom call calls.
+      direction: what a comparison asks, such as "LT".
+      is_host_transfer: whether it sends to the host, or receives from it.
     """
+
+    parameter: int = _field(9)
+    index: int = _field(13)
+    channel: int = _field(26)
+    target: str = _field(28, Message.text)
+    direction: str = _field(63, Message.text)
+    is_host_transfer: int = _field(47)
 
     def __init__(self, record: Message, computation: "Computation") -> None:
         self.record = record
@@ -199,34 +215,6 @@ class Instruction:
     @property
     def is_root(self) -> bool:
         return self.computation.root is self
-
-    @property
-    def parameter(self) -> int:
-        """Which parameter of its computation it is."""
-        return self.record.number(9)
-
-    @property
-    def index(self) -> int:
-        """The place in a tuple that a get-tuple-element takes."""
-        return self.record.number(13)
-
-    @property
-    def channel(self) -> int:
-        return self.record.number(26)
-
-    @property
-    def target(self) -> str:
-        """What a custom call calls."""
-        return self.record.text(28)
-
-    @property
-    def is_host_transfer(self) -> bool:
-        return bool(self.record.number(47))
-
-    @property
-    def direction(self) -> str:
-        """What a comparison asks, such as "LT"."""
-        return self.record.text(63)
 
     @property
     def literal(self) -> int | None:
@@ -281,14 +269,15 @@ class Instruction:
         and axes of a mesh or parts of them.
         """
         if 93 in self.record:
-            return _groups_of_mesh(self.record.message(93))
-        if 92 in self.record:
+            rows = _rows_of_mesh(self.record.message(93))
+        elif 92 in self.record:
             iota = self.record.message(92)
             ids = _in_order(iota.numbers(3), iota.numbers(4))
-            rows = ids.reshape(iota.number(1), iota.number(2)).tolist()
-            return [tuple(row) for row in rows]
-        lists = self.record.message(87).messages(1)
-        return [tuple(each.numbers(1)) for each in lists]
+            rows = ids.reshape(iota.number(1), iota.number(2))
+        else:
+            lists = self.record.message(87).messages(1)
+            return [tuple(each.numbers(1)) for each in lists]
+        return [tuple(row) for row in rows.tolist()]
 
 
 def _in_order(shape: list[int], order: list[int]) -> np.ndarray:
@@ -297,31 +286,26 @@ def _in_order(shape: list[int], order: list[int]) -> np.ndarray:
     return ids.transpose(order or range(ids.ndim))
 
 
-def _groups_of_mesh(named: Message) -> Groups:
+def _rows_of_mesh(named: Message) -> np.ndarray:
     mesh = named.message(1)
     sizes = [axis.number(2) for axis in mesh.messages(1)]
-    # A part of an axis has some devices before it, and some itself.
-    parts = {}
-    for ref in named.messages(2):
-        axis, part = ref.number(1), ref.message(2)
-        whole = 1, sizes[axis]
-        parts[axis] = (part.number(1), part.number(2)) if 2 in ref else whole
-    shape: list[int] = []
-    grouped: list[int] = []
-    for axis, size in enumerate(sizes):
-        before, length = parts.get(axis, (size, 1))
-        if axis in parts:
-            grouped.append(len(shape) + 1)
-        shape += [before, length, size // before // length]
     ids = np.array(mesh.numbers(2) or range(math.prod(sizes)))
     if 3 in mesh:
         order = mesh.message(3)
         ids = _in_order(order.numbers(1), order.numbers(2))
-    ids = ids.reshape(shape)
-    rest = [d for d in range(ids.ndim) if d not in grouped]
-    ids = ids.transpose([*rest, *grouped])
-    rows = ids.reshape(-1, math.prod(ids.shape[len(rest) :])).tolist()
-    return [tuple(row) for row in rows]
+    # A part of an axis has some devices before it, some itself, and some after it.
+    parts = {axis: (size, 1) for axis, size in enumerate(sizes)}
+    grouped = []
+    for ref in named.messages(2):
+        axis, part = ref.number(1), ref.message(2)
+        parts[axis] = (part.number(1) or 1, part.number(2) or sizes[axis])
+        grouped.append(3 * axis + 1)
+    shape: list[int] = []
+    for axis, (before, length) in parts.items():
+        shape += [before, length, sizes[axis] // before // length]
+    rest = [d for d in range(len(shape)) if d not in grouped]
+    ids = ids.reshape(shape).transpose([*rest, *sorted(grouped)])
+    return ids.reshape(-1, math.prod(ids.shape[len(rest) :]))
 
 
 class Computation:
@@ -351,7 +335,7 @@ class Computation:
 
 
 class Module:
-    """A compiled program; an empty one without data.
+    """A compiled program.
 
     Attributes:
       computations: all of them, each after those that it calls.
@@ -360,7 +344,7 @@ class Module:
       num_devices: the number of devices that run it.
     """
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes) -> None:
         record = Message(data)
         self._tables = record.message(17)
         self.num_devices = max(1, record.message(15).number(2))
@@ -391,8 +375,7 @@ class Module:
             computation.instructions = [inside[k] for k in order]
             computation.root = inside[each.number(6)]
             self.by_id |= inside
-        entry = by_number.get(record.number(6))
-        self.entry = Computation(Message()) if entry is None else entry
+        self.entry = by_number[record.number(6)]
 
     @property
     def instructions(self) -> list[Instruction]:
