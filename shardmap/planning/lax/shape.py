@@ -160,7 +160,7 @@ class Concatenate(Factors):
                 for length, begin in zip(lengths, self.begins, strict=True)
             )
         ]
-        super().__init__(node, ins, [axes], emitter=self._joined)
+        super().__init__(node, ins, [axes], emitter=self._joined, passes=self._all_pass)
 
     def _joined(self, local: Local) -> Sequence[Any]:
         present = [x for x in local.values if x.shape[self.axis]]
@@ -181,7 +181,7 @@ class Concatenate(Factors):
             out[self.axis] = Cut(at, True, origins)
         return Forward([out])
 
-    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
+    def _all_pass(self, combiner: str, pending: frozenset[int]) -> str | None:
         return combiner if len(pending) == len(self.node.ins) else None
 
 

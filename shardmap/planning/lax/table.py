@@ -137,7 +137,6 @@ CALLS = Calls(
 
 STAGES: dict[Any, Stages] = {
     **batched.STAGES,
-    **gather.STAGES,
     **matched.STAGES,
     **prefix.STAGES,
     **tall_qr.STAGES,

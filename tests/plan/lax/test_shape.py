@@ -105,3 +105,11 @@ def test_shifts_in_all_directions_read_their_own_parts(shifts):
         lambda f: step(step(f)), reals(len(shifts), 120, 2), in_slices=({1: 6},)
     )
     assert times_read(shard_plan) < 1.3
+
+
+def test_partial_sums_that_follow_each_other_are_partial():
+    def fun(x):
+        return jnp.concatenate([x.sum(0), (x * x).sum(0)])
+
+    shard_plan = check_cut(fun, X, in_slices=({0: 2},))
+    assert len(shard_plan.stages) == 1

@@ -27,14 +27,9 @@ MOST_ELEMENTS = 2**20
 MOST_NODES = 128
 """The most equations that are evaluated for one operand."""
 
+SECOND = [p.gather_p, p.scatter_p, p.scatter_add_p, p.scatter_max_p, p.scatter_min_p]
 INDICES: Mapping[Any, slice] = {
-    p.gather_p: slice(1, 2),
-    p.scatter_p: slice(1, 2),
-    p.scatter_add_p: slice(1, 2),
-    p.scatter_max_p: slice(1, 2),
-    p.scatter_min_p: slice(1, 2),
-    p.scatter_mul_p: slice(1, 2),
-    SCATTER_SUB: slice(1, 2),
+    **dict.fromkeys([*SECOND, p.scatter_mul_p, SCATTER_SUB], slice(1, 2)),
     p.dynamic_slice_p: slice(1, None),
     p.dynamic_update_slice_p: slice(2, None),
 }
@@ -51,7 +46,7 @@ def fold(graph: Graph) -> None:
     constants first: XLA fuses a product with a sum, or does not, so that shards could
     round to another integer than the whole function does.
     """
-    rounded: set[Node] = set()
+    rounded: dict[Operand, None] = {}
     seen: set[Operand] = set()
     stack = _indices(graph)
     while stack:
@@ -63,20 +58,16 @@ def fold(graph: Graph) -> None:
         if not any(jnp.issubdtype(x.aval.dtype, jnp.inexact) for x in node.ins):
             stack += node.ins
         elif len(node.outs) == 1:
-            rounded.add(node)
-    _evaluate(node.outs[0] for node in graph.nodes if node in rounded)
+            rounded[operand] = None
+    _evaluate(rounded)
 
     def replaced(node: Node) -> Sequence[Operand] | None:
-        known = evaluated(node.outs[0]) if node in rounded else None
+        known = evaluated(node.outs[0]) if node.outs[0] in rounded else None
         return None if known is None else [graph.constant(known)]
 
     if rounded:
         graph.rewrite(replaced)
-    _evaluate(
-        part
-        for indices in _indices(graph)
-        for part, _ in (_columns(indices) if indices.shape else [(indices, 0)])
-    )
+    _evaluate(part for x in _indices(graph) for part, _ in _columns(x))
 
 
 def known_again(copies: Mapping[Operand, Operand]) -> None:
@@ -119,15 +110,7 @@ def _columns(indices: Operand) -> list[tuple[Operand, int]]:
     node, last = made_by(indices, p.concatenate_p), len(indices.shape) - 1
     if node is not None and node.params["dimension"] == last:
         return [column for part in node.ins for column in _columns(part)]
-    return [(indices, k) for k in range(indices.shape[last])]
-
-
-def scalar_of(operand: Operand) -> Operand | None:
-    """The one value of all elements of an operand; None if it is not known."""
-    if isinstance(operand, Scalar) or not operand.shape:
-        return operand
-    node = made_by(operand, p.broadcast_in_dim_p)
-    return None if node is None else scalar_of(node.ins[0])
+    return [(indices, k) for k in range(indices.shape[last] if indices.shape else 1)]
 
 
 def constant(operand: Operand) -> Any:
@@ -142,10 +125,6 @@ def evaluated(operand: Operand) -> np.ndarray | None:
     """The values of integers that depend on no argument; None if they are not known."""
     if not jnp.issubdtype(operand.aval.dtype, jnp.integer):
         return None
-    scalar = scalar_of(operand)
-    known = None if scalar is None else constant(scalar)
-    if known is not None and operand.aval.size <= MOST_ELEMENTS:
-        return np.full(operand.shape, known, operand.aval.dtype)
     if (known := constant(operand)) is not None:
         return np.asarray(known, operand.aval.dtype)
     if not isinstance(operand, Value):
@@ -184,22 +163,6 @@ def _evaluate(operands: Iterable[Operand]) -> None:
         for x in node.ins
         if isinstance(x, Value) and x.producer is None
     )
-    numbers: dict[Operand, int] = {x: k for k, x in enumerate(leaves)}
-    for node in nodes:
-        numbers |= {out: len(numbers) + k for k, out in enumerate(node.outs)}
-
-    def told(x: Operand) -> Hashable:
-        return numbers[x] if x in numbers else (key_of(constant(x)), x.aval)
-
-    key = (
-        tuple(x.aval for x in leaves),
-        tuple(map(told, wanted)),
-        tuple(
-            (node.primitive, key_of(node.params), tuple(map(told, node.ins)))
-            for node in nodes
-        ),
-        configuration(),
-    )
 
     def values(*arrays: jax.Array) -> list[Any]:
         value_of: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
@@ -210,6 +173,7 @@ def _evaluate(operands: Iterable[Operand]) -> None:
 
     with jax.ensure_compile_time_eval():
         arrays = [jax.device_put(constant(x)) for x in leaves]
+    key = key_of(jax.make_jaxpr(values)(*arrays)), configuration()
     if key not in _COMPILED:
         if len(_COMPILED) == MOST_PROGRAMS:
             _COMPILED.clear()
@@ -238,8 +202,7 @@ def _nodes_of(value: Value) -> dict[Node, None] | None:
         node = stack[-1]
         if node is None or node in nodes:
             stack.pop()
-            continue
-        if (
+        elif (
             len(stack) + len(nodes) > MOST_NODES
             or node.primitive in NOT_EVALUATED
             or not isinstance(node.primitive, jex_core.Primitive)
@@ -248,11 +211,8 @@ def _nodes_of(value: Value) -> dict[Node, None] | None:
             or any(x.producer is None and constant(x) is None for x in node.ins)
         ):
             return None
-        ahead = [x.producer for x in node.ins if x.producer not in nodes]
-        ahead = [each for each in ahead if each is not None]
-        if ahead:
+        elif ahead := [n for x in node.ins if (n := x.producer) and n not in nodes]:
             stack += ahead
         else:
             nodes[node] = None
-            stack.pop()
     return nodes

@@ -6,7 +6,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -115,121 +115,99 @@ def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
     return list(graph.add(node.primitive, params, ins, [node.outs[0].aval]))
 
 
-class Updates(Factors):
-    """Updates are taken once; they are not combined with each place of the operand."""
-
-    elements = Rule.elements
-
-
-def scatter(node: Node) -> Factors:
+class Scatter(Factors):
     """The operand's axes pass: each shard drops the updates that go elsewhere.
 
     Updates that combine give partial results; one of them includes the operand.
-    """
-    numbers = node.params["dimension_numbers"]
-    shape, indices_shape, updates_shape = node.in_shapes
-    united, all_over = _united(node)
-    indices = [united.get(k, f"i{k}") for k in range(len(indices_shape))]
-    combiner = COMBINERS.get(node.primitive)
-    contracted: dict[Factor, str] = {}
-    # The last axis of the indices has the coordinates of one place.
-    wholes: dict[Factor, Reason] = {indices[-1]: WRITTEN}
-    for k, factor in enumerate(indices[:-1]):
-        if combiner and k not in united:
-            contracted[factor] = combiner
-        elif k not in united:
-            wholes[factor] = ALL_OVER if k in all_over else WRITTEN
-    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    windows = [axis for axis in range(len(shape)) if axis not in gone]
-    batch, window = iter(indices[:-1]), iter(windows)
-    updates: list[Axis] = []
-    seen: dict[int, Window] = {}
-    for place, size in enumerate(updates_shape):
-        if place not in numbers.update_window_dims:
-            updates.append(next(batch))
-        elif size == shape[axis := next(window)]:
-            updates.append(axis)
-        elif through := _window(node, axis, size):
-            updates.append(Windowed(axis, through))
-            seen[axis] = through
-        else:
-            updates.append(f"u{axis}")
-            wholes |= {f"u{axis}": WINDOWS, axis: WINDOWS}
-    # Axes with an index: it becomes relative to the start of the shard's box.
-    shifted = [
-        axis
-        for axis in numbers.inserted_window_dims
-        if axis in numbers.scatter_dims_to_operand_dims
-    ]
-    summed = {
-        factor: size
-        for factor, size in zip(indices, indices_shape, strict=True)
-        if factor in contracted
-    }
-    return Updates(
-        node,
-        [range(len(shape)), indices, updates],
-        [range(len(shape))],
-        contracted=contracted,
-        wholes=wholes,
-        starts=[*shifted, *contracted],
-        emitter=functools.partial(_emitted, node, summed, windows, shifted, seen),
-        # One update is copied; many are looked at one after the other.
-        cheap=math.prod(indices_shape[:-1]) == 1,
-        each=MANY // 16,
-    )
 
-
-def _emitted(
-    node: Node,
-    summed: Mapping[Factor, int],
-    windows: Sequence[int],
-    shifted: Sequence[int],
-    seen: Mapping[int, Window],
-    local: Local,
-) -> Sequence[Any]:
-    """The equation for one shard.
-
-    Args:
-      node: the equation.
-      summed: the factors that give partial results, and their sizes.
-      windows: the operand's axes that have an axis in the updates.
+    Attributes:
+      in_updates: the operand's axes that have an axis in the updates.
       shifted: those that have an index, but no axis there.
       seen: those that see their axis there through a window.
-      local: the shard.
     """
-    shape = node.in_shapes[0]
-    values = list(local.values)
-    params = dict(node.params)
-    first: Any = True
-    for factor, size in summed.items():
-        if local.sizes[factor] != size:
-            first = first & (local.starts[factor] == 0)
-    combiner = COMBINERS.get(node.primitive)
-    if combiner and first is not True:
-        # One shard updates the operand, the others the identity of the combiner.
-        nothing = identity(combiner, values[0].dtype)
-        values[0] = jnp.where(first, values[0], nothing)
-    if not np.size(values[2]):  # A literal may be a Python scalar.
-        return values[:1]
-    numbers, last = node.params["dimension_numbers"], None
-    axes = numbers.scatter_dims_to_operand_dims
-    moves = {*axes}.intersection([*shifted, *seen])
-    if any(local.sizes[axis] != shape[axis] for axis in moves):
-        starts: dict[int, Any] = {axis: local.starts[axis] for axis in shifted}
-        places = dict(zip(windows, numbers.update_window_dims, strict=True))
-        for axis, window in seen.items():
-            # The box of the updates is what of them lies in that of the operand.
-            starts[axis] = window.pad - local.holes[2, places[axis]][0]
-        if params["mode"] == lax.GatherScatterMode.CLIP:
-            last = [size - 1 for size in shape]
-            for axis, place in places.items():
-                last[axis] = shape[axis] - node.in_shapes[2][place]
-        values[1] = moved(values[1], axes, starts, last)
-        # Updates of other boxes are dropped: their indices are negative or too large.
-        params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
-        params["indices_are_sorted"] = False
-    return bind(node, values, params)
+
+    # Updates are taken once; they are not combined with each place of the operand.
+    elements = Rule.elements
+
+    def __init__(self, node: Node) -> None:
+        numbers = node.params["dimension_numbers"]
+        shape, indices_shape, updates_shape = node.in_shapes
+        united, all_over = _united(node)
+        indices = [united.get(k, f"i{k}") for k in range(len(indices_shape))]
+        self.combiner = COMBINERS.get(node.primitive)
+        contracted: dict[Factor, str] = {}
+        # The last axis of the indices has the coordinates of one place.
+        wholes: dict[Factor, Reason] = {indices[-1]: WRITTEN}
+        for k, factor in enumerate(indices[:-1]):
+            if self.combiner and k not in united:
+                contracted[factor] = self.combiner
+            elif k not in united:
+                wholes[factor] = ALL_OVER if k in all_over else WRITTEN
+        gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+        self.in_updates = [axis for axis in range(len(shape)) if axis not in gone]
+        batch, window = iter(indices[:-1]), iter(self.in_updates)
+        updates: list[Axis] = []
+        self.seen: dict[int, Window] = {}
+        for place, size in enumerate(updates_shape):
+            if place not in numbers.update_window_dims:
+                updates.append(next(batch))
+            elif size == shape[axis := next(window)]:
+                updates.append(axis)
+            elif through := _window(node, axis, size):
+                updates.append(Windowed(axis, through))
+                self.seen[axis] = through
+            else:
+                updates.append(f"u{axis}")
+                wholes |= {f"u{axis}": WINDOWS, axis: WINDOWS}
+        columns = numbers.scatter_dims_to_operand_dims
+        self.shifted = [k for k in numbers.inserted_window_dims if k in columns]
+        super().__init__(
+            node,
+            [range(len(shape)), indices, updates],
+            [range(len(shape))],
+            contracted=contracted,
+            wholes=wholes,
+            # Their indices become relative to the start of the shard's box.
+            starts=[*self.shifted, *contracted],
+            emitter=self._emitted,
+            # One update is copied; many are looked at one after the other.
+            cheap=math.prod(indices_shape[:-1]) == 1,
+            each=MANY // 16,
+        )
+
+    def _emitted(self, local: Local) -> Sequence[Any]:
+        """The equation for one shard."""
+        node, shape = self.node, self.node.in_shapes[0]
+        values, params = list(local.values), dict(node.params)
+        parts = [k for k in self.contracted if local.sizes[k] != self.sizes[k]]
+        if self.combiner and parts:
+            # One shard updates the operand, the others the identity of the combiner.
+            first = functools.reduce(
+                jnp.logical_and, [local.starts[k] == 0 for k in parts]
+            )
+            nothing = identity(self.combiner, values[0].dtype)
+            values[0] = jnp.where(first, values[0], nothing)
+        if not np.size(values[2]):  # A literal may be a Python scalar.
+            return values[:1]
+        numbers, last = node.params["dimension_numbers"], None
+        axes = numbers.scatter_dims_to_operand_dims
+        moves = {*axes}.intersection([*self.shifted, *self.seen])
+        if any(local.sizes[axis] != shape[axis] for axis in moves):
+            starts: dict[int, Any] = {axis: local.starts[axis] for axis in self.shifted}
+            places = dict(zip(self.in_updates, numbers.update_window_dims, strict=True))
+            for axis, window in self.seen.items():
+                # The box of the updates is what of them lies in that of the operand.
+                starts[axis] = window.pad - local.holes[2, places[axis]][0]
+            if params["mode"] == lax.GatherScatterMode.CLIP:
+                last = [size - 1 for size in shape]
+                for axis, place in places.items():
+                    last[axis] = shape[axis] - node.in_shapes[2][place]
+            values[1] = moved(values[1], axes, starts, last)
+            # Updates of other boxes are dropped: their indices are negative or too
+            # large.
+            params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
+            params["indices_are_sorted"] = False
+        return bind(node, values, params)
 
 
 MOST_TOGETHER = 16
@@ -244,5 +222,5 @@ COMBINERS = {
     SCATTER_SUB: "add",
 }
 
-RULES: dict[Any, RuleMaker] = dict.fromkeys([p.scatter_p, *COMBINERS], scatter)
+RULES: dict[Any, RuleMaker] = dict.fromkeys([p.scatter_p, *COMBINERS], Scatter)
 REWRITES: dict[Any, Rewrite] = dict.fromkeys(RULES, in_windows)
