@@ -104,10 +104,8 @@ class BlockMap(Transformed):
         self._check_vmaps(closed, names)
         out_specs = self._out_specs(out.tree)
         out_avals = list(map(without_sharding, closed.out_avals))
-
-        def bind(leaves: Sequence[Value]) -> list[Any]:
-            return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves))
-
+        run = functools.partial(jax.core.eval_jaxpr, closed.jaxpr, closed.consts)
+        sharding = functools.partial(placement.array_sharding, options.mesh)
         return Call(
             arguments,
             avals,
@@ -115,9 +113,10 @@ class BlockMap(Transformed):
             out_avals,
             options.mesh,
             closed.jaxpr,
-            functools.partial(bind_without_types, bind),
-            functools.partial(
-                _shardings, options.mesh, in_specs, avals, out_specs, out_avals
+            functools.partial(bind_without_types, run),
+            lambda: MapShardings(
+                tuple(map(sharding, in_specs, avals)),
+                tuple(map(sharding, out_specs, out_avals)),
             ),
         )
 
@@ -154,10 +153,7 @@ class BlockMap(Transformed):
                 check_vma=options.check_vma,
             )
 
-        def flat(*leaves: Value) -> Flattened:
-            return Flattened(*jax.tree.flatten(mapped(*leaves)))
-
-        return flat
+        return lambda *leaves: Flattened(*jax.tree.flatten(mapped(*leaves)))
 
     def _as_spmaps(
         self,
@@ -242,11 +238,6 @@ class BlockMap(Transformed):
     ) -> None:
         """Checks that arguments have the dimensions that are cut, which divide."""
         who, mesh = self.full_name, self.options.mesh
-        if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
-            raise ValueError(
-                f"{who} has lowering='spmd' inside a jax.shard_map with "
-                "check_vma=True. Give that check_vma=False, or this lowering='manual'."
-            )
         for k, (aval, spec) in enumerate(zip(avals, in_specs, strict=True)):
             for dimension, names in mesh_axes(spec).items():
                 count = math.prod(mesh.shape[name] for name in names)
@@ -331,17 +322,3 @@ def _tile_axis(name: str, around: Sequence[str], spec: PartitionSpec) -> int | N
     dims = _tile_dims(spec, len(spec.partitions))
     left = [each for each in dims if each not in around]
     return left.index(name) if name in left else None
-
-
-def _shardings(
-    mesh: AnyMesh,
-    in_specs: Sequence[PartitionSpec],
-    in_avals: Sequence[Aval],
-    out_specs: Sequence[PartitionSpec],
-    out_avals: Sequence[Aval],
-) -> MapShardings:
-    sharding = functools.partial(placement.array_sharding, mesh)
-    return MapShardings(
-        tuple(map(sharding, in_specs, in_avals)),
-        tuple(map(sharding, out_specs, out_avals)),
-    )

@@ -372,7 +372,7 @@ def _bind_map(
     constants: Sequence[Value],
     params: MapParams,
     is_typed: bool,
-    leaves: Sequence[Value],
+    *leaves: Value,
 ) -> list[Any]:
     """Binds the map to the constants and the leaves, array-likes as arrays."""
     operands = list(leaves)

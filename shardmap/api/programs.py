@@ -177,7 +177,7 @@ def _compiled(transformed: Transformed, call: Call) -> CompiledCall:
     donated = arguments.donated(transformed.donate_argnums, transformed.donate_argnames)
 
     def run(*leaves: Value) -> list[Value]:
-        return list(bind(leaves))
+        return list(bind(*leaves))
 
     program = running.compiled(
         _jit(

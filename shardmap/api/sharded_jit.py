@@ -186,9 +186,7 @@ class PartitionedFunction(Transformed):
         if is_top_level:
             devices = partition_devices(total or 1, "sharded_jit")
 
-        def run(leaves: Sequence[Value]) -> list[Value]:
-            # Its `jax.jit` has the shardings of arguments and results.
-            return list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves))
+        run = functools.partial(jax.core.eval_jaxpr, closed.jaxpr, closed.consts)
 
         def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
             return [
@@ -196,8 +194,8 @@ class PartitionedFunction(Transformed):
                 for value, parts in zip(values, all_parts, strict=True)
             ]
 
-        def run_as_part(leaves: Sequence[Value]) -> list[Value]:
-            return cut(run(cut(leaves, in_parts)), out_parts)
+        def run_as_part(*leaves: Value) -> list[Value]:
+            return cut(run(*cut(leaves, in_parts)), out_parts)
 
         def shardings() -> MapShardings:
             sharding = functools.partial(_sharding, devices=devices)

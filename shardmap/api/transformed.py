@@ -68,7 +68,7 @@ class Call:
     out_avals: Sequence[Aval]
     mesh: AnyMesh | None
     jaxpr: Jaxpr
-    bind: Callable[[Sequence[Value]], Sequence[Value]]
+    bind: Callable[..., Sequence[Value]]
     find_shardings: Callable[[], MapShardings]
     process_local: ProcessLocal | None = None
 
@@ -84,7 +84,7 @@ class Call:
 
     def result(self, leaves: Sequence[Value]) -> PyTree:
         """Binds the map of these leaves."""
-        return jax.tree.unflatten(self.out_tree, self.bind(leaves))
+        return jax.tree.unflatten(self.out_tree, self.bind(*leaves))
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """The global arrays that the program takes."""
@@ -275,12 +275,12 @@ def types_of_mesh_around() -> AbstractContextManager[Any]:
 
 
 def bind_without_types(
-    bind: Callable[[Sequence[Value]], Sequence[Value]], leaves: Sequence[Value]
+    bind: Callable[..., Sequence[Value]], *leaves: Value
 ) -> list[Any]:
     """Binds a map to leaves without shardings in their types, nor those of a mesh."""
     operands = list(map(explicit_sharding.drop_sharding, leaves))
     with types_of_mesh_around():
-        results = bind(operands)
+        results = bind(*operands)
     if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
         return list(map(explicit_sharding.drop_sharding_p.bind, results))
     return list(results)
