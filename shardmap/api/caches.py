@@ -8,7 +8,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 MOST = 1024
 """The size of the cache of one function."""
@@ -29,20 +29,6 @@ def keep(cache: OrderedDict[Hashable, V], key: Hashable, value: V) -> V:
     return value
 
 
-class Derived(Protocol):
-    """A function that is made of another one, such as a map of it.
-
-    It may be made again at each call, as in ``spmap(spmap(f))(x)``, so it is not
-    itself what things are cached by.
-    """
-
-    def derivation(self) -> tuple[Callable[..., Any], Hashable, Callable[[], Any]]:
-        """The other function, how it is made of it, and what makes it again.
-
-        The last two must not hold the other function.
-        """
-
-
 _caches: weakref.WeakKeyDictionary[Callable[..., Any], OrderedDict[Hashable, Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -52,7 +38,9 @@ def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) ->
     """The result of ``make()``, cached for equal functions and keys.
 
     It must not hold ``fun``; use `weak_reference`. Bound methods are not cached, as
-    their object may have changed; `jax.jit` traces them anew, too.
+    their object may have changed; `jax.jit` traces them anew, too. A map of a map may
+    be made again at each call, as in ``spmap(spmap(f))(x)``, so it is not itself what
+    things are cached by; see `Mapped.derivation`.
     """
     while hasattr(fun, "derivation"):
         fun, how, _ = fun.derivation()
@@ -70,7 +58,7 @@ def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) ->
 def weak_reference(fun: Callable[..., Any]) -> Callable[[], Any]:
     """A function that gives ``fun``, which the mapped function keeps alive.
 
-    Of a `Derived` function it gives an equal one.
+    Of a map it gives an equal one.
     """
     if hasattr(fun, "derivation"):
         again: Callable[[], Any] = fun.derivation()[2]

@@ -160,7 +160,10 @@ class Mapped(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def derivation(self) -> Any:
-        """See `caches.Derived`."""
+        """The other function, how it is made of it, and what makes it again.
+
+        The last two do not hold the other function.
+        """
         transformed, cls = self._transformed, type(self)
         fun, options = transformed.fun, transformed.options
         return self._fun, transformed, lambda: cls(fun(), options)

@@ -7,7 +7,7 @@ and `sharded_jit` do in their own ways is to trace; see `transformed.Transformed
 import collections
 import functools
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -173,14 +173,14 @@ def _compiled(transformed: Transformed, call: Call) -> CompiledCall:
         lambda: f"{transformed.name}, {call.description()}",
     )
     assert call.shardings is not None
-    arguments, bind = call.arguments, call.bind
+    arguments, emit = call.arguments, call.emit
     donated = arguments.donated(transformed.donate_argnums, transformed.donate_argnames)
 
     def run(*leaves: Value) -> list[Value]:
-        return list(bind(*leaves))
+        return list(emit(*leaves))
 
     program = running.compiled(
-        _jit(
+        jit_call(
             transformed,
             run,
             call,
@@ -199,28 +199,7 @@ def _compiled(transformed: Transformed, call: Call) -> CompiledCall:
     )
 
 
-def jitted(
-    transformed: Transformed, call: Call, static_argnums: Collection[int]
-) -> jax.stages.Wrapped:
-    """A call as `jax.jit`, to be traced for the call's `structs`."""
-
-    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        return call.result(jax.tree.leaves((args, kwargs)))
-
-    # A tree of several could be none that a user's class takes.
-    shardings = set(call.shardings.results) if call.shardings else set()
-    return _jit(
-        transformed,
-        run,
-        call,
-        shardings.pop() if len(shardings) == 1 else None,
-        static_argnums=tuple(static_argnums),
-        donate_argnums=transformed.donate_argnums,
-        donate_argnames=transformed.donate_argnames,
-    )
-
-
-def _jit(
+def jit_call(
     transformed: Transformed,
     run: Callable[..., Any],
     call: Call,

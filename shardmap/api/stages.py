@@ -6,7 +6,7 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
-from shardmap.api.programs import check_devices, jitted
+from shardmap.api.programs import check_devices, jit_call
 from shardmap.api.transformed import Args, Call, Kwargs, Transformed
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
@@ -80,5 +80,19 @@ def trace(transformed: Transformed, call: Call) -> jax.stages.Traced:
     inside_map = call.shardings is None
     leaves = call.arguments.leaves if inside_map else call.structs()
     args, kwargs = call.arguments.with_leaves(leaves)
-    program = jitted(transformed, call, call.arguments.statics.keys())
+
+    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        return call.result(jax.tree.leaves((args, kwargs)))
+
+    # A tree of several could be none that a user's class takes.
+    shardings = set(call.shardings.results) if call.shardings else set()
+    program = jit_call(
+        transformed,
+        run,
+        call,
+        shardings.pop() if len(shardings) == 1 else None,
+        static_argnums=tuple(call.arguments.statics),
+        donate_argnums=transformed.donate_argnums,
+        donate_argnames=transformed.donate_argnames,
+    )
     return program.trace(*args, **kwargs)

@@ -57,7 +57,7 @@ class Call:
       out_avals: the avals of the results, as global arrays.
       mesh: where it runs; None inside another map.
       jaxpr: what the function computes.
-      bind: adds the map of these leaves to what is being traced.
+      emit: adds the map of these leaves to what is being traced.
       find_shardings: gives the shardings of leaves and results.
       process_local: how it is called over several processes; None: with global arrays.
     """
@@ -68,7 +68,7 @@ class Call:
     out_avals: Sequence[Aval]
     mesh: AnyMesh | None
     jaxpr: Jaxpr
-    bind: Callable[..., Sequence[Value]]
+    emit: Callable[..., Sequence[Value]]
     find_shardings: Callable[[], MapShardings]
     process_local: ProcessLocal | None = None
 
@@ -84,7 +84,7 @@ class Call:
 
     def result(self, leaves: Sequence[Value]) -> PyTree:
         """Binds the map of these leaves."""
-        return jax.tree.unflatten(self.out_tree, self.bind(*leaves))
+        return jax.tree.unflatten(self.out_tree, self.emit(*leaves))
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """The global arrays that the program takes."""

@@ -135,16 +135,14 @@ def device_put_array_like(value: Value, sharding: Sharding) -> jax.Array:
     array = handler(value, sharding)
     shape, dtype = tuple(value.shape), device_dtype(value.dtype)
     if not isinstance(array, jax.Array) or (array.shape, array.dtype) != (shape, dtype):
-        raise ValueError(
-            f"the handler that is registered for {type(value).__name__} must give a "
-            f"jax.Array of shape {shape} and dtype {dtype}, but gave {shown(array)}."
-        )
-    if not array.sharding.is_equivalent_to(sharding, len(shape)):
-        raise ValueError(
-            f"the handler that is registered for {type(value).__name__} was asked for "
-            f"{sharding}, but gave an array with {array.sharding}."
-        )
-    return array
+        problem = f"a jax.Array of shape {shape} and dtype {dtype}, not {shown(array)}"
+    elif not array.sharding.is_equivalent_to(sharding, len(shape)):
+        problem = f"an array with {sharding}, not with {array.sharding}"
+    else:
+        return array
+    raise ValueError(
+        f"the handler registered for {type(value).__name__} must give {problem}."
+    )
 
 
 def _read(value: Value, sharding: Sharding) -> jax.Array:

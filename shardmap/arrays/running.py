@@ -113,7 +113,8 @@ def compiled(
     traced = jitted.trace(*leaves)
     program = traced.lower().compile()
     call = dispatcher(program, in_tree, out_tree)
-    if not (_is_serialized(devices, True) and _has_collectives(program)):
+    text = program.as_text() if _is_serialized(devices) else ""
+    if text is not None and not _COLLECTIVE.search(text):
         return call
     return functools.partial(_lock.run, name, _computed_result(traced.jaxpr), call)
 
@@ -130,12 +131,6 @@ def _computed_result(jaxpr: jax.extend.core.ClosedJaxpr) -> int | None:
 _COLLECTIVE = re.compile(r" (all-|collective-|ragged-all-|reduce-scatter)[\w-]*\(")
 
 
-def _has_collectives(compiled: jax.stages.Compiled) -> bool:
-    """Whether anything goes between the devices of a compiled program."""
-    text = compiled.as_text()
-    return text is None or _COLLECTIVE.search(text) is not None
-
-
 def map_jit(
     fun: Callable[..., Any],
     devices: Collection[jax.Device],
@@ -146,7 +141,7 @@ def map_jit(
     name = getattr(fun, "__name__", "a map")
     _check_runs(name, devices)
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)
-    if not _is_serialized(devices, communicates):
+    if not (communicates and _is_serialized(devices)):
         return jitted
     return functools.partial(_lock.run, name, None, jitted)
 
@@ -196,11 +191,11 @@ def _is_on_several_cpus(value: object) -> bool:
     """Whether an array, a sharding or a mesh has several CPU devices."""
     sharding = getattr(value, "sharding", value)
     if isinstance(sharding, Mesh):
-        return _is_serialized(list(sharding.devices.flat), True)
+        return _is_serialized(list(sharding.devices.flat))
     return (
         isinstance(sharding, Sharding)
         and sharding.num_devices > 1
-        and _is_serialized(sharding.device_set, True)
+        and _is_serialized(sharding.device_set)
     )
 
 
@@ -214,5 +209,5 @@ def _check_runs(name: str, devices: Collection[jax.Device]) -> None:
         )
 
 
-def _is_serialized(devices: Collection[jax.Device], communicates: bool) -> bool:
-    return communicates and len(devices) > 1 and next(iter(devices)).platform == "cpu"
+def _is_serialized(devices: Collection[jax.Device]) -> bool:
+    return len(devices) > 1 and next(iter(devices)).platform == "cpu"

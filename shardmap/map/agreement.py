@@ -39,17 +39,13 @@ def description(params: MapParams) -> str:
     )
 
 
-def operations(jaxpr: Jaxpr) -> str:
-    """Eight digits of the hash of a jaxpr's operations."""
-    return _digest(jaxpr)[:8]
-
-
 _COMPARED = ("axes", "axis_name", "axis_size", "axis_index_groups", "perm", "parts")
 """The parameters of collectives, maps inside and constraints."""
 
 
 @per_jaxpr
-def _digest(jaxpr: Jaxpr) -> str:
+def operations(jaxpr: Jaxpr) -> str:
+    """Eight digits of the hash of a jaxpr's operations."""
     # Processes may share different jaxprs, so each is hashed where it is called.
     steps = []
     for equation in jaxpr.eqns:
@@ -57,8 +53,8 @@ def _digest(jaxpr: Jaxpr) -> str:
         params = equation.params
         compared = {key: _plain(params[key]) for key in _COMPARED if key in params}
         steps.append(f"{equation.primitive} {results} {compared}")
-        steps += map(_digest, jaxprs_in(params))
-    return hashlib.sha256("\n".join(steps).encode()).hexdigest()
+        steps += map(operations, jaxprs_in(params))
+    return hashlib.sha256("\n".join(steps).encode()).hexdigest()[:8]
 
 
 def _plain(value: Value) -> str:

@@ -174,11 +174,11 @@ def test_a_handler_goes_before_indexing(handlers):
     ("result", "message"),
     [
         (lambda s: HOST, r"for Remote must give a jax.Array of shape \(16, 6\) and"),
-        (lambda s: jax.device_put(HOST[:8], s), "but gave Array"),
-        (lambda s: jax.device_put(HOST.astype(int), s), "and dtype float32, but"),
+        (lambda s: jax.device_put(HOST[:8], s), "not Array"),
+        (lambda s: jax.device_put(HOST.astype(int), s), "and dtype float32, not"),
         (
             lambda s: jax.device_put(HOST, jax.devices()[0]),
-            "for Remote was asked for NamedSharding.*gave an array with SingleDevice",
+            "for Remote must give an array with NamedSharding.*, not with SingleDevice",
         ),
     ],
 )

@@ -30,9 +30,9 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     """The results of a map's equation, of arrays; on the mesh of `jax.set_mesh`."""
     of_map = MapParams(**params)
     mesh = of_map.mesh
-    several = isinstance(mesh, Mesh) and mesh.is_multi_process
+    spans_processes = isinstance(mesh, Mesh) and mesh.is_multi_process
     # That nothing runs on devices that only compile is said below.
-    if several and not is_compile_only(cast(Mesh, mesh).devices.flat[0]):
+    if spans_processes and not is_compile_only(cast(Mesh, mesh).devices.flat[0]):
         raise ValueError(
             f"{of_map} runs on several processes, and is transformed outside of "
             "jax.jit. Write jax.jit(jax.grad(loss)), and pass global arrays, as of "
