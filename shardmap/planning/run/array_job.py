@@ -106,7 +106,7 @@ class ArrayJob(Accumulator):
         """Runs its folds of a stage, and keeps the values that later stages read."""
         needs: dict[Value, dict[Box, tuple[Task, int]]]
         needs = {result.value: {} for result in stage.results}
-        for task in all_tasks(self.cut_program, stage):
+        for task in all_tasks(stage):
             for place, (box, combiner, value) in enumerate(task.writes):
                 if combiner == "insert":
                     needs[value][box] = task, place

@@ -1,7 +1,6 @@
 """Buffers of results, the tree of partial results, and reads of boxes."""
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -39,90 +38,56 @@ def put(
     pairs = list(zip(buffers, indices, strict=True))
     parts = list(map(np.asarray, parts))
     if combiner != "insert":
-        before = [np.asarray(buffer[index]) for buffer, index in pairs]
-        # Like XLA, without warnings about inf - inf and sums that overflow.
-        with np.errstate(all="ignore"):
-            parts = combine(np, combiner, before, parts)
+        parts = combined(combiner, [np.asarray(b[index]) for b, index in pairs], parts)
     for (buffer, index), part in zip(pairs, parts, strict=True):
         buffer[index] = part
 
 
-def fold(
-    combiner: Combiner, parts: Iterable[Arrays], may_write: bool = False
-) -> list[np.ndarray]:
-    """Combines partial results, from the first to the last.
-
-    Args:
-      combiner: how.
-      parts: the arrays of each.
-      may_write: whether those of the first one may be written to.
-    """
-    parts = iter(parts)
-    total = next(parts)
+def combined(
+    combiner: Combiner, total: Arrays, part: Arrays, may_write: bool = False
+) -> Arrays:
+    """Combines two partial results, in place if the first may be written to."""
+    # Like XLA, without warnings about inf - inf and sums that overflow.
     with np.errstate(all="ignore"):
-        for part in parts:
-            if isinstance(combiner, Part):
-                total = combine(np, combiner, total, part)
-            else:
-                [x], [y] = total, part
-                out = x if may_write and x.ndim else None
-                total = [np.asarray(COMBINE_IN_NUMPY[combiner](x, y, out=out))]
-            may_write = True
-    return list(map(np.asarray, total))
+        if may_write and not isinstance(combiner, Part) and np.ndim(total[0]):
+            COMBINE_IN_NUMPY[combiner](total[0], part[0], out=total[0])
+            return total
+        return list(map(np.asarray, combine(np, combiner, total, part)))
 
 
 class Fold:
-    """A tree of partial results. Its shape depends on their number alone.
+    """A tree of partial results, sixteen to a node; the top is the buffer.
 
-    They are combined in a tree, sixteen at a time, so that every executor gives the
-    same bytes. The top of the tree is the buffer.
-
-    Nodes are tuples of arrays, or stand for them, as results of tasks do.
-
-    Args:
-      combiner: how they are combined.
-      count: how many there are.
-      combine: makes one node of several, with the arguments of `fold`.
-      at_once: how many are combined at once: two as soon as they are there, or all that
-        make a node.
+    Its shape depends on their number alone, so that every executor gives the same
+    bytes.
     """
 
-    def __init__(
-        self,
-        combiner: Combiner,
-        count: int,
-        combine: Callable[[Combiner, list[Any], bool], Any] = fold,
-        at_once: int = 2,
-    ) -> None:
-        self.left = count
-        self._combine, self._at_once = functools.partial(combine, combiner), at_once
-        # Per level, the unfinished node in parts, and how many are in it.
-        self._nodes: list[list[Any]] = [[] for _ in range(depth(count))]
+    def __init__(self, combiner: Combiner, count: int) -> None:
+        self.left, self._combiner = count, combiner
+        # Per level, the unfinished node, and how many are in it.
+        self._nodes: list[Arrays | None] = [None] * depth(count)
         self._counts = [0] * depth(count)
 
-    def add(self, part: Any) -> Any:
+    def add(self, part: Arrays) -> Arrays | None:
         """Adds a partial result; returns what goes into the buffer, or None."""
         self.left -= 1
         return self._add(part, self.left == 0)
 
-    def rest(self) -> Any:
+    def rest(self) -> Arrays | None:
         """Combines what is not in the buffer yet, and returns it."""
         return self._add(None, True)
 
-    def _add(self, node: Any, last: bool) -> Any:
-        for level, nodes in enumerate(self._nodes):
-            if node is not None:
-                nodes.append(node)
-                self._counts[level] += 1
-            whole = last or self._counts[level] == ARITY
-            if len(nodes) == self._at_once or (whole and len(nodes) > 1):
+    def _add(self, node: Arrays | None, last: bool) -> Arrays | None:
+        for level, before in enumerate(self._nodes):
+            self._counts[level] += node is not None
+            if before is not None and node is not None:
                 # The first node may be written to only if it was made here.
-                may_write = self._counts[level] > len(nodes)
-                nodes[:] = [self._combine(nodes.copy(), may_write)]
-            if not whole:
+                may_write = self._counts[level] > 2
+                node = combined(self._combiner, before, node, may_write)
+            self._nodes[level] = node = before if node is None else node
+            if not last and self._counts[level] < ARITY:
                 return None
-            node = nodes.pop() if nodes else None
-            self._counts[level] = 0
+            self._nodes[level], self._counts[level] = None, 0
         return node
 
 

@@ -6,6 +6,7 @@ the workers. All that a task needs is in the graph, so that Dask makes it again 
 worker is lost.
 """
 
+import functools
 import importlib
 import itertools
 import pickle
@@ -25,11 +26,10 @@ from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, shape_of, slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run.blocks import Blocks, put_together
-from shardmap.planning.run.buffers import start_dtype
 from shardmap.planning.run.cut_program import CutProgram, Spec, spec
-from shardmap.planning.run.disk.checkpoint import Checkpoint, TaskFile
+from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.failures import ShardError, ShardFailure, contained
-from shardmap.planning.run.processes import Exported, RemoteAccess, Write, computed
+from shardmap.planning.run.processes import Exported, RemoteAccess, run_job
 from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Start, Target, Task, all_tasks, run_fold
 from shardmap.planning.sources.handlers import sliceable
@@ -76,56 +76,19 @@ class Gathered(NamedTuple):
         return put_together(*self.spec, parts)
 
 
-class Job(NamedTuple):
-    """A shard for a worker.
-
-    Attributes:
-      stage, number: of the shard.
-      function: which of the task's functions it runs.
-      args: a `Read`, a `Gathered`, or an array for each.
-      writes: for each result, where it goes, and whether it is returned.
-      file: of a checkpoint.
-    """
-
-    stage: int
-    number: int
-    function: int
-    args: Sequence[Any]
-    writes: Sequence[tuple[Write | None, bool]]
-    file: TaskFile | None
-
-
 def run_shards(
     functions: Sequence[bytes], jobs: bytes, needs: Sequence[Any]
 ) -> list[list[np.ndarray | None]]:
     """Runs shards one after the other, and returns the results of each."""
     results = []
-    for job in pickle.loads(zlib.decompress(jobs)):
+    for stage, number, function, job in pickle.loads(zlib.decompress(jobs)):
         try:
-            results.append(_run_shard(functions[job.function], job, needs))
+            results.append(run_job(functions[function], job, needs))
         except Exception as error:
             # The frames of a cause do not travel.
             error.add_note("".join(traceback.format_exception(error)))
-            raise ShardFailure(job.stage, job.number, error) from None
+            raise ShardFailure(stage, number, error) from None
     return results
-
-
-@contained
-def _run_shard(
-    function: bytes, job: Job, needs: Sequence[Any]
-) -> list[np.ndarray | None]:
-    results = job.file.load() if job.file else None
-    if results is None:
-        args = [a.array(needs) if isinstance(a, Gathered) else a for a in job.args]
-        results = computed(function, args)
-        if job.file:
-            job.file.save(results)
-    returned: list[np.ndarray | None] = []
-    for part, (write, is_returned) in zip(results, job.writes, strict=True):
-        if write is not None:
-            write.put(part)
-        returned.append(part if is_returned else None)
-    return returned
 
 
 @contained
@@ -243,7 +206,7 @@ class Graph:
             number, shard = divmod(task.number, at_once)
             return (shards, number), shard
 
-        for task in all_tasks(self.cut_program, stage):
+        for task in all_tasks(stage):
             key, shard = place(task)
             if task.needs:
                 needs = [(*place(need), at) for need, at in task.needs]
@@ -273,23 +236,18 @@ class Graph:
         jobs = []
         for task in tasks:
             shard = Shard(self.cut_program, task.stage, task.number)
-            starts = shard.recipe.starts
-            args = [self._arg(value, box, needs) for value, box in shard.recipe.reads]
-            args.append(np.asarray(starts, start_dtype(starts)))
             blob = self.exported(shard)
             function = self._held("function", blob, blob)
             which = functions.setdefault(function, len(functions))
-            writes = []
-            for box, combiner, value in task.writes:
-                write = self.access.write(box, combiner, value)
-                writes.append((write, write is None or value in self._kept))
             file = self.saved.file(task) if self.saved else None
-            jobs.append(Job(task.stage.number, task.number, which, args, writes, file))
+            array = functools.partial(self._arg, needs)
+            job = self.access.job(task, shard, array, self._kept, file)
+            jobs.append((task.stage.number, task.number, which, job))
         # Otherwise they take 40 times the memory of the client and the scheduler.
         content = zlib.compress(self.pickle.dumps(jobs), 1)
         self.add(key, run_shards, self.refs(functions), content, self.refs(needs))
 
-    def _arg(self, value: Value, box: Box, needs: dict[Key, int]) -> Any:
+    def _arg(self, needs: dict[Key, int], value: Value, box: Box) -> Any:
         """An argument of a shard; adds the tasks that have it to ``needs``."""
         if value in self.blocks:
             pieces = [
@@ -327,7 +285,7 @@ class Graph:
         for index in np.ndindex(*map(len, cuts)):
             box = tuple(cuts[axis][k] for axis, k in enumerate(index))
             needs: dict[Key, int] = {}
-            array = self._arg(value, box, needs)
+            array = self._arg(needs, value, box)
             self.add((name, *index), Gathered.array, array, self.refs(needs))
         return name, tuple(tuple(stop - start for start, stop in each) for each in cuts)
 

@@ -5,10 +5,14 @@ either where the array is or the bytes themselves. Results that it cannot write 
 back. No object of JAX is pickled.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +23,7 @@ from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, slices
 from shardmap.planning.run.buffers import read_box, start_dtype
+from shardmap.planning.run.disk.checkpoint import TaskFile
 from shardmap.planning.run.failures import contained
 from shardmap.planning.run.shards import Shard
 from shardmap.planning.run.tasks import Task
@@ -37,7 +42,7 @@ class Read(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
 
-    def array(self) -> Any:
+    def array(self, needs: Sequence[Any]) -> Any:
         aval: Any = jax.ShapeDtypeStruct(self.shape, self.dtype)
         return np.asarray(read_box(self.source.open(), self.box, aval))
 
@@ -56,32 +61,41 @@ class Write(NamedTuple):
             array.flush()
 
 
-Arg: TypeAlias = Read | np.ndarray
-
-
 @functools.lru_cache(maxsize=256)
 def _imported(blob: bytes) -> Callable[..., Any]:
     return jax.jit(export.deserialize(bytearray(blob)).call)
 
 
-def computed(blob: bytes, args: Sequence[Arg]) -> list[np.ndarray]:
-    """The results of one shard."""
-    arrays = [arg.array() if isinstance(arg, Read) else arg for arg in args]
-    with jax.enable_x64(True):  # The types are those of the function, whatever is set.
-        return [*map(np.asarray, _imported(blob)(*arrays))]
+class Job(NamedTuple):
+    """A shard for a worker.
+
+    Attributes:
+      args: an array for each, or what has one.
+      writes: for each result, where it goes, and whether it is returned.
+      file: of a checkpoint.
+    """
+
+    args: Sequence[Any]
+    writes: Sequence[tuple[Write | None, bool]]
+    file: TaskFile | None = None
 
 
 @contained
-def run_task(
-    blob: bytes, args: Sequence[Arg], writes: Sequence[Write | None]
-) -> list[np.ndarray | None]:
-    """Runs one shard, and returns its results; None for those that it has written."""
-    results: list[np.ndarray | None] = [*computed(blob, args)]
-    for k, write in enumerate(writes):
+def run_job(blob: bytes, job: Job, needs: Sequence[Any] = ()) -> list[Any]:
+    """Runs one shard; returns its results, None for those that are not returned."""
+    results = job.file.load() if job.file else None
+    if results is None:
+        arrays = [a if isinstance(a, np.ndarray) else a.array(needs) for a in job.args]
+        # The types are those of the function, whatever is set.
+        with jax.enable_x64(True):
+            results = [*map(np.asarray, _imported(blob)(*arrays))]
+        if job.file:
+            job.file.save(results)
+    for part, (write, _) in zip(results, job.writes, strict=True):
         if write is not None:
-            write.put(results[k])
-            results[k] = None
-    return results
+            write.put(part)
+    pairs = zip(results, job.writes, strict=True)
+    return [part if is_returned else None for part, (_, is_returned) in pairs]
 
 
 class RemoteAccess:
@@ -122,6 +136,21 @@ class RemoteAccess:
         if is_key(value.aval) or not is_whole(box, sink.grain, value.shape):
             return None
         return Write(sink, box)
+
+    def job(
+        self,
+        task: Task,
+        shard: Shard,
+        array: Callable[[Value, Box], Any],
+        kept: Container[Value] = (),
+        file: TaskFile | None = None,
+    ) -> Job:
+        """A shard, whose arguments are read there or are what ``array`` gives."""
+        starts = shard.recipe.starts
+        args = [array(value, box) for value, box in shard.recipe.reads]
+        args.append(np.asarray(starts, start_dtype(starts)))
+        writes = [(self.write(*each), each[-1]) for each in task.writes]
+        return Job(args, [(w, w is None or v in kept) for w, v in writes], file)
 
 
 def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
@@ -183,13 +212,42 @@ class ProcessWorkers(Workers):
                 there.check_pickles()
 
     def submit(self, task: Task) -> Any:
-        shard = self.shard(task)
-        starts, kept = shard.recipe.starts, self.acc.kept
-        args: list[Any] = [
-            self.access.read(value, box)
-            or np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
-            for value, box in shard.recipe.reads
-        ]
-        args.append(np.asarray(starts, start_dtype(starts)))
-        writes = [self.access.write(*write) for write in task.writes]
-        return self.executor.submit(run_task, self.exported(shard), args, writes)
+        shard, kept = self.shard(task), self.acc.kept
+
+        def array(value: Value, box: Box) -> Any:
+            read = self.access.read(value, box)
+            if read is not None:
+                return read
+            return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
+
+        job = self.access.job(task, shard, array)
+        return self.executor.submit(run_job, self.exported(shard), job)
+
+
+@contextlib.contextmanager
+def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of new processes, which end with this one.
+
+    Raises:
+      RuntimeError: this process may start none.
+    """
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            f"executor={count} starts processes, which a daemonic process, such as a "
+            "worker of multiprocessing.Pool, may not: start that worker by "
+            "concurrent.futures.ProcessPoolExecutor"
+        )
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, _end_with_parent) as pool:
+        yield pool
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent has ended, which may have been killed."""
+
+    def wait() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -25,8 +25,7 @@ from shardmap.planning.run.dask import is_client, run_on_cluster
 from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.disk.scratch import checked, reserve, scratch_arrays
 from shardmap.planning.run.out import outputs, shared_chunks
-from shardmap.planning.run.own_processes import own_processes
-from shardmap.planning.run.processes import ProcessWorkers
+from shardmap.planning.run.processes import ProcessWorkers, own_processes
 from shardmap.planning.run.shards import Accumulator, index_of
 from shardmap.planning.run.tasks import shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers

@@ -14,8 +14,8 @@ from shardmap.planning.engine.monoids import Combiner, start, together
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.buffers import ARITY, Arrays, Fold, fold
-from shardmap.planning.run.cut_program import CutProgram, Spec, spec
+from shardmap.planning.run.buffers import ARITY, Arrays, combined, depth
+from shardmap.planning.run.cut_program import Spec, spec
 
 Target: TypeAlias = tuple[Box, Combiner, Value]
 """The box of a value that a result is for, and how it is combined there."""
@@ -75,7 +75,11 @@ def run_fold(
     if starts is not None:
         first = [np.full(shape, fill, dtype) for (shape, dtype), fill in starts]
         parts = itertools.chain([first], parts)
-    return fold(combiner, parts)
+    numbered = enumerate(parts)
+    _, total = next(numbered)
+    for number, part in numbered:
+        total = combined(combiner, total, part, may_write=number > 1)
+    return list(total)
 
 
 def shard_tasks(stage: Stage, numbers: Iterable[int]) -> Iterator[Task]:
@@ -89,18 +93,31 @@ def shard_tasks(stage: Stage, numbers: Iterable[int]) -> Iterator[Task]:
         yield Task(f"{stage.number}-{number}.bin", stage, number, writes)
 
 
-def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
-    """The shards of a stage and the folds of their results, each after its needs."""
-    trees: dict[tuple[Target, ...], _Tree] = {}
+def all_tasks(stage: Stage) -> Iterator[Task]:
+    """The shards of a stage, then the folds of their results, each after its needs."""
+    parts: dict[tuple[Target, ...], list[Need]] = {}
     for task in shard_tasks(stage, range(stage.num_shards)):
         yield task
         for places in folded(task):
             writes = tuple(task.writes[place] for place in places)
-            if writes not in trees:
-                _, _, value = writes[0]
-                name = f"{value.number}-{len(trees)}"
-                trees[writes] = _Tree(name, writes, cut_program.parts[value])
-            yield from trees[writes].add((task, places))
+            parts.setdefault(writes, []).append((task, places))
+    for number, (writes, needs) in enumerate(parts.items()):
+        every = tuple(range(len(writes)))
+        name = f"{writes[0][-1].number}-{number}"
+        whole = tuple((box, "insert", value) for box, _, value in writes)
+        for level in range(depth(len(needs)) + 1):
+            is_top = len(needs) <= ARITY
+            groups = [needs[k : k + ARITY] for k in range(0, len(needs), ARITY)]
+            needs = []
+            for k, group in enumerate(groups):
+                if len(group) > 1 or is_top:
+                    last, _ = group[-1]
+                    fold = f"{name}-{level}-{k}.fold"
+                    results = whole if is_top else writes
+                    task = Task(fold, stage, last.number, results, tuple(group))
+                    yield task
+                    group = [(task, every)]
+                needs += group
 
 
 def folded(task: Task) -> list[tuple[int, ...]]:
@@ -114,36 +131,3 @@ def targets(stage: Stage, boxes: Iterable[Box | None]) -> Iterator[Target]:
     for result, box in zip(stage.results, boxes, strict=True):
         if box is not None:
             yield box, result.combiner, result.value
-
-
-class _Tree:
-    """The folds of one target, in which ``count`` partial results come together."""
-
-    def __init__(self, name: str, writes: tuple[Target, ...], count: int) -> None:
-        self._name, self._writes = name, writes
-        self._tasks: list[Task] = []
-        self._tops: list[Need] = []
-        self._numbers = itertools.count()
-        self._fold = Fold(writes[0][1], count, combine=self._combine, at_once=ARITY)
-
-    def add(self, part: Need) -> list[Task]:
-        """The folds that can run after one more partial result."""
-        self._tasks = []
-        top = self._fold.add(part)
-        if top is not None:
-            self._tops.append(top)
-        if not self._fold.left:
-            self._combine("insert", self._tops)
-        return self._tasks
-
-    def _combine(
-        self, combiner: Combiner, needs: Sequence[Need], may_write: bool = False
-    ) -> Need:
-        writes = self._writes
-        if combiner == "insert":
-            writes = tuple((box, combiner, value) for box, _, value in writes)
-        last, _ = needs[-1]
-        name = f"{self._name}-{next(self._numbers)}.fold"
-        task = Task(name, last.stage, last.number, writes, tuple(needs))
-        self._tasks.append(task)
-        return task, tuple(range(len(writes)))

@@ -64,7 +64,7 @@ def turn(path):
 def exchange(path):
     """By a file with results of the same shapes."""
     number = path.name.replace("-3.", "-4.")
-    other = number if path.suffix == ".bin" else "*-0-0.fold"
+    other = number if path.suffix == ".bin" else "*-0-0-0.fold"
     path.write_bytes(min(path.parent.glob(other)).read_bytes())
 
 
@@ -83,7 +83,7 @@ def made_of(path):
         *((one_run, "0-3.bin"), (one_run, "1-3.bin")),
         *((two_tasks, "0-3.bin"), (two_tasks, "1-3.bin")),
         # The combined maximum, which the second stage reads, and the second result.
-        *((two_tasks, "*-1-0.fold"), (two_tasks, "*-0-0.fold")),
+        *((two_tasks, "*-1-0-0.fold"), (two_tasks, "*-0-0-0.fold")),
     ],
 )
 @pytest.mark.parametrize(
