@@ -5,7 +5,7 @@ step enters the next one, and it grows until nothing more is needed. An axis tha
 body maps index by index onto itself stays cut. Any other becomes whole.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.types import AnyJaxpr, Aval
+from shardmap._jax.types import AnyJaxpr
 from shardmap.planning.engine.analysis import Analysis, Pending, ReducedLoop
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.keys import is_key
@@ -66,6 +66,8 @@ class InnerBody:
     Attributes:
       classes: which axes are the same loop.
       broken: the loops that cannot be cut, and the node that needs each whole.
+      parts: summed loop -> output -> how it combines, if it is a sum over the loop.
+      of_rows: the loops of which all rows of a shard are looked at, see `rows`.
     """
 
     def __init__(
@@ -90,54 +92,56 @@ class InnerBody:
         self.backwards, _ = needed(self.graph.outputs, self.stops)
         self._carried, self._looked = carried, frozenset(looked)
         self._partial = partial
-        every = [(v.number, k) for v in self.graph.inputs for k in range(len(v.shape))]
-        analysis = self._analysed(every)
+        analysis = self._analysed(lambda key: True)
         self.classes = analysis.classes
+        loops = [self.classes.find(each.key) for each in analysis.reductions]
         self._sums: dict[AxisKey, list[ReducedLoop]] = {}
-        for each in analysis.reductions:
-            self._sums.setdefault(self.classes.find(each.key), []).append(each)
-        self._of_rows = {
-            loop
-            for loop, each in self._sums.items()
-            if any(self.nodes[k.node].primitive in UNVMAPPED for k in each)
-        }
-        # The loops that each result is a partial sum over, and how its parts combine.
-        self._made_parts: dict[Value, dict[AxisKey, Combiner]] = {
-            out: {
-                self.classes.find(analysis.reductions[k].key): pending.combiner
-                for k in pending.reductions
-                if analysis.reductions[k].node == node.number
-            }
-            for node in self.graph.nodes
-            for out in node.outs
-            if (pending := analysis.pending.get(out))
-        }
-        self._known: dict[frozenset[AxisKey], list[Pending | None] | None] = {}
-        self.broken = self._ended(analysis) | self._not_summed()
+        for loop, each in zip(loops, analysis.reductions, strict=True):
+            self._sums.setdefault(loop, []).append(each)
+        # Loop -> result of a node that sums over it -> how its parts combine.
+        summed: dict[AxisKey, dict[Operand, Combiner]] = {k: {} for k in self._sums}
+        for out, pending in analysis.pending.items():
+            for k in pending.reductions:
+                if out in self.nodes[analysis.reductions[k].node].outs:
+                    summed[loops[k]][out] = pending.combiner
+        self.parts: dict[AxisKey, dict[int, Combiner]] = {}
+        self.of_rows: set[AxisKey] = set()
+        self.broken = self._ended(analysis)
+        for loop, reductions in self._sums.items():
+            nodes = [self.nodes[each.node] for each in reductions]
+            of_rows = [each.primitive in UNVMAPPED for each in nodes]
+            parts = self._parts(loop, summed[loop])
+            if parts is None or any(of_rows) > all(of_rows):
+                self.broken[loop] = nodes[0]
+            else:
+                self.parts[loop] = parts
+                self.of_rows |= {loop} if any(of_rows) else set()
 
     def _analysed(
         self,
-        axes: Iterable[AxisKey],
+        is_cut: Callable[[AxisKey], bool],
         classes: UnionFind | None = None,
-        entering: Mapping[int, Pending] = MappingProxyType({}),
+        entering: Mapping[Value, Pending] = MappingProxyType({}),
     ) -> Analysis:
         """The analysis with these axes of inputs cut; each is the origin of its cut."""
-        inputs = self.graph.inputs
-        cuts = {value: [UNCUT] * len(value.shape) for value in inputs}
-        values = {value.number: value for value in inputs}
-        for key in axes:
-            number, axis = key
-            if values[number].shape[axis] > 1:
-                cuts[values[number]][axis] = Cut((1,), False, frozenset({key}))
+        cuts = [
+            [
+                Cut((1,), False, frozenset({(value.number, axis)}))
+                if size > 1 and is_cut((value.number, axis))
+                else UNCUT
+                for axis, size in enumerate(value.shape)
+            ]
+            for value in self.graph.inputs
+        ]
         return propagate(
             self.graph,
             lambda node: self.rules[node.number],
-            list(cuts.values()),
+            cuts,
             partial=self._partial,
             may_recompute=False,
             classes=classes,
             carried=self._carried,
-            entering={inputs[k]: part for k, part in entering.items()},
+            entering=entering,
         )
 
     def _ended(self, analysis: Analysis) -> dict[AxisKey, Node]:
@@ -162,32 +166,52 @@ class InnerBody:
                 ends.setdefault(find(key), node)
         return ends
 
-    def _not_summed(self) -> dict[AxisKey, Node]:
-        """The summed loops that cannot be cut, and the nodes that sum over them."""
-        sizes = {
-            loop: {each.size for each in reductions}
-            for loop, reductions in self._sums.items()
-        }
-        for value in (*self.graph.inputs, *self.graph.outputs):
-            if isinstance(value, Value):
-                for axis, size in enumerate(value.shape):
-                    loop = self.classes.find((value.number, axis))
-                    sizes.get(loop, set()).add(size)
-        return {
-            loop: self.nodes[reductions[0].node]
-            for loop, reductions in self._sums.items()
-            if len(sizes[loop]) > 1
-            or self.parts([loop]) is None
-            or (loop in self._of_rows and not self._only_of_rows(loop))
-        }
+    def _parts(
+        self, loop: AxisKey, summed: Mapping[Operand, Combiner]
+    ) -> dict[int, Combiner] | None:
+        """The outputs that are sums over a loop; None if it cannot be cut.
 
-    def is_of_rows(self, loop: AxisKey) -> bool:
-        return loop in self._of_rows
-
-    def _only_of_rows(self, loop: AxisKey) -> bool:
-        """Whether what is known of all rows of a loop is all that is summed over it."""
-        nodes = (self.nodes[each.node] for each in self._sums[loop])
-        return all(node.primitive in UNVMAPPED for node in nodes)
+        A carried value that is one enters as a partial sum.
+        """
+        inputs, outputs = self.graph.inputs, self.graph.outputs
+        sizes = {each.size for each in self._sums[loop]} | {
+            size
+            for value in (*inputs, *outputs)
+            if isinstance(value, Value)
+            for axis, size in enumerate(value.shape)
+            if self.classes.find((value.number, axis)) == loop
+        }
+        # What a sum reaches, in this step or a later one, is a partial sum.
+        sums, count = dict(summed), -1
+        while count < (count := len(sums)):
+            for node in self.graph.nodes:
+                for how in [sums[v] for v in node.ins if v in sums]:
+                    sums |= {out: sums.get(out, how) for out in node.outs}
+            for number, into in self._carried:
+                if outputs[number] in sums:
+                    sums.setdefault(inputs[into], sums[outputs[number]])
+        looked = {inputs[k] for k in self._looked}
+        if len(sizes) > 1 or not looked.isdisjoint(sums):
+            return None
+        entering = {v: Pending(sums[v], (loop,)) for v in inputs if v in sums}
+        analysis = self._analysed(
+            lambda key: self.classes.find(key) == loop, self.classes, entering
+        )
+        pending = analysis.pending
+        states = {k: pending[x] for k, x in enumerate(outputs) if x in pending}
+        if (
+            any(each.origins for each in analysis.ended)
+            # It would end a stage, as it is needed complete.
+            or not pending.keys().isdisjoint(analysis.kept)
+            # In a double sum over one loop, a piece would meet only itself.
+            or any(len(state.reductions) > 1 for state in states.values())
+        ):
+            return None
+        parts = {k: state.combiner for k, state in states.items()}
+        for number, into in self._carried:
+            if parts.get(number) != sums.get(inputs[into]):
+                return None
+        return parts
 
     def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
         """The part of each contracted factor that runs, for parts of loops."""
@@ -197,83 +221,10 @@ class InnerBody:
                 running.setdefault(each.node, {})[each.factor] = interval
         return running
 
-    def parts(self, loops: Iterable[AxisKey]) -> list[Pending | None] | None:
-        """For each output, the partial sum that it becomes if these loops are cut.
-
-        A carried value that is a partial sum enters as one.
-
-        Returns:
-          None if the loops cannot be cut; None for an output that is complete.
-        """
-        summed = frozenset(loop for loop in loops if loop in self._sums)
-        if not summed:
-            return [None] * len(self.graph.outputs)
-        if summed not in self._known:
-            self._known[summed] = self._parts(summed)
-        return self._known[summed]
-
-    def _parts(self, loops: frozenset[AxisKey]) -> list[Pending | None] | None:
-        """As `parts`, for loops that are all summed over."""
-        entering = self._entering(loops)
-        if not self._looked.isdisjoint(entering):
-            return None
-        axes = [
-            (value.number, axis)
-            for value in self.graph.inputs
-            for axis in range(len(value.shape))
-            if self.classes.find((value.number, axis)) in loops
-        ]
-        analysis = self._analysed(axes, self.classes, entering)
-        # A partial sum that is needed complete would end a stage.
-        if any(x.origins for x in analysis.ended) or {*analysis.pending} & {
-            *analysis.kept
-        }:
-            return None
-        parts: list[Pending | None] = []
-        for output in self.graph.outputs:
-            pending = analysis.pending.get(output)
-            if pending is None:
-                parts.append(None)
-                continue
-            keys = [analysis.reductions[k].key for k in pending.reductions]
-            summed = frozenset(map(self.classes.find, keys))
-            # In a double sum over one loop, a piece would meet only itself.
-            if len(summed) < len(keys):
-                return None
-            parts.append(Pending(pending.combiner, summed))
-        leaving = {into: parts[out] for out, into in self._carried}
-        return parts if all(entering.get(k) == leaving[k] for k in leaving) else None
-
-    def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Pending]:
-        """The carried inputs that are partial sums: a sum reaches them in some step."""
-        inputs, outputs = self.graph.inputs, self.graph.outputs
-        sums: dict[Operand, dict[AxisKey, Combiner]] = {}
-        count = -1
-        while count < (count := sum(map(len, sums.values()))):
-            for node in self.graph.nodes:
-                reached: dict[AxisKey, Combiner] = {}
-                for v in node.ins:
-                    reached |= sums.get(v, {})
-                for out in node.outs:
-                    summed = self._made_parts.get(out, {}).items()
-                    sums[out] = reached | {k: how for k, how in summed if k in loops}
-            for number, into in self._carried:
-                entered = sums.get(inputs[into], {})
-                sums[inputs[into]] = entered | sums.get(outputs[number], {})
-        return {
-            k: Pending(next(iter(entering_sums.values())), frozenset(entering_sums))
-            for k, value in enumerate(inputs)
-            if (entering_sums := sums.get(value))
-        }
-
     def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:
-        """The recipe for boxes of the outputs.
+        """The recipe for boxes of the outputs that are wanted.
 
         Its starts end with those of the constants' boxes.
-
-        Args:
-          boxes: of the outputs, None where one is not wanted.
-          intervals: node number -> contracted factor -> the part of it to run over.
         """
         demands = [
             None if box is None else (value, box)
@@ -294,36 +245,20 @@ class InnerBody:
         return [read.get(value) for value in self.graph.inputs]
 
     def shard(self, recipe: Recipe, wanted: Boxes, given: Boxes) -> "BodyShard":
-        """The `BodyShard` of a recipe.
-
-        Args:
-          recipe: of the wanted boxes.
-          wanted: the boxes of the outputs.
-          given: the boxes of the inputs, which contain those that the recipe reads.
-        """
+        """A recipe of wanted boxes, which reads from given boxes of inputs."""
         inside = tuple(
             None
             if a is None or b is None
             else tuple((x[0] - y[0], x[1] - y[0]) for x, y in zip(a, b, strict=True))
             for a, b in zip(self.needs(recipe), given, strict=True)
         )
-        return BodyShard(
-            recipe.static,
-            starts=len(recipe.starts),
-            inside=inside,
-            wanted=tuple(box is not None for box in wanted),
-        )
+        are_wanted = tuple(box is not None for box in wanted)
+        return BodyShard(recipe.static, len(recipe.starts), inside, are_wanted)
 
     def run(
         self, shard: "BodyShard", inputs: Sequence[Any], starts: Sequence[jax.Array]
     ) -> list[Any]:
-        """The outputs of a shard, None where they are not wanted.
-
-        Args:
-          shard: the result of `shard`.
-          inputs: the given boxes of the inputs.
-          starts: positions; those of the recipe come first.
-        """
+        """The wanted outputs of a shard; its positions are the first ones."""
         given: dict[Value, Any] = dict(self.graph.constants)
         for value, whole, inside in zip(
             self.graph.inputs, inputs, shard.inside, strict=True
@@ -368,26 +303,8 @@ def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
     return [hull_of(pair) for pair in zip(a, b, strict=True)]
 
 
-def as_carried(value: Any, aval: Aval) -> Any:
-    """The value with the dtype of the carried one; that of a literal may differ."""
-    if value is None or is_key(aval):
-        return value
-    return lax.convert_element_type(value, aval.dtype)
-
-
-def only_first(value: Any, part: Pending | None, first: Mapping[Any, jax.Array]) -> Any:
-    """A complete value among partial sums: only the first shard adds it.
-
-    Args:
-      value: the value.
-      part: the partial sum that it becomes; None: it stays complete.
-      first: loop -> whether the shard is the first along it.
-    """
-    mine = [here for name, here in first.items() if part and name in part.reductions]
-    if value is None or part is None or not mine:
-        return value
-    nothing = start(part.combiner, value.dtype)
-    return jnp.where(jnp.all(jnp.stack(mine)), value, nothing)
+def _united(parts: Iterable[dict[int, Combiner]]) -> dict[int, Combiner]:
+    return {k: how for each in parts for k, how in each.items()}
 
 
 ALONG = Reason(
@@ -415,6 +332,8 @@ class Inner(Rule):
       ins: the loops of the operands' axes.
       outs: the loops of the results' axes.
       rows: those of the axes of a condition, of which each has its own steps.
+      parts: loop -> result -> how it combines, if it is a sum over the loop.
+      parts_of: the same for each body.
       why: (operand, axis) -> why it is needed whole.
     """
 
@@ -429,6 +348,8 @@ class Inner(Rule):
         # A place is an axis of an operand or a result; results are numbered behind the
         # operands. Per body: the loop of each place inside of it.
         self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
+        self.parts: dict[Any, dict[int, Combiner]] = {}
+        self.parts_of: dict[Any, list[dict[int, Combiner]]] = {}
         self.why: dict[tuple[int, int], Reason] = {}
 
     def name_loops(
@@ -436,12 +357,9 @@ class Inner(Rule):
     ) -> None:
         """Names the axes that all bodies map index by index or sum.
 
-        Args:
-          bodies: the bodies.
-          condition: that of a ``while``, whose result is `rows`.
+        The result of a condition is `rows`.
         """
-        every, results = [*self.ins, *self.outs, self.rows], len(self.ins)
-        loops, broken = UnionFind(), set[AxisKey]()
+        results, loops = len(self.ins), UnionFind()
         for body, ins, outs in bodies if condition is None else (*bodies, condition):
             places: dict[AxisKey, AxisKey] = {}
             first: dict[AxisKey, AxisKey] = {}
@@ -457,17 +375,33 @@ class Inner(Rule):
                     places[place] = root
                     loops.unite(first.setdefault(root, place), place)
                     if node := body.broken.get(root):
-                        broken.add(place)
                         at = f"{node.name} ({node.source})"
                         why = Reason(f"{MIXED.why} at {at}", self.remedy)
                         self.why.setdefault(place, why)
             self._inside.append((body, places))
-        broken = set(map(loops.find, broken))
+        every = [*self.ins, *self.outs, self.rows]
         for _, places in self._inside:
             for number, axis in places:
-                loop = loops.find((number, axis))
-                every[number][axis] = None if loop in broken else loop
+                every[number][axis] = loops.find((number, axis))
         del self._inside[len(bodies) :]
+        self.leave_whole({loops.find(place) for place in self.why})
+        for name in {name for axes in every for name in axes} - {None}:
+            rows = [
+                [body.parts.get(root, {}) for root in self._inner(k, [name])]
+                for k, (body, _) in enumerate(self._inside)
+            ]
+            sums = list(map(_united, rows))
+            # Only one branch runs: a sum in one of them is one in all.
+            joint = _united(sums)
+            # In a double sum a piece of one loop would meet only that of the other.
+            is_double = list(map(len, sums)) != [sum(map(len, row)) for row in rows]
+            if is_double or any(joint | parts != joint for parts in sums):
+                self.leave_whole({name})
+            self.parts[name], self.parts_of[name] = joint, sums
+
+    def leave_whole(self, names: Collection[Hashable]) -> None:
+        for axes in (*self.ins, *self.outs, self.rows):
+            axes[:] = [None if name in names else name for name in axes]
 
     def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
         """Loop inside of a body -> its name outside, for some names."""
@@ -477,41 +411,6 @@ class Inner(Rule):
             for (number, axis), root in self._inside[body][1].items()
             if (name := every[number][axis]) in wanted
         }
-
-    def parts(self, names: Iterable[Any]) -> list[list[Pending | None]] | None:
-        """The partial sums that the outputs of each body are if these loops are cut.
-
-        Only one branch runs: a partial sum in one of them is one in all.
-
-        Returns:
-          None if the loops cannot be cut.
-        """
-        names = list(names)
-        rows = []
-        for k, (body, _) in enumerate(self._inside):
-            inner = self._inner(k, names)
-            parts = body.parts(inner)
-            if parts is None:
-                return None
-            row = [
-                part
-                and Pending(part.combiner, frozenset(inner[k] for k in part.reductions))
-                for part in parts
-            ]
-            # Two loops of the body that are one outside: a piece of one would meet only
-            # the same piece of the other.
-            for part, whole_part in zip(row, parts, strict=True):
-                if (
-                    part
-                    and whole_part
-                    and len(part.reductions) < len(whole_part.reductions)
-                ):
-                    return None
-            rows.append(row)
-        for column in zip(*rows, strict=True):
-            if len({part for part in column if part is not None}) > 1:
-                return None
-        return rows
 
     def limited(self, loops: Mapping[Factor, Interval]) -> dict[Factor, Interval]:
         """The loops that run over a part only."""
@@ -534,43 +433,46 @@ class Inner(Rule):
     def intervals(
         self, body: int, loops: Mapping[Factor, Interval], boxes: Boxes = ()
     ) -> Intervals:
-        """The parts of a body's contracted factors that run.
-
-        Args:
-          body: its number.
-          loops: the parts of the loops that are summed over.
-          boxes: what is wanted of the results, whose rows are those of the shard.
-        """
-        spans = self.spans(boxes)
-        graph = self._inside[body][0]
+        """The parts of a body's contracted factors that run, for boxes of results."""
+        spans, graph = self.spans(boxes), self._inside[body][0]
         inner = self._inner(body, {*spans, *loops})
         return graph.intervals(
             {
                 root: loops[name] if name in loops else spans[name]
                 for root, name in inner.items()
-                if name in loops or graph.is_of_rows(root)
+                if name in loops or root in graph.of_rows
             }
         )
 
-    def firsts(
-        self, limited: Sequence[Factor], starts: Sequence[jax.Array]
-    ) -> dict[Factor, jax.Array]:
-        """Whether a shard is the first along each loop that runs over a part only.
+    def typed(self, values: Sequence[Any]) -> list[Any]:
+        """Values with the types of the first results: those of literals may differ."""
+        return [
+            value
+            if value is None or is_key(out.aval)
+            else lax.convert_element_type(value, out.aval.dtype)
+            for value, out in zip(values, self.node.outs, strict=False)
+        ]
 
-        Args:
-          limited: the loops.
-          starts: positions that end with the starts of these parts.
+    def only_first(
+        self,
+        values: Sequence[Any],
+        limited: Sequence[Factor],
+        starts: Sequence[jax.Array],
+        body: int | None = None,
+    ) -> list[Any]:
+        """Complete values among sums over loops: the first shard alone adds them.
+
+        The starts end with those of the loops. Sums of the body are not complete.
         """
         behind = starts[len(starts) - len(limited) :]
-        return {name: at == 0 for name, at in zip(limited, behind, strict=True)}
-
-    def _joint(self, names: Iterable[Any]) -> list[Any]:
-        """The loops that can be cut together, the first ones first."""
-        together: list[Any] = []
-        for name in names:
-            if self.parts([*together, name]) is not None:
-                together.append(name)
-        return together
+        results = list(values)
+        for name, at in zip(limited, behind, strict=True):
+            sums = () if body is None else self.parts_of[name][body]
+            for k, how in self.parts[name].items():
+                if k < len(values) and values[k] is not None and k not in sums:
+                    nothing = start(how, results[k].dtype)
+                    results[k] = jnp.where(at == 0, results[k], nothing)
+        return results
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         cuts_of: dict[Any, list[Cut]] = {}
@@ -583,28 +485,27 @@ class Inner(Rule):
                     at.setdefault(name, (k, axis))
                 elif cut.at:
                     lost.append(Lost(cut.origins, self.why.get((k, axis), MIXED)))
-        met = {name: cut for name, row in cuts_of.items() if (cut := meet(row)).at}
-        kept = self._joint(met)
-        lost += [Lost(c.origins, MIXED) for name, c in met.items() if name not in kept]
-        met = {name: met[name] for name in kept}
+        met: dict[Any, Cut] = {}
+        combined: dict[int, Combiner] = {}
+        for name, row in cuts_of.items():
+            cut, parts = meet(row), self.parts.get(name, {})
+            # Loops can be cut together if each result combines in one way.
+            if any(combined.get(k, how) != how for k, how in parts.items()):
+                lost.append(Lost(cut.origins, MIXED))
+            elif cut.at:
+                met[name], combined = cut, combined | parts
         outs = [[met.get(name, UNCUT) for name in axes] for axes in self.outs]
-        parts: dict[Any, dict[int, Combiner]] = {}
-        for row_of_parts in self.parts(met) or []:
-            for number, part in enumerate(row_of_parts):
-                if part is not None:
-                    for name in part.reductions:
-                        parts.setdefault(name, {})[number] = part.combiner
         contracted = [
             Contraction(
                 name,
-                next(iter(parts[name].values())),
+                next(iter(self.parts[name].values())),
                 self.node.in_shapes[at[name][0]][at[name][1]],
                 *at[name],
                 met[name],
-                parts[name],
+                self.parts[name],
             )
             for name in met
-            if name in parts
+            if self.parts.get(name)
         ]
         return Forward(outs, contracted, lost)
 

@@ -15,8 +15,6 @@ from shardmap.planning.lax.control.body import (
     Boxes,
     Inner,
     InnerBody,
-    as_carried,
-    only_first,
 )
 
 
@@ -66,25 +64,13 @@ class Cond(Inner):
         self, values: Sequence[Any], static: Branches, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         index, *operands = values
-        every = self.parts(static.limited)
-        assert every is not None
-        here = self.firsts(static.limited, starts)
-        # A partial sum of one branch is combined, whichever branch runs.
-        joint = [
-            next(filter(None, column), None) for column in zip(*every, strict=True)
-        ]
 
         def branch(k: int) -> Callable[..., list[Any]]:
             starts_of_body = starts[sum(each.starts for each in static.bodies[:k]) :]
 
             def run(*operands: Any) -> list[Any]:
                 outs = self.bodies[k].run(static.bodies[k], operands, starts_of_body)
-                return [
-                    only_first(as_carried(o, out.aval), None if part else joined, here)
-                    for o, out, part, joined in zip(
-                        *(outs, self.node.outs, every[k], joint), strict=True
-                    )
-                ]
+                return self.only_first(self.typed(outs), static.limited, starts, k)
 
             return run
 

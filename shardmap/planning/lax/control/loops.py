@@ -20,9 +20,7 @@ from shardmap.planning.lax.control.body import (
     Boxes,
     Inner,
     InnerBody,
-    as_carried,
     hulls,
-    only_first,
 )
 from shardmap.planning.lax.control.rows import ROWS, conditions
 from shardmap.planning.lax.control.unroll import (
@@ -57,32 +55,19 @@ class Looped(NamedTuple):
     test: BodyShard | None = None
 
 
-class LoopRule(Inner):
+class Loop(Inner):
     """The base of both rules: values that a step takes from the step before."""
-
-    def carried(self, values: Sequence[Any]) -> list[Any]:
-        """The values with the dtypes of the carried ones; None stays None."""
-        return [
-            as_carried(value, out.aval)
-            for value, out in zip(values, self.node.outs, strict=False)
-        ]
 
     def entering(
         self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
     ) -> list[Any]:
         """The carried values of the first step, None where no step needs one."""
-        every = self.parts(static.limited)
-        assert every is not None
-        here = self.firsts(static.limited, starts)
-        return [
-            only_first(value, part, here) if is_wanted else None
-            for value, part, is_wanted in zip(
-                self.carried(values), *every, static.step.wanted, strict=False
-            )
-        ]
+        pairs = zip(values, static.step.wanted, strict=False)
+        needed = [value if is_wanted else None for value, is_wanted in pairs]
+        return self.only_first(self.typed(needed), static.limited, starts)
 
 
-class Scan(LoopRule):
+class Scan(Loop):
     """``scan``: its operands are constants, carried values, and rows for each step."""
 
     first_row = 0
@@ -152,7 +137,7 @@ class Scan(LoopRule):
         # JAX's loops take None, for unwanted values, as a tree without leaves.
         def body(carried: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
             outs = self.body.run(step, [*consts, *carried, *rows], starts)
-            return self.carried(outs[: self.carries]), outs[self.carries :]
+            return self.typed(outs[: self.carries]), outs[self.carries :]
 
         final, stacked = lax.scan(
             body,
@@ -165,7 +150,7 @@ class Scan(LoopRule):
         return crop([*final, *stacked], static.crops, starts[step.starts :])
 
 
-class While(LoopRule):
+class While(Loop):
     """``while``: carried values, and a condition that may look at all of them.
 
     The condition of a loop `ROWS` is made of one truth value for each row, and of some
@@ -200,15 +185,9 @@ class While(LoopRule):
         )
         used = [self.outs[k] for k in params.get("used", ())]
         for name in {*self.rows} - {None}:
-            parts = self.parts([name])
-            if (
-                self.rows.count(name) > 1
-                or parts is None
-                or any(parts[0])
-                or not all(name in axes for axes in used)
-            ):
-                for axes in (*self.ins, *self.outs, self.rows):
-                    axes[:] = [None if axis == name else axis for axis in axes]
+            is_used = any(name not in axes for axes in used)
+            if is_used or self.parts.get(name) or self.rows.count(name) > 1:
+                self.leave_whole({name})
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry, before = list(boxes), None
@@ -256,11 +235,11 @@ class While(LoopRule):
             return functools.reduce(jnp.logical_and, [x.any() for x in results])
 
         def body(carried: Arrays) -> Arrays:
-            return self.carried(
-                self.body.run(step, [*consts, *carried], starts_of_body)
-            )
+            return self.typed(self.body.run(step, [*consts, *carried], starts_of_body))
 
         final = lax.while_loop(
-            goes_on, body, self.entering(values[self.front :], static, starts)
+            goes_on,
+            body,
+            self.entering(values[self.front :], static, starts),
         )
         return crop(final, static.crops, starts_of_body[step.starts :])
