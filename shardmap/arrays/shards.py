@@ -6,10 +6,9 @@ is its result. The functions here read the one device that holds element ``i``.
 
 import contextlib
 import functools
-import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, overload
 
 import jax
@@ -114,7 +113,8 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
             f"{names[0]} has {counts[0]}, {names[other]} has {counts[other]}"
         )
     elements = (jax.tree.unflatten(tree, parts) for parts in zip(*taken, strict=True))
-    return _nested(elements, sizes[0])
+    nested: list[Any] = np.fromiter(elements, dtype=object).reshape(sizes[0]).tolist()
+    return nested
 
 
 def unreplicate(tree: T, *, axis: int = 0) -> T:
@@ -165,16 +165,6 @@ def _of_each(
             name = leaf_paths("x", tree)[k]
             raise type(error)(f"{caller}: {name} {error}") from None
     return taken
-
-
-def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
-    """Lists of these sizes in each other, filled row-major."""
-    if len(sizes) == 1:
-        return list(elements)
-    return [
-        _nested(itertools.islice(elements, math.prod(sizes[1:])), sizes[1:])
-        for _ in range(sizes[0])
-    ]
 
 
 # One leaf

@@ -7,13 +7,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from shardmap._jax.context import without_mesh
 from shardmap._jax.types import PyTree, TreeDef, Value
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.sharding.mesh import check_devices, too_few_devices
-from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
+from shardmap.sharding.mesh import check_devices, pmap_sharding, too_few_devices
 from shardmap.units import shown
 
 Devices = tuple[jax.Device, ...]
@@ -195,11 +193,7 @@ def _check_kinds(
         )
 
 
-@functools.lru_cache(maxsize=1024)
-def _sharding(axis: int, devices: Devices) -> NamedSharding:
-    """The sharding of an array that is cut along a new axis."""
-    cut = [*[None] * axis, Chunked(len(devices))]
-    return ShardingSpec(cut, [ShardedAxis(0)]).named_sharding(devices)
+_sharding = functools.lru_cache(maxsize=1024)(pmap_sharding)
 
 
 def _rows_on_devices(
@@ -207,7 +201,7 @@ def _rows_on_devices(
 ) -> jax.Array:
     """An array whose row ``k`` is on device ``k``."""
     shape = (*aval.shape[:axis], len(devices), *aval.shape[axis:])
-    sharding = _sharding(axis, devices)
+    sharding = _sharding(shape, axis, devices)
     if not any(map(_is_on_devices, rows)):
         parts = _with_new_axis(rows, aval, axis)
 

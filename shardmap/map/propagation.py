@@ -11,7 +11,7 @@ from typing import Any
 import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 
-from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
+from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import inline_calls
 from shardmap.map.collectives.table import COLLECTIVES
 
@@ -87,22 +87,17 @@ def _agreed(each: Iterable[DimToMeshAxes]) -> DimToMeshAxes:
 
 def _elementwise_pairs(equation: Equation) -> Iterator[tuple[Var, list[Any]]]:
     """The results that are cut like operands of their shape, with these."""
-    pairs: Iterable[tuple[Var, Sequence[Atom]]] = ()
     collective = COLLECTIVES.get(equation.primitive)
-    if equation.primitive in _ELEMENTWISE:
-        pairs = [(result, equation.invars) for result in equation.outvars]
-    elif collective is not None and collective.is_reduction:
-        pairs = [
-            (result, [operand])
-            for result, operand in zip(equation.outvars, equation.invars, strict=True)
-        ]
-    for result, operands in pairs:
-        shape = aval_of(result).shape
+    is_reduction = collective is not None and collective.is_reduction
+    if not (is_reduction or equation.primitive in _ELEMENTWISE):
+        return
+    for result in equation.outvars:
         yield (
             result,
             [
                 x
-                for x in operands
-                if not isinstance(x, jex_core.Literal) and aval_of(x).shape == shape
+                for x in equation.invars
+                if not isinstance(x, jex_core.Literal)
+                and aval_of(x).shape == aval_of(result).shape
             ],
         )

@@ -16,7 +16,6 @@ from shardmap._jax.context import (
     NO_MESH,
     bound_axes,
     check_live,
-    refuse_check_vma,
 )
 from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import without_sharding
@@ -91,7 +90,6 @@ def trace_body(
     equal avals again is cheap and gives the same jaxpr object. Maps inside look up the
     markers with `is_bound`. ``mesh`` is that of `jax.set_mesh` inside ``fun``.
     """
-    refuse_check_vma()
     # The mesh is chosen when the map is lowered: values must not be typed with the mesh
     # that is set while they are traced.
     with (

@@ -228,24 +228,21 @@ def _filled(axis_sizes: Mapping[str, int], count: int) -> list[int]:
     rest = [
         name for name, size in axis_sizes.items() if is_integer(size) and size == -1
     ]
-    sizes = [
-        1
+    sizes = {
+        name: 1
         if name in rest[:1]
         else integer_of(f"the size of mesh axis {name!r}", size, 1)
         for name, size in axis_sizes.items()
-    ]
-    if not rest:
-        return sizes
-    others = math.prod(sizes)
-    if count % others or not count:
-        raise ValueError(
-            f"the axis {rest[0]!r} of {dict(axis_sizes)} cannot have all the rest: "
-            f"{others} do not divide {count} devices"
-        )
-    return [
-        count // others if name == rest[0] else size
-        for name, size in zip(axis_sizes, sizes, strict=True)
-    ]
+    }
+    if rest:
+        others = math.prod(sizes.values())
+        if count % others or not count:
+            raise ValueError(
+                f"the axis {rest[0]!r} of {dict(axis_sizes)} cannot have all the rest: "
+                f"{others} do not divide {count} devices"
+            )
+        sizes[rest[0]] = count // others
+    return list(sizes.values())
 
 
 def mesh_devices(mesh: Mesh | AbstractMesh | None) -> list[jax.Device]:
