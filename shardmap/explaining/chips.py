@@ -86,7 +86,7 @@ def _gpu(name: str, links: str, *rates: float) -> Chip:
         links,
         "infiniband-ndr",
         0,
-        gpu.memory,
+        gpu.device_memory_size,
         types.MappingProxyType(flops),
         gpu.memory_bandwidth,
         "GPU",

@@ -141,11 +141,6 @@ def unplaced(
 
     An array that is sharded over as many devices is sharded alike over these.
 
-    Args:
-      fun: the function, whose parameters errors name.
-      args, kwargs: its arguments.
-      devices: the devices.
-
     Raises:
       ValueError: one is sharded over another number of devices.
     """

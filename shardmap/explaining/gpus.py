@@ -4,38 +4,38 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """A kind of GPU. Sizes are in bytes.
+    """A kind of GPU, with the names of fields of XLA's ``GpuDeviceInfoProto``.
 
-    The figures are the vendor's, and those that the driver tells.
+    The figures are the vendor's, and those that the driver tells. Sizes are in bytes.
     """
 
     name: str
     compute_capability: tuple[int, int]
     features: str
-    cores: int
-    fpus_per_core: int
-    clock_ghz: float
-    memory: int
-    memory_bandwidth: int
-    l2_cache: int
-    shared_memory_per_core: int
-    shared_memory_per_block: int
     links: int
+    core_count: int
+    fpus_per_core: int
+    clock_rate_ghz: float
+    device_memory_size: int
+    memory_bandwidth: int
+    l2_cache_size: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
 
 
 _H100 = Gpu(
     name="NVIDIA H100 80GB HBM3",
     compute_capability=(9, 0),
     features="ACCELERATED_FEATURES",
-    cores=132,
-    fpus_per_core=128,
-    clock_ghz=1.98,
-    memory=84_942_979_072,
-    memory_bandwidth=3_352_320_000_000,
-    l2_cache=50 * 2**20,
-    shared_memory_per_core=228 * 2**10,
-    shared_memory_per_block=227 * 2**10,
     links=18,
+    core_count=132,
+    fpus_per_core=128,
+    clock_rate_ghz=1.98,
+    device_memory_size=84_942_979_072,
+    memory_bandwidth=3_352_320_000_000,
+    l2_cache_size=50 * 2**20,
+    shared_memory_per_core=228 * 2**10,
+    shared_memory_per_block_optin=227 * 2**10,
 )
 
 GPUS = {
@@ -43,22 +43,22 @@ GPUS = {
     "h200": _H100._replace(
         name="NVIDIA H200",
         # Of 143,771 MiB, the driver keeps as large a part as of the H100's.
-        memory=150_109_106_176,
+        device_memory_size=150_109_106_176,
         memory_bandwidth=4_800_000_000_000,
     ),
     "a100": Gpu(
         name="NVIDIA A100-SXM4-80GB",
         compute_capability=(8, 0),
         features="NONE",
-        cores=108,
-        fpus_per_core=64,
-        clock_ghz=1.41,
-        memory=85_100_068_864,
-        memory_bandwidth=2_039_040_000_000,
-        l2_cache=40 * 2**20,
-        shared_memory_per_core=164 * 2**10,
-        shared_memory_per_block=163 * 2**10,
         links=12,
+        core_count=108,
+        fpus_per_core=64,
+        clock_rate_ghz=1.41,
+        device_memory_size=85_100_068_864,
+        memory_bandwidth=2_039_040_000_000,
+        l2_cache_size=40 * 2**20,
+        shared_memory_per_core=164 * 2**10,
+        shared_memory_per_block_optin=163 * 2**10,
     ),
 }
 
@@ -66,6 +66,9 @@ GPUS = {
 def target_config(gpu: Gpu) -> str:
     """The text proto of XLA's ``GpuTargetConfig`` for a GPU."""
     major, minor = gpu.compute_capability
+    figures = "\n".join(
+        f"  {name}: {gpu[k]}" for k, name in enumerate(gpu._fields[4:], 4)
+    )
     return f"""
 gpu_device_info {{
   name: "{gpu.name}"
@@ -76,15 +79,8 @@ gpu_device_info {{
     minor: {minor}
     feature_extension: {gpu.features}
   }}
-  core_count: {gpu.cores}
-  fpus_per_core: {gpu.fpus_per_core}
-  clock_rate_ghz: {gpu.clock_ghz}
-  device_memory_size: {gpu.memory}
-  memory_bandwidth: {gpu.memory_bandwidth}
-  l2_cache_size: {gpu.l2_cache}
-  shared_memory_per_core: {gpu.shared_memory_per_core}
+{figures}
   shared_memory_per_block: {48 * 2**10}
-  shared_memory_per_block_optin: {gpu.shared_memory_per_block}
   threads_per_warp: 32
   threads_per_core_limit: 2048
   threads_per_block_limit: 1024

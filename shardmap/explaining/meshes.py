@@ -1,10 +1,12 @@
 """`compare_meshes`: every way to lay devices over the axes of a mesh."""
 
 import dataclasses
+import itertools
+import math
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -175,12 +177,19 @@ def compare_meshes(
     given = interconnect_of(interconnect)
     there = list(elsewhere.devices_of(devices)) or jax.local_devices()
     start, failed = time.monotonic(), list[Exception]()
-    all_sizes = [*_factors(len(there), len(names))]
+    factors = [n for n in range(len(there), 0, -1) if len(there) % n == 0]
+    all_sizes = [
+        sizes
+        for sizes in itertools.product(factors, repeat=len(names))
+        if math.prod(sizes) == len(there)
+    ]
 
     def row_of(sizes: Sequence[int], is_quick: bool) -> MeshRow:
         mesh = tuple(zip(names, sizes, strict=True))
         row = MeshRow(mesh, None, is_quick=is_quick)
-        _tell(f"{row.name}{'' if is_quick else ', in full'}", start)
+        what = f"{row.name}{'' if is_quick else ', in full'}"
+        seconds = time.monotonic() - start
+        print(f"compare_meshes: {what}, {seconds:.0f} s", file=sys.stderr, flush=True)
         try:
             step, *args = _program_on(program, _mesh(dict(mesh), there))
             report = explanation_for(step, given, there, args, {}, is_quick)
@@ -202,20 +211,6 @@ def compare_meshes(
     return MeshComparison(name, machine_of(there), tuple(rows), _reason(rows))
 
 
-def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """The ways to write a number as a product, with the largest factors first.
-
-    >>> list(_factors(4, 2))
-    [(4, 1), (2, 2), (1, 4)]
-    """
-    if parts == 1:
-        yield (count,)
-        return
-    for first in range(count, 0, -1):
-        if count % first == 0:
-            yield from ((first, *rest) for rest in _factors(count // first, parts - 1))
-
-
 def _mesh(sizes: dict[str, int], devices: list[jax.Device]) -> Mesh:
     if devices[0].platform != "tpu" or len({*map(part_of, devices)}) > 1:
         return make_mesh(sizes, devices)
@@ -234,11 +229,6 @@ def _program_on(program: Callable[[Mesh], Any], mesh: Mesh) -> Any:
             f"arguments, such as (step, (state, batch)), got {shown(returned)}"
         )
     return returned[0], *returned[1]
-
-
-def _tell(what: str, start: float) -> None:
-    seconds = time.monotonic() - start
-    print(f"compare_meshes: {what}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def _rank(row: MeshRow) -> tuple[Any, ...]:

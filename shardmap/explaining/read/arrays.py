@@ -30,10 +30,6 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     These are the meshes of maps and of sharding constraints. With Explicit axes, an
     equation names an abstract mesh. It stands for the mesh of devices with the same
     axes that is set, that an argument is on, or that another equation names.
-
-    Args:
-      jaxpr: the program.
-      args: the arguments.
     """
     named: list[Any] = []
     for equation in equations(jaxpr):
@@ -63,13 +59,7 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
 def devices_of(
     layouts: Sequence[Any], meshes: Sequence[Any], there: Sequence[jax.Device] = ()
 ) -> list[jax.Device]:
-    """The devices of a program.
-
-    Args:
-      layouts: the shardings of its arrays.
-      meshes: those that it names.
-      there: the devices that it is compiled for, if it names none.
-    """
+    """The devices of a program: of a mesh, of an array, or the first one there."""
     for mesh in meshes:
         return list(mesh.devices.flat)
     for sharding in layouts:
@@ -82,11 +72,7 @@ def array_layouts(
     traced: jax.stages.Traced,
     compiled: jax.stages.Compiled | None,
 ) -> tuple[tuple[ArrayLayout, ...], list[Any]]:
-    """How each argument and each result is sharded.
-
-    Args:
-      traced: the program's trace.
-      compiled: the program; None if the compiler refuses it.
+    """How each argument and each result is sharded, if the compiler takes the program.
 
     Returns:
       The layouts, and the sharding of each; `UNUSED` for an argument that is not used.
@@ -125,14 +111,7 @@ def _named(compiled: Any, known: Any, aval: Aval) -> Any:
 def _array_layout(
     role: Literal["input", "output"], path: str, aval: Aval, layout: Any
 ) -> ArrayLayout:
-    """The layout of an array.
-
-    Args:
-      role: "input" or "output".
-      path: its key path.
-      aval: its shape and dtype.
-      layout: its sharding, or `UNKNOWN` or `UNUSED`.
-    """
+    """The layout of an array, by its sharding, or by `UNKNOWN` or `UNUSED`."""
     shape, itemsize = tuple(aval.shape), aval.dtype.itemsize
     spec = shard_shape = None
     devices: tuple[int, ...] = ()
@@ -182,13 +161,8 @@ def axis_sizes(layout: Any) -> list[dict[str, int]]:
 def shardings_of(traced: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """The shardings of inputs and outputs that are known before a program is compiled.
 
-    These are the ones that are given, and those that the maps of the program fix.
-
-    Args:
-      traced: the program's trace.
-
-    Returns:
-      For inputs and for outputs, each a sharding or `UNKNOWN`.
+    These are the ones that are given, and those that the maps of the program fix; for
+    inputs and for outputs, each a sharding or `UNKNOWN`.
     """
     given = given_shardings(traced)
     fixed = _fixed(traced.jaxpr.jaxpr)

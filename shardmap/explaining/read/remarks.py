@@ -53,13 +53,7 @@ _CUT_RESULT = (
 def too_large(
     needed: int | None, capacity: int | None, arrays: Sequence[ArrayLayout]
 ) -> list[Remark]:
-    """A remark on a program that the compiler refuses.
-
-    Args:
-      needed: the bytes that it needs on a device; None if it is not refused.
-      capacity: the bytes that a device has, if known.
-      arrays: its arguments and results.
-    """
+    """A remark on a program that the compiler refuses, by the bytes that it needs."""
     if needed is None:
         return []
     inputs = [each for each in arrays if each.role == "input"]
@@ -180,10 +174,6 @@ def copies(arrays: Sequence[ArrayLayout], peak_bytes: int | None) -> list[Remark
 
     Results with the layout of such an argument, such as new weights, are left out, and
     what takes little of the memory.
-
-    Args:
-      arrays: the arguments and results.
-      peak_bytes: the most that a device holds, if known.
     """
     least = max(LARGE, (peak_bytes or 0) * PART)
     uncut = [each for each in arrays if each.is_replicated]
@@ -233,9 +223,7 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
 def of_collectives(collectives: Sequence[Collective], platform: str) -> list[Remark]:
     """A remark for each line that sends what it need not.
 
-    Args:
-      collectives: those of the program.
-      platform: such as "gpu". XLA for CPU has no reduce-scatter.
+    XLA for CPU has no reduce-scatter.
     """
     remarks: dict[Any, Remark] = {}
     sent: dict[Any, int] = collections.Counter()

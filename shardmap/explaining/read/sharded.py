@@ -57,14 +57,8 @@ def with_devices(
     """Combines the axes of a program with the shardings of arrays.
 
     A vmap over a sharded dimension runs on the devices that have the shards. Other mesh
-    axes with a sharded dimension are axes of their own.
-
-    Args:
-      axes: those of loops and maps.
-      vmaps: those over arguments.
-      cuts: the sharded dimensions of inputs and outputs.
-      asked: the layouts that the program asks for.
-      mesh: the names and sizes of the mesh axes, for the order.
+    axes with a sharded dimension, or along which a program asks for shards, are axes of
+    their own, in the order of the mesh.
     """
     used = {axis.name for axis in axes if axis.kind in ("shard_map", "pmap")}
     batched = []

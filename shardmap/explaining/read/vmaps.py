@@ -71,12 +71,7 @@ def marked(tree: PyTree) -> Any:
 
 
 def vmaps_over(jaxpr: Jaxpr, line: str | None) -> list[VmapAxis]:
-    """The vmaps over the arguments of a program that was traced with marks.
-
-    Args:
-      jaxpr: the program.
-      line: the line of the function, for equations without a line.
-    """
+    """The vmaps over the arguments of a program that was traced with marks."""
     vmaps: dict[Any, VmapAxis] = {}
     for equation in equations(jaxpr):
         if equation.primitive is not mark_p or equation.params["over"] is None:

@@ -1,6 +1,6 @@
 """Why the compiler added a collective, and how to avoid it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shardmap.explaining.read.hlo.flops import POINTWISE, product_flops
@@ -101,15 +101,9 @@ def cause_of(
     axes: tuple[str, ...],
     arguments: Mapping[str, ShardedArgument],
 ) -> Cause:
-    """The cause of a collective that the compiler added.
+    """The cause of a collective that the compiler added; for the arguments see `_Seen`.
 
-    Args:
-      sources: the lines of its instructions.
-      sent, operand: the collective, and what it sends.
-      kind: XLA's name of its kind.
-      name: JAX's name of one of several values that XLA sends as one.
-      axes: the mesh axes that it is along.
-      arguments: those that are sharded, by name.
+    ``name`` is only given for one of several values that XLA sends as one.
     """
     if name is None:
         named = maker = sources.made_for(sent)
@@ -121,10 +115,10 @@ def cause_of(
     takers = _takers(sent, sent.operands.index(operand))
     about = name, operation, takers, sources
     seen = _Seen(sent, operand, kind, *about, axes, arguments)
-    return next(filter(None, (rule(seen) for rule in _RULES)))
+    return next(filter(None, (rule(seen) for rule in _RULES[kind])))
 
 
-# Rules: the first that applies gives the cause.
+# Rules: the first of those of a kind that applies gives the cause.
 
 
 def _of_weights(seen: _Seen) -> Cause | None:
@@ -133,8 +127,6 @@ def _of_weights(seen: _Seen) -> Cause | None:
     Weights that are sharded along the axis of a batch, or the batch before weights that
     are sharded along another axis.
     """
-    if seen.kind not in ("all-gather", "collective-permute"):
-        return None
     argument, products = _argument_of(seen.operand), _products(seen)
     lines = (seen.sources.line(each) for each in (*products, seen.sent))
     line = next(filter(None, lines), None)
@@ -165,9 +157,7 @@ def _of_weights(seen: _Seen) -> Cause | None:
 def _overlapped(seen: _Seen) -> Cause | None:
     """What goes around while a product is computed from the parts that are there."""
     name = seen.sent.op_name
-    if seen.kind != "collective-permute" or not any(
-        each.op_name == name for each in _products(seen)
-    ):
+    if all(each.op_name != name for each in _products(seen)):
         return None
     before = _before(seen.operand)
     if before.opcode not in ("add", "select", "while") and not product_flops(before):
@@ -180,7 +170,7 @@ def _call(seen: _Seen) -> Cause | None:
     calls = [each for each in seen.takers if each.opcode == "custom-call"]
     is_call = any(not product_flops(each) for each in calls)
     is_host = seen.operation.endswith("callback")
-    if seen.kind != "all-gather" or not (is_call or is_host):
+    if not (is_call or is_host):
         return None
     what = "is a callback to the host" if is_host else "calls a library"
     return Cause(
@@ -191,7 +181,7 @@ def _call(seen: _Seen) -> Cause | None:
 
 
 def _scatter(seen: _Seen) -> Cause | None:
-    if not seen.operation.startswith("scatter") or seen.kind == "all-reduce":
+    if not seen.operation.startswith("scatter"):
         return None
     return Cause(
         "a scatter into a sharded array: each device looks through the updates of all "
@@ -203,7 +193,7 @@ def _scatter(seen: _Seen) -> Cause | None:
 
 
 def _rematerialised(seen: _Seen) -> Cause | None:
-    if seen.kind != "all-gather" or not _only_cut_again(seen):
+    if not _only_cut_again(seen):
         return None
     return Cause(
         REMATERIALISED,
@@ -213,7 +203,7 @@ def _rematerialised(seen: _Seen) -> Cause | None:
 
 
 def _part(seen: _Seen) -> Cause | None:
-    if seen.operation not in _PARTS or seen.kind not in ("all-gather", "all-reduce"):
+    if seen.operation not in _PARTS:
         return None
     how = "the device that has it sends it to all"
     if seen.kind == "all-gather":
@@ -227,9 +217,7 @@ def _part(seen: _Seen) -> Cause | None:
     )
 
 
-def _sum(seen: _Seen) -> Cause | None:
-    if seen.kind not in _SUMS:
-        return None
+def _sum(seen: _Seen) -> Cause:
     cause = _summed(seen)
     is_cut = seen.kind == "all-reduce" and _only_cut_again(seen)
     return cause._replace(text=f"{cause.text}, {CUT}") if is_cut else cause
@@ -250,7 +238,7 @@ def _summed(seen: _Seen) -> Cause:
 
 
 def _until_all_are_done(seen: _Seen) -> Cause | None:
-    if seen.operation != "while" or seen.kind != "all-reduce":
+    if seen.operation != "while":
         return None
     return Cause(
         "in each step of a loop the devices ask each other whether one of them goes "
@@ -260,9 +248,7 @@ def _until_all_are_done(seen: _Seen) -> Cause | None:
     )
 
 
-def _gathered(seen: _Seen) -> Cause | None:
-    if seen.kind != "all-gather":
-        return None
+def _gathered(seen: _Seen) -> Cause:
     pointwise = all(each.opcode in POINTWISE for each in seen.takers)
     if seen.is_for_layout or pointwise:
         or_computed = "" if seen.is_for_layout else ", or for a value computed from it,"
@@ -290,18 +276,13 @@ def _moved(seen: _Seen) -> Cause:
     return Cause(f"{what}, for {seen.operation}", f"{_SAME_LAYOUT} {along}")
 
 
-_RULES = (
-    _overlapped,
-    _call,
-    _scatter,
-    _rematerialised,
-    _of_weights,
-    _part,
-    _until_all_are_done,
-    _sum,
-    _gathered,
-    _moved,
-)
+_RULES: dict[str, tuple[Callable[[_Seen], Cause | None], ...]] = {
+    "all-gather": (_call, _scatter, _rematerialised, _of_weights, _part, _gathered),
+    "all-reduce": (_part, _until_all_are_done, _sum),
+    "reduce-scatter": (_scatter, _sum),
+    "all-to-all": (_scatter, _moved),
+    "collective-permute": (_overlapped, _scatter, _of_weights, _moved),
+}
 
 
 def _is_part(seen: _Seen) -> bool:
@@ -371,12 +352,7 @@ def _before(each: Instruction) -> Instruction:
 
 
 def _takers(sent: Instruction, place: int) -> list[Instruction]:
-    """The instructions that compute with a result, behind views and copies.
-
-    Args:
-      sent: the collective.
-      place: the number of the value, of several that are sent as one.
-    """
+    """The instructions that compute with a result, behind views and copies."""
     result = _arrived(sent)
 
     def is_passed(each: Instruction) -> bool:

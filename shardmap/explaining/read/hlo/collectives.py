@@ -49,14 +49,7 @@ def compiled_collectives(
     mesh: Mesh = (),
     arguments: Mapping[str, ShardedArgument] = MappingProxyType({}),
 ) -> list[Collective]:
-    """The collectives of a program between different devices, in XLA's order.
-
-    Args:
-      module: the program.
-      sources: the lines of its instructions.
-      mesh: the names and sizes of the mesh axes, if known.
-      arguments: those that are sharded, by name.
-    """
+    """The collectives of a program between different devices, in XLA's order."""
     collectives: list[Collective] = []
     for instruction, count in runs(module):
         if instruction.opcode == "send" and _is_between_slices(instruction):
@@ -130,10 +123,7 @@ def _is_between_slices(instruction: Instruction) -> bool:
 def _between_slices(sent: Instruction, num_devices: int, mesh: Mesh) -> Collective:
     """A collective between slices of TPUs, which XLA writes as a transfer of a host.
 
-    Args:
-      sent: what a device gives to the network.
-      num_devices: the devices of one slice. Those of the next slice follow.
-      mesh: the names and sizes of the mesh axes, if known.
+    The devices of a slice, ``num_devices``, are followed by those of the next.
     """
     noted, (shape, *_) = sent.attributes, sent.operands[0].shape.arrays()
     kind = noted.get("_xla_megascale_transfer_type", "").lower().replace("_", "-")
@@ -214,12 +204,7 @@ def _kinds(instruction: Instruction, kind: str) -> set[str]:
 
 
 def _function(parts: Sequence[str], kinds: Collection[str]) -> str | None:
-    """The function of `jax.lax` that made a collective; None if XLA added it.
-
-    Args:
-      parts: its possible operations. XLA does not always say which.
-      kinds: the kinds of collective that it may be.
-    """
+    """The function of `jax.lax` that made a collective; None if XLA added it."""
     functions = [
         each.name
         for primitive, each in COLLECTIVES.items()

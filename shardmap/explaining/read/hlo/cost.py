@@ -18,13 +18,7 @@ MOST_LINES = 5
 def cost_of(
     compiled: jax.stages.Compiled | None, module: Module, peak: int | None
 ) -> Cost:
-    """The cost of a call on one device.
-
-    Args:
-      compiled: the program; None if the compiler refuses it.
-      module: its record.
-      peak: the bytes of all allocations, by the record of its memory; None without one.
-    """
+    """The cost of a call on one device, of which all is known if it is compiled."""
     flops = flops_of(module.entry)
     if compiled is None:
         return Cost(flops=flops, peak_bytes=peak)
@@ -54,12 +48,7 @@ def cost_of(
 
 
 def _sizes(sizes: Any, where: str = "") -> list[Any]:
-    """Bytes of arguments, results, temporary values and donated ones.
-
-    Args:
-      sizes: the compiler's numbers.
-      where: "host_" for the memory of the host.
-    """
+    """Bytes of arguments, results, temporary values and donated ones."""
     parts = ("argument", "output", "temp", "alias")
     return [getattr(sizes, f"{where}{each}_size_in_bytes", None) for each in parts]
 

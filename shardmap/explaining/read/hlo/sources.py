@@ -1,6 +1,7 @@
 """The lines of the user's program behind the instructions of a compiled one."""
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
 
@@ -41,12 +42,7 @@ class Sources:
         )
 
     def of_value(self, operand: Instruction, name: str | None) -> str | None:
-        """The line of one of several values that XLA sends as one, if known.
-
-        Args:
-          operand: what is sent.
-          name: JAX's name of the origin of the value; None if it is unknown.
-        """
+        """The line of one of several values that XLA sends as one, if known."""
         line = self._nearest(operand, _made_by)
         if name is None:
             return line
@@ -100,12 +96,10 @@ class Sources:
         The stack of such a slice repeats the line of the scan. A slice in the body of a
         `jax.lax.while_loop` has a line of its own.
         """
-        place, within = self._module.place, frame
-        for frame_around in self._module.stack(frame):
-            if frame_around in self._loop_frames:
-                places = map(place, self._module.stack(frame_around))
-                return frame_around if place(within) in places else frame
-            within = frame_around
+        place, stack = self._module.place, self._module.stack
+        for within, loop in itertools.pairwise(stack(frame)):
+            if loop in self._loop_frames:
+                return loop if place(within) in map(place, stack(loop)) else frame
         return frame
 
     @functools.cached_property
