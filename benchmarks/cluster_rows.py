@@ -26,7 +26,7 @@ CLUSTER = f"""
 import distributed
 if __name__ == "__main__":
     cluster = distributed.LocalCluster(
-        n_workers={WORKERS}, threads_per_worker=1, dashboard_address=None
+        n_workers={WORKERS}, threads_per_worker=1, dashboard_address=":0"
     )
     print(cluster.scheduler_address, flush=True)
     input()

@@ -20,7 +20,7 @@ from distributed import LocalCluster
 
 class SLURMCluster(LocalCluster):
     def __init__(self, cores, processes, memory, walltime):
-        super().__init__(n_workers=0, threads_per_worker=1, dashboard_address=None)
+        super().__init__(n_workers=0, threads_per_worker=1, dashboard_address=":0")
 
     def scale(self, jobs):
         super().scale(2)

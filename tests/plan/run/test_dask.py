@@ -107,7 +107,7 @@ def test_a_worker_that_is_lost_costs_time_alone(checkpoint, monkeypatch, tmp_pat
     random = np.random.default_rng(0)
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None
+            n_workers=2, threads_per_worker=1, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
