@@ -24,11 +24,10 @@ def _describe(array: np.memmap[Any, Any]) -> Description | None:
     start = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     return {
         "place": path,
-        "dtype": _said(array.dtype),
-        "shape": list(array.shape),
-        "strides": list(array.strides),
+        "dtype": array.dtype,
+        "shape": array.shape,
+        "strides": array.strides,
         "offset": base + array.__array_interface__["data"][0] - start,
-        "writable": bool(array.flags.writeable),
     }
 
 
@@ -46,17 +45,10 @@ def page_shape(array: object) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
-def _said(dtype: np.dtype) -> Any:
-    if dtype.names:
-        return dtype.descr
-    # Types such as bfloat16 have a name, and otherwise look like bytes.
-    return dtype.name if dtype.isbuiltin == 2 else dtype.str
-
-
 def _reopen(description: Description, writable: bool) -> Any:
     place, offset = description["place"], description["offset"]
     shape, strides = description["shape"], description["strides"]
-    dtype = np.dtype(description["dtype"])
+    dtype = description["dtype"]
     spans = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
     first = offset + sum(min(span, 0) for span in spans)
     last = offset + sum(max(span, 0) for span in spans) + dtype.itemsize
@@ -69,7 +61,7 @@ def _reopen(description: Description, writable: bool) -> Any:
     mode: Any = "r+" if writable else "r"
     content: Any = np.memmap(place, np.uint8, mode, first, (last - first,))
     view: Any = np.ndarray.__new__(
-        np.memmap, tuple(shape), dtype, content, offset - first, tuple(strides)
+        np.memmap, shape, dtype, content, offset - first, strides
     )
     view.filename, view.mode, view.offset = content.filename, mode, first
     view._mmap = content._mmap

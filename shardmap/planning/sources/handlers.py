@@ -47,7 +47,7 @@ def register_shard_handler(
       handler: ``handler(value, sharding)`` returns a `jax.Array` with the shape of
         ``value`` and this `jax.sharding.Sharding`. `jax.make_array_from_callback` reads
         the part of one device at a time. A later handler for the same type replaces it.
-      describe: ``describe(value)`` returns a dict, which JSON can express, that says
+      describe: ``describe(value)`` returns a dict, which pickle can send, that says
         where the value is stored, or None if other processes cannot open it. Its
         ``"place"`` is equal for equal values. Shards of a plan in other processes then
         read the value themselves. `numpy.memmap`, h5py and zarr need no such function.

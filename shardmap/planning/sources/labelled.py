@@ -1,11 +1,11 @@
 """The arrays in xarray arrays and datasets, without their labels.
 
 A `DataArray` is one array, a `Dataset` a dict of arrays by name. Values that xarray has
-not read yet stay where they are: a shard reads its own part. Other processes do too, if
-it is a zarr store that needs no decoding.
+not read yet stay where they are: a shard reads its own part, in any process.
 """
 
-from collections.abc import Sequence
+import importlib
+import pickle
 from typing import Any
 
 import jax
@@ -16,13 +16,12 @@ from shardmap.arrays.array_likes import is_labelled
 from shardmap.planning.sources.registry import (
     Description,
     Opener,
-    opener_named,
+    pickled,
     register_opener,
     remote_ref,
     type_name,
+    unpickled,
 )
-
-WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray")
 
 
 def is_dataset(value: object) -> bool:
@@ -96,52 +95,19 @@ def _chunks_of(variable: Any) -> tuple[tuple[int, ...], ...] | None:
     return tuple(chunks)
 
 
-class View:
-    """A part of an array-like."""
-
-    def __init__(self, parent: Any, slices: Sequence[slice]) -> None:
-        self._parent = parent
-        self._ranges = [
-            range(size)[part] for part, size in zip(slices, parent.shape, strict=True)
-        ]
-        self.shape = tuple(map(len, self._ranges))
-        self.dtype = parent.dtype
-
-    def __getitem__(self, index: Any) -> Any:
-        if index is Ellipsis:
-            index = tuple(slice(None) for _ in self.shape)
-        inner = [r[part] for r, part in zip(self._ranges, index, strict=True)]
-        return self._parent[tuple(slice(r.start, r.stop, r.step) for r in inner)]
-
-
 def _describe(lazy: Lazy) -> Description | None:
     data = lazy.variable._data
-    while type(data).__name__ in WRAPPERS:
-        data = data.array
-    if type(data).__name__ != "LazilyIndexedArray":
+    while (inner := getattr(data, "array", None)) is not None:
+        data = inner
+    # What is in memory would travel as a whole.
+    if not isinstance(data, importlib.import_module("xarray").backends.BackendArray):
         return None
-    key = data.key.tuple
-    array: Any = getattr(data.array, "_array", None)
-    source = remote_ref(array)
-    # What decodes is no store, and what counts from the end goes another way.
-    if source is None or type(data.array).__name__ != "ZarrArrayWrapper":
+    if hasattr(data, "_array") and remote_ref(data._array) is None:
         return None
-    if not all(isinstance(part, slice) and (part.step or 1) > 0 for part in key):
+    try:
+        return pickled(None, lazy)
+    except (AttributeError, TypeError, pickle.PicklingError):
         return None
-    parts = [part.indices(n) for part, n in zip(key, array.shape, strict=True)]
-    return {
-        "place": source.description["place"],
-        "kind": source.kind,
-        "description": dict(source.description),
-        "parts": [list(part) for part in parts],
-    }
 
 
-def _reopen(description: Description, writable: bool) -> Any:
-    opener = opener_named(description["kind"])
-    assert opener is not None
-    parent = opener.reopen(description["description"], writable)
-    return View(parent, [slice(*part) for part in description["parts"]])
-
-
-register_opener(type_name(Lazy), Opener("xarray", _describe, _reopen))
+register_opener(type_name(Lazy), Opener("xarray", _describe, unpickled))

@@ -1,11 +1,9 @@
-"""Descriptions of values, by which another process can open them.
+"""Descriptions of values in files and stores, by which other processes open them.
 
-A value in a file or a store is sent to other processes as a description, such as a path
-and an offset, and they read and write it themselves. A type is registered with two
-functions: one describes a value, the other opens it.
+A type is registered with two functions: one describes a value, the other opens it.
 """
 
-import json
+import functools
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 from shardmap.units import error_text, shown
 
 Description: TypeAlias = Mapping[str, Any]
-"""Where a value is, in JSON's types only."""
-
 Describe: TypeAlias = Callable[[Any], Description | None]
 Reopen: TypeAlias = Callable[[Description, bool], Any]
 Grain: TypeAlias = Callable[[Any], Sequence[int] | None]
@@ -31,12 +27,9 @@ class Opener(NamedTuple):
 
 
 class RemoteRef(NamedTuple):
-    """A description of a value for another process.
+    """A value for another process, which may not know its type.
 
     Attributes:
-      kind: the name of its type.
-      description: the description.
-      reopen: the function that opens it, for processes without the registered type.
       grain: the lengths of the cells that one process at a time may write, per axis;
         None if other processes may not write it.
     """
@@ -51,15 +44,13 @@ class RemoteRef(NamedTuple):
 
     def check_pickles(self) -> None:
         """Raises a TypeError if a process of a pool cannot import ``reopen``."""
-        main = sys.modules["__main__"]
+        main, why = sys.modules["__main__"], ""
         module = getattr(self.reopen, "__module__", None)
         is_typed_in = module == main.__name__ and not hasattr(main, "__file__")
         try:
-            pickle.dumps(self.reopen)
+            pickle.dumps(self)
         except Exception as error:
             why = f" ({error_text(error)})"
-        else:
-            why = ""
         if why or is_typed_in:
             raise TypeError(
                 f"register_shard_handler: other processes cannot import reopen of "
@@ -68,11 +59,9 @@ class RemoteRef(NamedTuple):
             )
 
     @property
-    def place(self) -> str:
-        """A key that is equal for the same file or dataset."""
-        return (
-            f"{self.kind} {json.dumps(self.description.get('place'), sort_keys=True)}"
-        )
+    def place(self) -> tuple[str, Any]:
+        """It is equal for the same file or dataset."""
+        return self.kind, self.description.get("place")
 
 
 _openers: dict[str, Opener] = {}
@@ -93,9 +82,18 @@ def type_name(cls: type) -> str:
     return f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}"
 
 
-def opener_named(name: str) -> Opener | None:
-    """The opener of this name."""
-    return next((opener for opener in _openers.values() if opener.name == name), None)
+def pickled(place: Any, value: Any) -> Description:
+    """The description of a value that knows by itself how it is opened elsewhere."""
+    return {"place": place, "pickle": pickle.dumps(value)}
+
+
+def unpickled(description: Description, writable: bool) -> Any:
+    return _unpickled(description["pickle"])
+
+
+@functools.lru_cache(maxsize=256)
+def _unpickled(content: bytes) -> Any:
+    return pickle.loads(content)
 
 
 def remote_ref(value: object) -> RemoteRef | None:
@@ -107,13 +105,6 @@ def remote_ref(value: object) -> RemoteRef | None:
         description = opener.describe(value)
         if description is None:
             return None
-        try:
-            json.dumps(description)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"describe of {type_name(cls)} must give what JSON can hold, got "
-                f"{shown(description)}: {error}"
-            ) from None
         cells = None if opener.grain is None else opener.grain(value)
         grain = None if cells is None else tuple(map(int, cells))
         return RemoteRef(opener.name, description, opener.reopen, grain)

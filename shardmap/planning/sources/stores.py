@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.planning.sources.registry import Description, Opener, register_opener
+from shardmap.planning.sources.registry import (
+    Description,
+    Opener,
+    pickled,
+    register_opener,
+    unpickled,
+)
 
 
 class Dataset:
@@ -47,54 +53,19 @@ def _reopen_dataset(description: Description, writable: bool) -> Any:
 
 
 def _describe_zarr(array: Any) -> Description | None:
-    store = array.store
-    where: dict[str, Any]
-    kind = type(store).__name__
-    if kind == "LocalStore":
-        where = {"place": ["file", os.path.realpath(store.root), array.path]}
-    elif kind == "FsspecStore":
-        system = store.fs
-        if type(system).__name__ == "AsyncFileSystemWrapper":
-            system = system.sync_fs
-        protocol = system.protocol
-        protocol = protocol if isinstance(protocol, str) else protocol[0]
-        if protocol == "memory":  # That of this process.
-            return None
-        where = {
-            "place": [protocol, store.path, array.path],
-            "options": dict(system.storage_options),
-        }
-    else:
-        return None
-    return {
-        **where,
-        "format": array.metadata.zarr_format,
-        "writable": not array.store.read_only,
-    }
-
-
-def _reopen_zarr(description: Description, writable: bool) -> Any:
-    zarr = importlib.import_module("zarr")
-    protocol, root, path = description["place"]
-    mode = "r+" if writable else "r"
-    if protocol == "file" and "options" not in description:
-        store = zarr.storage.LocalStore(root, read_only=not writable)
-    else:
-        fsspec = importlib.import_module("fsspec")
-        system = fsspec.filesystem(protocol, **description["options"])
-        if not getattr(system, "async_impl", False) or not system.asynchronous:
-            system = _asynchronous(system)
-        store = zarr.storage.FsspecStore(system, read_only=not writable, path=root)
-    return zarr.open_array(
-        store=store, path=path, mode=mode, zarr_format=description["format"]
-    )
-
-
-def _asynchronous(system: Any) -> Any:
-    if getattr(system, "async_impl", False):
-        return type(system)(**{**system.storage_options, "asynchronous": True})
-    wrapper = importlib.import_module("fsspec.implementations.asyn_wrapper")
-    return wrapper.AsyncFileSystemWrapper(system, asynchronous=True)
+    store, path = array.store, array.path
+    if type(store).__name__ == "LocalStore":
+        root = os.path.realpath(store.root)  # Others may be in another folder.
+        mode: Any = "r" if store.read_only else "r+"
+        store = type(store)(root, read_only=store.read_only)
+        zarr, kind = importlib.import_module("zarr"), array.metadata.zarr_format
+        array = zarr.open_array(store, path=path, mode=mode, zarr_format=kind)
+        return pickled(["file", root, path], array)
+    if type(store).__name__ == "FsspecStore":
+        protocol = store.fs.protocol
+        if protocol != "memory" and "memory" not in protocol:  # That of this process.
+            return pickled([protocol, store.path, path], array)
+    return None
 
 
 def _grain_zarr(array: Any) -> list[int] | None:
@@ -152,4 +123,4 @@ def decoding_within(arrays: Iterable[object], room: float) -> Iterator[None]:
 
 
 register_opener("h5py.Dataset", Opener("h5py", _describe_dataset, _reopen_dataset))
-register_opener("zarr.Array", Opener("zarr", _describe_zarr, _reopen_zarr, _grain_zarr))
+register_opener("zarr.Array", Opener("zarr", _describe_zarr, unpickled, _grain_zarr))

@@ -40,7 +40,6 @@ def test_a_type_is_registered_with_those_derived_from_it():
     sent = remote_ref(Longer(5))
     assert (sent.kind, sent.grain) == ("tests.Ramp", None)
     np.testing.assert_array_equal(sent.open()[1:3], [1, 2])
-    assert registry.opener_named("tests.Ramp").reopen is reopen
     assert (
         remote_ref(Ramp(5)).place
         == remote_ref(Longer(5)).place
@@ -53,10 +52,14 @@ def test_what_cannot_be_described_stays():
     assert remote_ref(Ramp(5)) is None
 
 
-def test_a_description_is_json():
-    register_shard_handler(Ramp, describe=lambda ramp: {"place": ramp}, reopen=reopen)
-    with pytest.raises(TypeError, match=r"describe of tests.Ramp must give what JSON"):
-        remote_ref(Ramp(5))
+def test_a_description_that_cannot_be_sent_is_told():
+    register_shard_handler(Ramp, describe=lambda ramp: {"it": open}, reopen=reopen)
+    remote_ref(Ramp(5)).check_pickles()
+    register_shard_handler(
+        Ramp, describe=lambda ramp: {"it": lambda: ramp}, reopen=reopen
+    )
+    with pytest.raises(TypeError, match=r"cannot import reopen of tests.Ramp.*lam"):
+        remote_ref(Ramp(5)).check_pickles()
 
 
 def test_half_a_registration_is_refused():
