@@ -20,7 +20,7 @@ from shardmap.planning.engine.nodes import Node, Operand, Value
 from shardmap.planning.lax import pointwise, shape
 from shardmap.planning.lax.staged import monoids
 
-MOVES = frozenset({*shape.RULES, p.dynamic_slice_p, p.gather_p, p.reshape_p})
+MOVES = frozenset({*shape.RULES, p.gather_p, p.reshape_p})
 """Primitives whose results are elements of their operands."""
 
 EXACT = frozenset(

@@ -20,17 +20,11 @@ OPAQUE = Reason(
     "use one of lax.reduce_sum, reduce_max, ...",
 )
 
-FOUND_OVER_ALL = Reason("the place of the extremum is found over the whole axis")
-TOO_FAR = Reason(
-    "its places do not fit into the type of its result",
+OVER_ALL = Reason(
+    "the place of an extremum is found over the whole axis with partial=False, of "
+    "complex numbers, and if its places do not fit into the type of its result",
     "lax.argmax with int64, and jax_enable_x64",
 )
-
-
-def places_fit(node: Node) -> bool:
-    """Whether the index type of an argmax has all places of its axis."""
-    [axis], most = node.params["axes"], np.iinfo(node.params["index_dtype"]).max
-    return bool(node.in_shapes[0][axis] <= most)
 
 
 def reduced(node: Node, gone: Sequence[int], **options: Any) -> Factors:
@@ -63,23 +57,18 @@ def reduction(combiner: str) -> RuleMaker:
     return rule
 
 
-def general_reduction(node: Node) -> Factors:
-    gone = node.params["dimensions"]
-    return reduced(node, gone, wholes=dict.fromkeys(gone, OPAQUE))
-
-
-def arg_whole(node: Node) -> Factors:
-    """The rule of an argmax whose axis is whole."""
-    gone = node.params["axes"]
-    reason = FOUND_OVER_ALL if places_fit(node) else TOO_FAR
-    return reduced(node, gone, wholes=dict.fromkeys(gone, reason))
+def whole_reduction(axes: str, reason: Reason) -> RuleMaker:
+    """``i * -> i``; the parameter ``axes`` has the reduced axes."""
+    return lambda node: reduced(
+        node, node.params[axes], wholes=dict.fromkeys(node.params[axes], reason)
+    )
 
 
 def arg_fits(node: Node) -> bool:
-    """Whether an argmax can be computed from parts."""
-    dtype = node.ins[0].aval.dtype
-    ordered = not jnp.issubdtype(dtype, jnp.complexfloating)
-    return ordered and places_fit(node)
+    """Whether an argmax can be computed from parts: its type has all places."""
+    is_complex = jnp.issubdtype(node.ins[0].aval.dtype, jnp.complexfloating)
+    [axis], most = node.params["axes"], np.iinfo(node.params["index_dtype"]).max
+    return not is_complex and node.in_shapes[0][axis] <= most
 
 
 def dot_names(node: Node) -> tuple[list[int], list[int], list[int]]:
@@ -116,8 +105,7 @@ def of_transposed(graph: Graph, node: Node) -> Sequence[Operand] | None:
     ins = list(node.ins)
     sums, batches = map(list, node.params["dimension_numbers"])
     for k, operand in enumerate(ins):
-        transpose = made_by(operand, p.transpose_p)
-        if transpose is None:
+        if not (transpose := made_by(operand, p.transpose_p)):
             continue
         order = transpose.params["permutation"]
         shared = *sums[k], *batches[k]
@@ -128,8 +116,7 @@ def of_transposed(graph: Graph, node: Node) -> Sequence[Operand] | None:
             batches[k] = tuple(order[axis] for axis in batches[k])
     if ins == [*node.ins]:
         return None
-    dims = tuple(sums), tuple(batches)
-    params = {**node.params, "dimension_numbers": dims}
+    params = {**node.params, "dimension_numbers": (tuple(sums), tuple(batches))}
     return graph.add(node.primitive, params, ins, [node.outs[0].aval])
 
 
@@ -137,21 +124,19 @@ def wide_sum(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """Sums small floats in float32 and rounds once, as XLA does."""
-    params = dict(node.params)
-    dtype = node.outs[0].aval.dtype
+    params, dtype = dict(node.params), node.outs[0].aval.dtype
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= 4:
         return None
-    primitive = node.primitive
-    if "preferred_element_type" in params:
-        precision = params["precision"]
-        if precision is not None and not isinstance(precision, tuple):
+    is_product = "preferred_element_type" in params
+    if is_product:
+        if not isinstance(params["precision"], tuple | None):
             return None  # An algorithm, which fixes the type of the sum.
         params["preferred_element_type"] = np.dtype(np.float32)
 
     def summed(*operands: jax.Array) -> Any:
-        if "preferred_element_type" not in params:
+        if not is_product:
             operands = tuple(x.astype(jnp.float32) for x in operands)
-        return primitive.bind(*operands, **params).astype(dtype)
+        return node.primitive.bind(*operands, **params).astype(dtype)
 
     return graph.call(summed, node.ins)
 
@@ -178,9 +163,8 @@ COMBINERS = {
 """The reductions whose parts combine, in any order."""
 
 RULES: dict[Any, RuleMaker] = {
-    p.argmax_p: arg_whole,
-    p.argmin_p: arg_whole,
+    **dict.fromkeys([p.argmax_p, p.argmin_p], whole_reduction("axes", OVER_ALL)),
     p.dot_general_p: dot_general,
-    p.reduce_p: general_reduction,
+    p.reduce_p: whole_reduction("dimensions", OPAQUE),
     **{primitive: reduction(combiner) for primitive, combiner in COMBINERS.items()},
 }

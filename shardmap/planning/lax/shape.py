@@ -185,22 +185,6 @@ class Concatenate(Factors):
         return combiner if len(pending) == len(self.node.ins) else None
 
 
-def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
-    """A ``dynamic_slice`` with literal starts is a slice."""
-    operand, *begins = node.ins
-    places = [int(begin.value) for begin in begins if isinstance(begin, Scalar)]
-    if len(places) < len(begins):
-        return None
-    taken = node.out_shapes[0]
-    # As in `lax.dynamic_slice`: one that would end outside starts earlier.
-    starts = [
-        min(max(place, 0), size - n)
-        for place, size, n in zip(places, operand.shape, taken, strict=True)
-    ]
-    limits = [a + n for a, n in zip(starts, taken, strict=True)]
-    return graph.call(lambda x: lax.slice(x, starts, limits), [operand])
-
-
 MOST_COPIES = 16
 """The most copies that a tile concatenates. Each can be cut like the operand.
 
@@ -261,7 +245,6 @@ REWRITES: dict[Any, Rewrite] = {
     STACK: as_function(stack),
     TILE: as_function(tile),
     UNSTACK: as_function(unstack),
-    p.dynamic_slice_p: known_slice,
     p.empty2_p: empty,
 }
 """The primitives that are always written as others."""

@@ -123,6 +123,7 @@ LOOKED_THROUGH = {
 CALLS = Calls(
     LOOKED_THROUGH,
     {
+        **dynamic.REWRITES,
         **reduce.REWRITES,
         **reshape.REWRITES,
         **scatter.REWRITES,

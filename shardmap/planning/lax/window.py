@@ -110,13 +110,7 @@ def _placed(names: Sequence[Axis], spec: Sequence[int]) -> list[Axis]:
 
 
 def _window_of(node: Node, k: int, is_summed: bool) -> Window:
-    """The window on the image along its spatial axis ``k``.
-
-    Args:
-      node: a convolution.
-      k: the number of the spatial axis.
-      is_summed: whether the kernel's axis, not the result's, sees the image through it.
-    """
+    """The window on spatial axis ``k`` of the image, of the result or of the kernel."""
     params, numbers = node.params, node.params["dimension_numbers"]
     lhs_shape, rhs_shape = node.in_shapes
     extent = rhs_shape[numbers.rhs_spec[k + 2]]
@@ -130,56 +124,35 @@ def _window_of(node: Node, k: int, is_summed: bool) -> Window:
 
 def reduce_window(node: Node) -> Factors:
     """Poolings: axes whose window is not a single element have a halo."""
-    params = node.params
-    dims = params["window_dimensions"]
-    count = len(node.outs)
-    shape = node.in_shapes[0]
-    operands = len(node.ins)
-    if node.primitive is p.reduce_window_p:
-        operands = count
-    dilations = params.get("base_dilation", (1,) * len(dims))
-    spreads = params.get("window_dilation", (1,) * len(dims))
-    axes: list[Axis] = []
-    for axis, size in enumerate(shape):
-        trivial = (dims[axis], params["window_strides"][axis], dilations[axis])
-        if trivial == (1, 1, 1) and tuple(params["padding"][axis]) == (0, 0):
-            axes.append(axis)
-            continue
-        window = windowed(
-            size,
-            dims[axis],
-            params["window_strides"][axis],
-            params["padding"][axis][0],
-            dilations[axis],
-            spreads[axis],
+    params, shape = node.params, node.in_shapes[0]
+    ones = (1,) * len(shape)
+    windows = zip(
+        shape,
+        params["window_dimensions"],
+        params["window_strides"],
+        (before for before, _ in params["padding"]),
+        params.get("base_dilation", ones),
+        params.get("window_dilation", ones),
+        strict=True,
+    )
+    axes = [
+        axis
+        if (extent, stride, base) == (1, 1, 1) and tuple(around) == (0, 0)
+        else Windowed(axis, windowed(size, extent, stride, before, base, spread))
+        for axis, ((size, extent, stride, before, base, spread), around) in enumerate(
+            zip(windows, params["padding"], strict=True)
         )
-        axes.append(Windowed(axis, window))
-    ins: list[Any] = [axes] * operands + [[]] * (len(node.ins) - operands)
+    ]
 
     def emitter(local: Local) -> Sequence[Any]:
-        padding = tuple(
-            local.holes.get((0, axis), (0, 0)) for axis in range(len(shape))
-        )
+        padding = tuple(local.holes.get((0, k), (0, 0)) for k in range(len(shape)))
         return bind(node, local.values, {**params, "padding": padding})
 
-    def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        window_combiner = {
-            p.reduce_window_sum_p: "add",
-            p.reduce_window_max_p: "max",
-            p.reduce_window_min_p: "min",
-        }.get(node.primitive)
-        return combiner if window_combiner == combiner else None
-
-    outs = [range(len(shape))] * count
-    return Factors(
-        node,
-        ins,
-        outs,
-        emitter=emitter,
-        passes=passes,
-        cheap=False,
-        each=math.prod(dims),
-    )
+    # The last operands of `lax.reduce_window` are initial values.
+    ins = [axes if operand == shape else [] for operand in node.in_shapes]
+    outs = [range(len(shape))] * len(node.outs)
+    each = math.prod(params["window_dimensions"])
+    return Factors(node, ins, outs, emitter=emitter, cheap=False, each=each)
 
 
 def select_and_scatter_add(node: Node) -> Factors:

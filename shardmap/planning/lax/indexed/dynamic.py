@@ -1,66 +1,43 @@
-"""Rules of ``dynamic_slice`` and ``dynamic_update_slice``: each shard does its part."""
+"""Slices and updates of slices that start at a place that may be unknown."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.arrays.combining import identity
-from shardmap.planning.engine.factors import Factors, Local, out_size
-from shardmap.planning.engine.nodes import Node
-from shardmap.planning.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
+from shardmap.planning.engine.factors import Factors, Local
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, Scalar
+from shardmap.planning.engine.rules import Axis, RuleMaker, Windowed
 from shardmap.planning.engine.slices import Window
 from shardmap.planning.lax.indexed.known import evaluated
-from shardmap.planning.lax.indexed.places import INDEXED, WRITTEN, as_int32, combiner_of
+from shardmap.planning.lax.indexed.places import WRITTEN, as_int32
 
 
-def dynamic_slice(node: Node) -> Factors:
-    """Axes taken in full pass; along others each shard gives the elements it has."""
-    shape, [taken] = node.in_shapes[0], node.out_shapes
-    same = [a == b for a, b in zip(shape, taken, strict=True)]
-    operand = [k if same[k] else f"o{k}" for k in range(len(shape))]
-    cut = [k for k in range(len(shape)) if not same[k]]
-    combiner = combiner_of(node)
-    wholes: dict[Factor, Reason] = {}
-    contracted: dict[Factor, str] = {}
-    if combiner:
-        contracted = {f"o{k}": combiner for k in cut}
-    else:
-        wholes = {f"o{k}": INDEXED for k in cut}
-    rest: list[Any] = [[] for _ in node.ins[1:]]
+def dynamic_slice(graph: Graph, node: Node) -> list[Operand]:
+    """Writes a slice as one with literal starts, and as a gather of one place."""
+    sizes, every = node.out_shapes[0], node.ins[1:]
+    unknown = [
+        k
+        for k, start in enumerate(every)
+        if sizes[k] != node.in_shapes[0][k] and not isinstance(start, Scalar)
+    ]
+    numbers = lax.GatherDimensionNumbers(tuple(range(len(sizes))), (), tuple(unknown))
 
-    def emitter(local: Local) -> Sequence[Any]:
-        value, *starts = local.values
-        begins: list[Any] = [jnp.int32(0)] * len(shape)
-        for k in cut:
-            # As JAX does it: the start moves, so that all elements exist.
-            first = jnp.clip(as_int32(starts[k]), 0, shape[k] - taken[k])
-            begins[k] = first + local.starts[k]
-            if local.sizes[f"o{k}"] != shape[k]:
-                # The axis is cut: elements outside of this box are zero.
-                places = begins[k] + jnp.arange(local.sizes[k], dtype=jnp.int32)
-                at = (*[slice(None)] * k, places - local.starts[f"o{k}"])
-                value = value.at[at].get(
-                    mode="fill",
-                    fill_value=identity("add", value.dtype),
-                    wrap_negative_indices=False,
-                )
-                begins[k] = jnp.int32(0)
-        sizes = out_size(local, range(len(shape)))
-        return [lax.dynamic_slice(value, begins, sizes)]
+    def taken(x: jax.Array, *starts: jax.Array) -> jax.Array:
+        for k, start in enumerate(every):
+            if isinstance(start, Scalar):
+                # As JAX does it: the start moves, so that all elements exist.
+                first = min(max(int(start.value), 0), x.shape[k] - sizes[k])
+                x = lax.slice_in_dim(x, first, first + sizes[k], axis=k)
+        if not unknown:
+            return x
+        places = jnp.stack([starts[k] for k in unknown])
+        return lax.gather(x, places, numbers, sizes, mode="clip")
 
-    return Factors(
-        node,
-        [operand, *rest],
-        [range(len(shape))],
-        contracted=contracted,
-        wholes=wholes,
-        starts=[*cut, *contracted],
-        emitter=emitter,
-        passes=lambda combiner, pending: combiner if pending == {0} else None,
-    )
+    return graph.call(taken, node.ins)
 
 
 def dynamic_update_slice(node: Node) -> Factors:
@@ -114,7 +91,5 @@ def dynamic_update_slice(node: Node) -> Factors:
     )
 
 
-RULES: dict[Any, RuleMaker] = {
-    p.dynamic_slice_p: dynamic_slice,
-    p.dynamic_update_slice_p: dynamic_update_slice,
-}
+REWRITES: dict[Any, Rewrite] = {p.dynamic_slice_p: dynamic_slice}
+RULES: dict[Any, RuleMaker] = {p.dynamic_update_slice_p: dynamic_update_slice}

@@ -30,7 +30,6 @@ MOST_NODES = 128
 SECOND = [p.gather_p, p.scatter_p, p.scatter_add_p, p.scatter_max_p, p.scatter_min_p]
 INDICES: Mapping[Any, slice] = {
     **dict.fromkeys([*SECOND, p.scatter_mul_p, SCATTER_SUB], slice(1, 2)),
-    p.dynamic_slice_p: slice(1, None),
     p.dynamic_update_slice_p: slice(2, None),
 }
 """The operands that are indices."""

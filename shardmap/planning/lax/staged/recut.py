@@ -21,7 +21,7 @@ from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.lax.staged.barrier import barrier
 from shardmap.planning.lax.table import TABLE
 
-TAKE = frozenset({p.dynamic_slice_p, p.gather_p, p.slice_p})
+TAKE = frozenset({p.gather_p, p.slice_p})
 
 
 def in_stages(
