@@ -223,14 +223,14 @@ def explained() -> str:
     }
     report = sm.explain(train_step)(weights, array((256, 512), "data"))
     document = sections.of_report(report)
-    parallel, _, devices, _, arrays, *_ = document.blocks
+    parallel, _, mesh_, _, arrays, *_ = document.blocks
     weight, _, rows = arrays.blocks
     # Without the specs: a phone has no room for them.
     cards = [
         dataclasses.replace(card, blocks=(*card.blocks[:-2], card.blocks[-1]))
         for card in (weight, rows)
     ]
-    blocks = (parallel, devices, *cards)
+    blocks = (parallel, *mesh_.blocks, *cards)
     page = html.element(dataclasses.replace(document, blocks=blocks)).replace(
         "<wbr>", "<wbr/>"
     )

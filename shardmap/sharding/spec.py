@@ -242,10 +242,6 @@ class ShardingSpec:
 
     sharding: tuple[Chunked | Unstacked | None, ...]
     mesh_mapping: tuple[MeshDimAssignment, ...]
-    # The shape of the array whose spec it is, for its picture in a notebook.
-    _shape: tuple[int, ...] | None = dataclasses.field(
-        init=False, repr=False, compare=False
-    )
 
     def __init__(
         self,
@@ -254,7 +250,6 @@ class ShardingSpec:
     ) -> None:
         _set(self, "sharding", tuple(_stored(entry) for entry in sharding))
         _set(self, "mesh_mapping", tuple(mesh_mapping))
-        _set(self, "_shape", None)
         for assignment in self.mesh_mapping:
             if not isinstance(assignment, ShardedAxis | Replicated):
                 raise TypeError(
@@ -276,7 +271,7 @@ class ShardingSpec:
     def _repr_html_(self) -> str:
         from shardmap.explaining.draw.html import of_spec
 
-        return of_spec(self, self._shape)
+        return of_spec(self)
 
     @property
     def sharded_axis_sizes(self) -> tuple[int, ...]:
@@ -726,9 +721,7 @@ def spec_of(array: Value) -> ShardingSpec:
     """
     if isinstance(array, np.ndarray | np.generic):
         return ShardingSpec((None,) * array.ndim, ())
-    spec = ShardingSpec.from_sharding(conversions.sharding_of(array), array.shape)
-    _set(spec, "_shape", tuple(array.shape))
-    return spec
+    return ShardingSpec.from_sharding(conversions.sharding_of(array), array.shape)
 
 
 def mesh_sharding_spec(

@@ -1,4 +1,4 @@
-"""Pictures: grids of shards and the devices that hold them, and of a mesh.
+"""Pictures: grids of shards and the devices that hold them.
 
 The last two cut dimensions of an array are the rows and columns of a grid. One cut
 dimension alone makes rows, or columns if it is the array's last. If more dimensions are
@@ -45,23 +45,21 @@ class Grid(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drawing:
-    """Boxes in the order of an array or of a mesh, and what is in each.
+    """The shards of an array, and the devices that hold them.
 
     Attributes:
       header: one line that says what is drawn.
-      labels: for each dimension, those of its boxes.
-      holders: the numbers in each box: one dimension for each of ``labels``, and one.
-      names: the names of the axes of a mesh; () for an array.
+      labels: for each dimension, those of its shards.
+      holders: the devices of each: one dimension for each of ``labels``, and one.
     """
 
     header: str
     labels: Sequence[Sequence[str]]
     holders: np.ndarray
-    names: tuple[str, ...] = ()
 
     @property
     def cut(self) -> list[int]:
-        """The dimensions with several boxes; none for a whole array."""
+        """The dimensions with several shards; none for a whole array."""
         return [dim for dim, each in enumerate(self.labels) if len(each) > 1]
 
     @property
@@ -80,11 +78,9 @@ class Drawing:
     @property
     def ways(self) -> str:
         """The direction of each dimension, such as ``dimension 0 down, 1 across``."""
-        names = self.names or tuple(map(str, range(len(self.labels))))
         pairs = zip(self._directions, ("down", "across"), strict=True)
-        parts = [f"{names[dim]} {way}" for dim, way in pairs if dim is not None]
-        what = "devices: " if self.names else "dimension "
-        return what * bool(parts) + ", ".join(parts)
+        parts = [f"{dim} {way}" for dim, way in pairs if dim is not None]
+        return "dimension " * bool(parts) + ", ".join(parts)
 
     def grids(self, most: int = 8, most_grids: int = 4) -> tuple[list[Grid], str]:
         """The grids of boxes to draw, and what to say of further ones.
@@ -154,22 +150,6 @@ def drawing_of_spec(
         labels,
         numbers[spec.stacked().tile_assignment()].reshape(*counts, -1),
     )
-
-
-def drawing_of_mesh(
-    mesh: Sequence[tuple[str, int]], devices: Sequence[int] = ()
-) -> Drawing:
-    """The device at each position of a mesh, given by the names and sizes of its axes.
-
-    >>> drawing = drawing_of_mesh([("data", 2), ("model", 2)], (0, 2, 1, 3))
-    >>> [grid], _ = drawing.grids()
-    >>> drawing.ways, [[cell.holders for cell in row] for row in grid.cells]
-    ("devices: 'data' down, 'model' across", [['0', '2'], ['1', '3']])
-    """
-    sizes = tuple(size for _, size in mesh)
-    numbers = np.array(devices or range(math.prod(sizes))).reshape(*sizes, 1)
-    labels = [list(map(str, range(size))) for size in sizes]
-    return Drawing("mesh", labels, numbers, tuple(repr(name) for name, _ in mesh))
 
 
 def _labels(entry: object, size: int, count: int) -> list[str]:

@@ -65,12 +65,11 @@ def element(document: Document) -> str:
     return f'<div class="{CLASS}">\n{style}\n{_content(document)}\n</div>'
 
 
-def of_spec(spec: ShardingSpec, shape: tuple[int, ...] | None) -> str:
-    """A spec as one element; without a shape, shards have numbers, not ranges."""
-    drawing = drawing_of_spec(spec, spec.tile_counts if shape is None else shape)
-    if shape is None:
-        labels = [list(map(str, range(count))) for count in spec.tile_counts]
-        drawing = dataclasses.replace(drawing, labels=labels)
+def of_spec(spec: ShardingSpec) -> str:
+    """A spec as one element. It has no shape, so that shards have numbers."""
+    drawing = drawing_of_spec(spec, spec.tile_counts)
+    labels = [list(map(str, range(count))) for count in spec.tile_counts]
+    drawing = dataclasses.replace(drawing, labels=labels)
     said = paragraph(f"{describe(spec).capitalize()}.")
     return element(Document("", "", (paragraph(Code(spec)), said, drawing)))
 
@@ -162,18 +161,13 @@ def _grid(grid: Grid, drawing: Drawing) -> str:
         boxes = "".join(
             f"<td>{cell.holders}</td>"
             if cell.number is None
-            else f'<td class="{_class(cell.number, drawing)}">'
+            else f'<td class="shard tint{cell.number % COLOURS}">'
             f"{_narrow(cell.holders, ',')}</td>"
             for cell in cells
         )
         rows.append(f'<tr><th scope="row">{_narrow(row)}</th>{boxes}</tr>')
     body = f"<tbody>{''.join(rows)}</tbody>"
     return f'<table class="grid" aria-label="{label}">{caption}{head}{body}</table>'
-
-
-def _class(number: int, drawing: Drawing) -> str:
-    """The colour of a shard; a device of a mesh has none."""
-    return "device" if drawing.names else f"shard tint{number % COLOURS}"
 
 
 def _narrow(text: str, after: str = ":") -> str:

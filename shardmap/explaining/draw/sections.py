@@ -20,7 +20,7 @@ from shardmap.explaining.draw.document import (
     paragraph,
     section,
 )
-from shardmap.explaining.draw.grids import drawing_of_mesh, drawing_of_spec
+from shardmap.explaining.draw.grids import drawing_of_spec
 from shardmap.explaining.report import (
     ArrayLayout,
     Axis,
@@ -30,6 +30,7 @@ from shardmap.explaining.report import (
     Report,
     argument_of,
 )
+from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
 from shardmap.units import count, duration, size
 
 _Item = TypeVar("_Item")
@@ -73,9 +74,13 @@ def of_plan(title: str, lines: Sequence[str]) -> Document:
 
 
 def _mesh(report: Report) -> Iterator[Block]:
-    """The device at each position of the mesh; none for 0, 1, 2 and so on in a row."""
-    if sum(size > 1 for _, size in report.mesh) > 1 or report.mesh_devices:
-        yield drawing_of_mesh(report.mesh, report.mesh_devices)
+    """The device at each place of the mesh; none for 0, 1, 2 and so on in a row."""
+    names, sizes = zip(*report.mesh, strict=True) if report.mesh else ((), ())
+    if sum(size > 1 for size in sizes) > 1 or report.mesh_devices:
+        spec = ShardingSpec(map(Unstacked, sizes), map(ShardedAxis, range(len(sizes))))
+        title = f"Devices of the mesh {' x '.join(map(repr, names))}"
+        drawing = drawing_of_spec(spec, sizes, report.mesh_devices)
+        yield Group((title,), (drawing,), "page")
 
 
 def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
@@ -160,7 +165,7 @@ def _axis(axis: Axis, said: set[str]) -> Group:
 
 def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Group]:
     """A card for each layout, with its picture and its arrays by argument."""
-    for alike in grouped(lambda array: array.layout, arrays).values():
+    for alike in grouped(_lies, arrays).values():
         first = alike[0]
         several = f", used by {len(alike):,} arrays" if len(alike) > 1 else ""
         title = f"{first.layout[:1].upper()}{first.layout[1:]}{several}"
@@ -168,6 +173,14 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Group]:
         yield Group(
             (title,), (*map(_argument, parts.values()), *_picture(alike)), "card"
         )
+
+
+def _lies(array: ArrayLayout) -> tuple[Any, ...]:
+    """How an array is cut, and where: words do not tell the order of devices."""
+    if array.spec is None:
+        return (array.layout,)
+    cuts = tuple(entry for entry in array.spec.sharding if entry is not None)
+    return array.layout, array.devices, array.spec.mesh_mapping, cuts
 
 
 def grouped(

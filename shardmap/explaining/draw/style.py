@@ -86,7 +86,7 @@ _RULES = """
     text-align: center; }
   & .grid caption { text-align: left; }
   & .grid th, & .grid td { min-width: 32px; padding: 4px; text-align: center; }
-  & .shard, & .device { border: 1px solid var(--line); border-radius: 4px; }
+  & .shard { border: 1px solid var(--line); border-radius: 4px; }
   & .copies { display: inline-block; padding: 4px 14px; margin: 3px 8px 6px 0;
     color: var(--text); background: var(--back); border: 1px solid var(--quiet);
     box-shadow: 3px 3px var(--back), 4px 4px var(--quiet); }

@@ -253,8 +253,8 @@ def _table(table: Table, indent: int, width: int) -> Iterator[str]:
 
 
 def _fitting(drawing: Drawing, indent: int, width: int) -> list[str]:
-    """The widest picture that fits; none of a whole array or of a mesh."""
-    if not drawing.cut or drawing.names:
+    """The widest picture that fits; none of a whole array."""
+    if not drawing.cut:
         return []
     ways = _wrapped(drawing.ways, indent, width) if len(drawing.cut) > 1 else []
     for most in (8, 6, 4, 3):
