@@ -30,11 +30,7 @@ LONGEST = 1.0
 
 
 def place_in_job(task: Any) -> tuple[int, int]:
-    """Checks ``task``: the number of this process, and how many the job has.
-
-    Raises:
-      TypeError, ValueError: it is no such pair.
-    """
+    """Checks ``task``: the number of this process, and how many the job has."""
     if not isinstance(task, Sequence) or isinstance(task, str) or len(task) != 2:
         raise TypeError(
             "task must be a pair (index, count): which task of an array job this "
@@ -51,15 +47,7 @@ def place_in_job(task: Any) -> tuple[int, int]:
 
 
 class ArrayJob(Accumulator):
-    """The accumulator of one process; results stay in the folder.
-
-    Args:
-      cut_program: the plan.
-      leaves: its arguments.
-      task: the number of this process, and how many the job has.
-      saved: the folder.
-      stage: the one that this job runs, after jobs of those before; None: all.
-    """
+    """The accumulator of one process; results stay in the folder."""
 
     def __init__(
         self,
@@ -187,13 +175,7 @@ class ArrayJob(Accumulator):
 
 
 class Stored:
-    """A value in files, read box by box.
-
-    Args:
-      value: the value.
-      tasks: box -> the task, and the number of its result, that has it.
-      load: returns a result of a task.
-    """
+    """A value in files, read box by box: of a task, the result of a number."""
 
     def __init__(
         self,

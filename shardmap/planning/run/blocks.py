@@ -13,11 +13,7 @@ T = TypeVar("T")
 
 
 class Blocks(Generic[T]):
-    """The blocks of a value.
-
-    Args:
-      places: box -> where that block is.
-      ndim: the number of dimensions.
+    """The blocks of a value, by their boxes: where each is.
 
     >>> blocks = Blocks({((0, 4),): "a", ((4, 8),): "b", ((8, 10),): "c"}, 1)
     >>> list(blocks.overlapping(((2, 6),)))

@@ -18,7 +18,6 @@ from shardmap.planning.engine.slices import Box, shape_of, slices
 ARITY = 16
 """How many partial results make one."""
 
-
 Arrays: TypeAlias = Sequence[Any]
 """The arrays of a partial result: one, or those of a tuple."""
 
@@ -104,11 +103,7 @@ def depth(count: int) -> int:
 
 
 def start_dtype(starts: Sequence[int]) -> Any:
-    """The dtype in which a shard gets its starts.
-
-    Raises:
-      ValueError: they need 64 bits, which JAX does not use.
-    """
+    """The dtype in which a shard gets its starts."""
     if all(abs(start) < 2**31 for start in starts):
         return np.int32
     if not config_value("jax_enable_x64"):
@@ -126,11 +121,7 @@ def holds(array: Any, dtype: np.dtype) -> bool:
 
 
 def refuse_masked(array: Any, name: str = "") -> None:
-    """Refuses an array with masked elements, which JAX does not have.
-
-    Raises:
-      ValueError: some elements are masked.
-    """
+    """Refuses an array with masked elements, which JAX does not have."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         where, masked = f"{name}: " if name else "", int(np.ma.count_masked(array))
         raise ValueError(
@@ -141,11 +132,7 @@ def refuse_masked(array: Any, name: str = "") -> None:
 
 
 def read_box(array: Any, box: Box, aval: Aval) -> Any:
-    """A box of an array-like, as NumPy or JAX array of the aval's dtype.
-
-    Raises:
-      ValueError: the box that was read has another shape or dtype, or is masked.
-    """
+    """A box of an array-like, as NumPy or JAX array of the aval's dtype."""
     part = array
     if box:
         index: Any = slices(box)

@@ -49,24 +49,13 @@ class CutProgram:
     """The graph of a function, its analysis and its stages.
 
     Args:
-      closed: the function.
-      analysis: how the cuts pass through it.
-      in_tree: the structure of the arguments.
-      out_tree: the structure of the results.
-      cuts: the cuts that were asked for, per leaf of the arguments and axis.
-      names: the names in messages of the leaves of the arguments.
-      scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
       chunks_read: by name, of the arguments that lie in chunks, how many pieces read
         each chunk.
       decoded: the most bytes that a store holds while it reads a chunk of an argument.
-      statics: the positions and names of static arguments.
-      stages: its stages, if another program with this analysis has them.
 
     Attributes:
-      x64: whether it was made with 64-bit numbers.
-      partitionable: whether it was made with ``jax_threefry_partitionable``.
       parts: the number of partial results of each box of a value.
     """
 
@@ -224,11 +213,7 @@ class CutProgram:
             raise ValueError(f"{name}: {error}") from error
 
     def compiled(self, stage: Stage, recipe: Recipe) -> jax.stages.Wrapped:
-        """The compiled function of all shards whose recipes compute the same.
-
-        Recipes of one stage are compared by their static parts. Functions of several
-        stages, such as the steps of an unrolled loop, are traced and compared.
-        """
+        """The compiled function of all shards that compute the same, of any stage."""
         key = stage.number, recipe.static, start_dtype(recipe.starts)
         if key not in self._compiled:
             jitted = jax.jit(self.function(stage, recipe.static))

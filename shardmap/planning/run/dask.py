@@ -59,10 +59,8 @@ class Place(NamedTuple):
 class Gathered(NamedTuple):
     """An argument that is put together of blocks that other tasks have made.
 
-    Attributes:
-      spec: its shape and dtype.
-      pieces: of each block, which of the results that the task needs it is, its place
-        there, and the part of it that goes to a part of the argument.
+    Of each: which of the task's needs it is, its place there, its part, and where that
+    part goes.
     """
 
     spec: Spec
@@ -116,18 +114,9 @@ def collected(taken: Sequence[Sequence[tuple[int, int]]], needs: Sequence[Any]) 
 
 
 class Graph:
-    """The tasks of a plan.
-
-    Args:
-      cut_program: the plan.
-      leaves: its arguments.
-      given: the arrays that results are written to, by value.
-      kept: the values whose blocks are wanted, besides those that stages read.
-      saved: the checkpoint that workers keep results in.
+    """The tasks of a plan, as layers and dependencies of a `HighLevelGraph`.
 
     Attributes:
-      layers, dependencies: those of a `HighLevelGraph`.
-      blocks: where the blocks of each value are.
       ends: for each task that makes a part of the function's result, which of its
         results are still to be put where.
     """
@@ -319,20 +308,7 @@ def run_on_cluster(
     retries: int,
     progress: bool,
 ) -> None:
-    """Runs a plan on the workers of a `distributed.Client`.
-
-    Args:
-      client: the client.
-      cut_program: the plan.
-      leaves: its arguments.
-      acc: the accumulator, which gets the results that workers do not write.
-      saved: the checkpoint that workers write.
-      retries: how often a task that fails is tried again.
-      progress: whether to show Dask's bar.
-
-    Raises:
-      ShardError: a task failed for good.
-    """
+    """Runs a plan on a `distributed.Client`; ``acc`` gets what workers do not write."""
     distributed: Any = importlib.import_module("distributed")
 
     graph = Graph(cut_program, leaves, acc.given, saved=saved)

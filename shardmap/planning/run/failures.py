@@ -45,9 +45,8 @@ class ShardFailure(Exception):
 def contained(function: Callable[P, T]) -> Callable[P, T]:
     """A function for workers that raises only errors that its caller can handle.
 
-    An exception that does not survive pickle would break a pool of processes, and
-    `SystemExit` would end the program that waits for the result. `WorkerError` is
-    raised in their place. Ctrl-C does end the program.
+    One that does not survive pickle would break a pool of processes, and `SystemExit`
+    end the program that waits for the result.
     """
 
     @functools.wraps(function)

@@ -29,16 +29,7 @@ MOST_WORK = 10_000
 def outputs(
     cut_program: CutProgram, out: PyTree, leaves: Sequence[Any]
 ) -> list[OutputPlace]:
-    """The place of each output.
-
-    Args:
-      cut_program: the plan's program.
-      out: the array-likes that were given, in the structure of the result.
-      leaves: the arguments, flat.
-
-    Raises:
-      ValueError: ``out`` does not fit.
-    """
+    """The place of each output."""
     given = arrays_of(cut_program.out_tree, out)
     places: list[OutputPlace] = []
     taken: set[Value | None] = set()
@@ -57,11 +48,7 @@ def outputs(
 
 
 def arrays_of(tree: TreeDef, out: PyTree) -> list[Any]:
-    """The array-like for each leaf of the result, None for those without one.
-
-    Raises:
-      ValueError: ``out`` has another structure.
-    """
+    """The array-like for each leaf of the result, None for those without one."""
     count = tree.num_leaves
     if out is None:
         return [None] * count

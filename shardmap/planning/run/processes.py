@@ -99,13 +99,7 @@ def run_job(blob: bytes, job: Job, needs: Sequence[Any] = ()) -> list[Any]:
 
 
 class RemoteAccess:
-    """Which arguments and results other processes open themselves.
-
-    Args:
-      inputs: the values of the arguments.
-      leaves: the arguments.
-      out: the arrays to write results to, by value.
-    """
+    """Which arguments and results other processes open themselves."""
 
     def __init__(
         self, inputs: Sequence[Value], leaves: Sequence[Any], out: Mapping[Value, Any]
@@ -126,10 +120,7 @@ class RemoteAccess:
         return Read(source, box, value.shape, value.aval.dtype)
 
     def write(self, box: Box, combiner: Combiner, value: Value) -> Write | None:
-        """How the worker writes a result; None if it comes back.
-
-        Cells that several shards share are written by this process.
-        """
+        """How the worker writes a result; None if it comes back, as in shared cells."""
         sink = self.sinks.get(value)
         if sink is None or sink.grain is None or combiner != "insert":
             return None
@@ -174,11 +165,7 @@ class Exported:
         self._blobs: dict[jax.stages.Wrapped, bytes] = {}
 
     def __call__(self, shard: Shard) -> bytes:
-        """The function of a shard.
-
-        Raises:
-          ImportError: the package that writes its bytes is not installed.
-        """
+        """The function of a shard."""
         function = shard.function
         if function not in self._blobs:
             try:
@@ -226,11 +213,7 @@ class ProcessWorkers(Workers):
 
 @contextlib.contextmanager
 def own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of new processes, which end with this one.
-
-    Raises:
-      RuntimeError: this process may start none.
-    """
+    """A pool of new processes, which end with this one."""
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
             f"executor={count} starts processes, which a daemonic process, such as a "

@@ -52,11 +52,7 @@ def run(
     stage: Any,
     decoding: int | None,
 ) -> PyTree:
-    """See `ShardPlan.run`.
-
-    Args:
-      decoding: the bytes that a store may hold to decode chunks; None: any number.
-    """
+    """See `ShardPlan.run`; a store may hold so many bytes while it is ``decoding``."""
     in_job = None if task is None else place_in_job(task)
     if stage is not None:
         stage = index_of("stages", stage, len(cut_program.stages))
@@ -112,8 +108,9 @@ def run(
             work = engine(pool, cut_program, leaves, acc, saved)
             stages = cut_program.stages[: None if stage is None else stage + 1]
         trim, trimmed = None, time.monotonic()
-        if decoding is not None:  # The allocator keeps freed memory, too.
-            trim = _trim_of_glibc()
+        if decoding is not None:
+            # What glibc keeps of freed memory can be several times a shard.
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             stores = [*leaves, *given.values()]
             stack.enter_context(decoding_within(stores, decoding))
         for place, each in enumerate(stages):
@@ -151,18 +148,7 @@ def run(
 
 @contextlib.contextmanager
 def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers] | None, Any]]:
-    """The kind of workers for an executor, and the executor that they use.
-
-    A client of Dask needs no workers of ours.
-
-    Args:
-      executor: the argument of `ShardPlan.run`.
-      readers: how many threads read shards if it is None.
-
-    Raises:
-      TypeError: it cannot run shards.
-      ValueError: it is a pool of forked processes.
-    """
+    """The kind of workers for an executor, None for Dask's own, and what they use."""
     if executor is None:
         with ThreadPoolExecutor(readers) as pool:
             yield LocalWorkers, pool
@@ -192,24 +178,9 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers] | None,
 
 
 def _progress(total: int) -> Any:
-    """A bar of tqdm for so many shards.
-
-    Raises:
-      ImportError: it is not installed.
-    """
+    """A bar of tqdm for so many shards."""
     try:
         tqdm: Any = importlib.import_module("tqdm.auto")
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install tqdm") from error
     return tqdm.tqdm(total=total, unit="shard")
-
-
-def _trim_of_glibc() -> Any:
-    """The function of glibc that gives back freed memory; None without glibc.
-
-    That memory can be several times what a shard holds.
-    """
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, TypeError, OSError):
-        return None

@@ -158,11 +158,7 @@ class Shard:
             return export.export(self.function)(*arg_avals(self.recipe))
 
     def _refuse_stranger(self, name: str, acc: Any) -> None:
-        """Refuses an accumulator that results cannot be put into.
-
-        Raises:
-          ValueError: it is another plan's, or lacks what later stages need.
-        """
+        """Refuses an accumulator that results cannot be put into."""
         if isinstance(acc, Accumulator):
             if acc.cut_program is not self._cut_program:
                 raise ValueError(
@@ -229,12 +225,7 @@ class Shard:
 
 
 def index_of(what: str, index: SupportsIndex, count: int) -> int:
-    """An index counted from the beginning.
-
-    Raises:
-      TypeError: it is no integer.
-      IndexError: it is out of range.
-    """
+    """An index counted from the beginning."""
     number = integer_of(f"the index of {what}", index)
     if not -count <= number < count:
         raise IndexError(
@@ -335,11 +326,7 @@ class Accumulator:
         buffers.put(arrays, boxes, targets_of[0][1], parts)
 
     def mark(self, shard: Shard) -> None:
-        """Notes that a shard has been reduced.
-
-        Raises:
-          ValueError: it has been reduced before.
-        """
+        """Notes that a shard has been reduced, which it is once."""
         done = self._done.setdefault(shard.stage, set())
         if shard.number in done:
             raise ValueError(
@@ -349,11 +336,7 @@ class Accumulator:
         done.add(shard.number)
 
     def refuse_unfinished(self, shard: Shard) -> None:
-        """Refuses a shard that needs values of shards that have not been reduced.
-
-        Raises:
-          ValueError: some are missing.
-        """
+        """Refuses a shard that needs values of shards that have not been reduced."""
         needed = {value for value, _ in shard.recipe.reads}
         for stage in self.cut_program.stages:
             if stage.number >= shard.stage:

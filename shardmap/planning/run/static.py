@@ -16,12 +16,7 @@ def static_keys(
     argnums: int | Sequence[int],
     argnames: str | Sequence[str],
 ) -> set[int | str]:
-    """The static arguments, by position or name as they were given.
-
-    Raises:
-      TypeError: one is not hashable.
-      ValueError: there is no such argument.
-    """
+    """The static arguments, by position or name as they were given."""
     numbers = [argnums] if isinstance(argnums, int) else argnums
     names = [argnames] if isinstance(argnames, str) else argnames
     parameters = list(inspect.signature(fun).parameters) if names else []
@@ -74,9 +69,6 @@ def in_order(
     kwargs: Mapping[str, PyTree],
     statics: Collection[int | str] = (),
 ) -> tuple[PyTree, ...]:
-    """Positional and keyword arguments, in the order of the graph's inputs.
-
-    Static ones have no leaves: their values are a part of the structure.
-    """
+    """Positional and keyword arguments, in the order of the graph's inputs."""
     positional, named = with_statics(args, kwargs, statics)
     return (*positional, named) if named else positional

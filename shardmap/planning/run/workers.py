@@ -1,12 +1,11 @@
 """Workers that run shards: the base class, and those of this process."""
 
-import concurrent.futures
 import contextlib
 import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, wait
 from typing import Any
 
 import jax
@@ -31,18 +30,7 @@ BEHIND = 4
 
 
 class Workers:
-    """Runs tasks by an executor.
-
-    Args:
-      executor: what runs the tasks.
-      cut_program: the plan.
-      leaves: its arguments.
-      acc: the accumulator of results.
-      saved: the checkpoint that results are saved to and loaded from.
-
-    Attributes:
-      ahead: how many shards are under way by default.
-    """
+    """Runs tasks by an executor, by default ``ahead`` at once."""
 
     # Whether other processes read files that this one writes.
     in_other_processes = False
@@ -76,16 +64,7 @@ class Workers:
         return future.result()
 
     def run(self, tasks: Iterable[Task], ahead: int, retries: int) -> Iterator[Task]:
-        """Runs shards and puts their results into the accumulator.
-
-        Args:
-          tasks: the shards of one stage.
-          ahead: how many may be under way.
-          retries: how often a shard that fails is tried again.
-
-        Yields:
-          The shards that are done.
-        """
+        """Runs shards, ``ahead`` at once, and yields those whose results are put."""
         numbered = enumerate(tasks)
         waiting: dict[int, tuple[Task, int, Future[Any]]] = {}
         results = _InOrder(self.acc)
@@ -149,10 +128,7 @@ class Workers:
 class _InOrder:
     """Puts results into an accumulator: partial ones in the order of their shards.
 
-    Sums of floating-point numbers depend on their order. The others are put at once.
-
-    Attributes:
-      held: how many shards have partial results that wait for those of earlier ones.
+    Sums of floating-point numbers depend on it. ``held`` counts shards that wait.
     """
 
     def __init__(self, acc: Accumulator) -> None:
@@ -176,12 +152,9 @@ class _InOrder:
 
 def _first_done(waiting: Mapping[int, tuple[Task, int, Future[Any]]]) -> int:
     """The number of the oldest shard that is done; waits for one."""
-    while True:
-        for number, (*_, future) in waiting.items():
-            if future.done():
-                return number
-        futures = [future for *_, future in waiting.values()]
-        concurrent.futures.wait(futures, return_when="FIRST_COMPLETED")
+    futures = [future for *_, future in waiting.values()]
+    done, _ = wait(futures, return_when="FIRST_COMPLETED")
+    return next(k for k, (*_, future) in waiting.items() if future in done)
 
 
 class ThreadWorkers(Workers):
@@ -207,10 +180,7 @@ class ThreadWorkers(Workers):
 
 
 class LocalWorkers(ThreadWorkers):
-    """Starts shards on the devices, while this thread waits for results and writes.
-
-    A pool reads what is not in memory.
-    """
+    """A pool reads what is not in memory, devices compute, this thread writes."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

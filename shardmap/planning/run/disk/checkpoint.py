@@ -25,18 +25,7 @@ SUM = hashlib.sha256().digest_size
 
 
 class Checkpoint:
-    """The folder of one plan.
-
-    Args:
-      folder: where it is, or will be.
-      cut_program: the plan's program.
-      leaves: its arguments, which must be the same each time; of those above 1 MiB,
-        samples are compared.
-
-    Raises:
-      ValueError: it belongs to another plan or other arguments, or is no checkpoint.
-      OSError: it cannot be written to.
-    """
+    """The folder of one plan and its arguments."""
 
     def __init__(
         self,
@@ -120,14 +109,7 @@ class Checkpoint:
 
 
 class TaskFile(NamedTuple):
-    """The file with the results of one task. It can be pickled.
-
-    Attributes:
-      folder: the folder of the plan.
-      key: of the plan.
-      name: of the task.
-      results: their shapes and dtypes.
-    """
+    """The file with the results of one task. It can be pickled."""
 
     folder: Folder
     key: str
@@ -135,11 +117,7 @@ class TaskFile(NamedTuple):
     results: Sequence[Spec]
 
     def load(self, places: Sequence[int] | None = None) -> list[np.ndarray] | None:
-        """The results; None if the task is not done, or the file is damaged.
-
-        Args:
-          places: which of the results. Default: all.
-        """
+        """The results in these places; None if it is not done, or damaged."""
         lengths = [
             SUM + math.prod(shape) * np.dtype(dtype).itemsize
             for shape, dtype in self.results

@@ -41,11 +41,7 @@ def software() -> dict[str, str]:
 
 
 def fingerprint(cut_program: CutProgram) -> str:
-    """A digest of the shards of a plan.
-
-    Raises:
-      ValueError: it calls the host, and nothing tells what runs there.
-    """
+    """A digest of the shards of a plan."""
     closed = cut_program.closed
     called = [e for e in equations(closed) if e.primitive is PURE_CALLBACK]
     texts = [text_of(callback_of(equation.params)) for equation in called]
@@ -78,11 +74,7 @@ def _sum(*contents: bytes) -> str:
 
 
 def fingerprints(leaves: Sequence[Any]) -> list[str]:
-    """The digest of each argument.
-
-    Of large arguments, evenly spaced samples count; of a file that is mapped, its size
-    and when it was written.
-    """
+    """The digest of each argument."""
     return [_sum(*_bytes(leaf), _file(leaf)) for leaf in leaves]
 
 

@@ -17,12 +17,7 @@ DRAFT = ".part"
 
 
 def path_of(what: str, value: Any) -> str:
-    """The path of a folder that was given, or its address in an object store.
-
-    Raises:
-      TypeError: it is no path.
-      ValueError: it is empty.
-    """
+    """The path of a folder that was given, or its address in an object store."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(
             f"{what} must be the path of a folder, got {shown(value)} of type "
@@ -34,11 +29,7 @@ def path_of(what: str, value: Any) -> str:
 
 
 def make_folder(what: str, path: pathlib.Path) -> None:
-    """Makes a folder on a disk.
-
-    Raises:
-      ValueError: there is a file of its name.
-    """
+    """Makes a folder on a disk."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -49,12 +40,7 @@ def make_folder(what: str, path: pathlib.Path) -> None:
 
 
 def folder_of(what: str, value: Any) -> "Folder":
-    """The folder at a path, or at an address, which is made if it is not there.
-
-    Raises:
-      ImportError: fsspec, or its package for this kind of address, is not installed.
-      TypeError, ValueError: it is no path.
-    """
+    """The folder at a path, or at an address, which is made if it is not there."""
     path = path_of(what, value)
     if "://" in path:
         return ObjectStore(path)
@@ -63,11 +49,7 @@ def folder_of(what: str, value: Any) -> "Folder":
 
 
 class Folder:
-    """A folder on a disk.
-
-    Args:
-      path: where it is.
-    """
+    """A folder on a disk."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -89,14 +71,7 @@ class Folder:
             return None
 
     def write(self, name: str, content: bytes, new: bool = False) -> None:
-        """Makes a file, or replaces it, at once.
-
-        Args:
-          name: its name.
-          content: its content.
-          new: whether to leave a file that another process has made, where the folder
-            can tell.
-        """
+        """Makes a file at once; leaves another's if ``new`` and the folder can tell."""
         try:
             self._write(name, content, new)
         except OSError as error:
@@ -125,11 +100,7 @@ class Folder:
 
 
 class ObjectStore(Folder):
-    """A folder in an object store, by fsspec.
-
-    Args:
-      path: its address, as ``s3://bucket/job``.
-    """
+    """A folder in an object store, such as ``s3://bucket/job``, by fsspec."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -26,11 +26,7 @@ PREFIX = "shardmap-"
 
 
 def checked(scratch: Any) -> pathlib.Path | None:
-    """Checks ``scratch``, and returns the path of a folder, or None.
-
-    Raises:
-      TypeError, ValueError: it is no path on a disk.
-    """
+    """Checks ``scratch``, and returns the path of a folder, or None."""
     if scratch is None:
         return None
     if "://" in (path := path_of("scratch", scratch)):
@@ -42,14 +38,7 @@ def checked(scratch: Any) -> pathlib.Path | None:
 def scratch_arrays(
     cut_program: CutProgram, scratch: pathlib.Path | None
 ) -> Iterator[tuple[dict[Value, Any], Callable[[Value], None]]]:
-    """Arrays in ``scratch`` for the values of a plan that go there.
-
-    Yields:
-      The arrays, and a function that removes one that is not needed any more.
-
-    Raises:
-      OSError: there is no space for them.
-    """
+    """Arrays for the values that go there, and what removes one."""
     arrays: dict[Value, Any] = {}
     values = [
         result.value
@@ -105,14 +94,7 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
 
 
 def reserve(what: str, array: np.memmap) -> None:
-    """Reserves the space of a file that is mapped into memory.
-
-    It takes none until it is written, and a write to it that finds the disk full ends
-    the process.
-
-    Raises:
-      OSError: the disk is full.
-    """
+    """Reserves a mapped file's space: a write that finds none would end the process."""
     path: Any = array.filename
     count = os.path.getsize(path)
     try:
