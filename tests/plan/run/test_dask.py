@@ -1,8 +1,10 @@
 """The results of a plan as arrays of Dask, and what a cluster moves."""
 
+import contextlib
 import gc
 import os
-import signal
+import subprocess
+import sys
 import threading
 import time
 from unittest import mock
@@ -15,6 +17,7 @@ import pytest
 from shardmap.extend import register_shard_handler
 from shardmap.planning.plan import plan
 from shardmap.planning.sources import registry
+from tests.command_line import ROOT
 from tests.plan.plan_programs import reals
 from tests.plan.run.test_engines import W, X, assert_bytes, mapped, score
 
@@ -105,26 +108,35 @@ def test_a_worker_that_is_lost_costs_time_alone(checkpoint, monkeypatch, tmp_pat
     w = np.eye(1100, dtype=np.float32)
     shard_plan = plan(lambda x, w: (x @ w).sum(0), Slow(), w, in_slices=({0: 48}, None))
     random = np.random.default_rng(0)
+    # Not by nannies: one whose worker does not start in time gives it up for good.
+    start = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny"]
+    start += ["--nthreads=1", "--no-dashboard"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0"
-        ) as cluster,
+        contextlib.ExitStack() as stack,
+        distributed.LocalCluster(n_workers=0, dashboard_address=":0") as cluster,
         distributed.Client(cluster) as client,
     ):
+        workers: list[subprocess.Popen] = []
         for k in range(10):
-            cluster.scale(2)  # A nanny gives up if its worker dies while it starts.
+            while len(workers) < 2:
+                worker = subprocess.Popen(
+                    [*start, cluster.scheduler_address],
+                    env=environment,
+                    stderr=subprocess.DEVNULL,
+                )
+                workers.append(stack.enter_context(worker))
+                stack.callback(worker.kill)
             client.wait_for_workers(2, timeout=120)
-            processes = [nanny.pid for nanny in cluster.workers.values()]
-            process = processes[k % len(processes)]
-            after = threading.Timer(
-                random.uniform(0, 1.5), os.kill, (process, signal.SIGKILL)
-            )
+            lost = workers.pop(k % 2)
+            after = threading.Timer(random.uniform(0, 1.5), lost.kill)
             after.start()
             folder = tmp_path / str(k) if checkpoint else None
             got = shard_plan.run(Slow(), w, executor=client, checkpoint=folder)
             after.join()
             np.testing.assert_array_equal(got, np.full(1100, 96, np.float32))
-            while process in [nanny.pid for nanny in cluster.workers.values()]:
+            lost.wait(60)
+            while len(cluster.scheduler_info["workers"]) > 1:
                 time.sleep(0.01)
 
 
