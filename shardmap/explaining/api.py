@@ -23,7 +23,7 @@ from shardmap.explaining import elsewhere
 from shardmap.explaining.chips import CHIPS, capacity_of, machine_of, wiring_of
 from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect, interconnect_of
-from shardmap.explaining.read import arrays, remarks, sharded
+from shardmap.explaining.read import arrays, remarks
 from shardmap.explaining.read.hlo.collectives import compiled_collectives, unseen
 from shardmap.explaining.read.hlo.cost import (
     busiest_lines,
@@ -205,8 +205,8 @@ def explanation_for(
     # A map has this axis even without replicas of its elements.
     mesh_axes = tuple(each for each in sizes.items() if each != (REPLICAS, 1))
     cuts = [arrays.axis_sizes(layout) for layout in layouts]
-    axes = sharded.with_devices(facts.axes, vmaps, cuts, facts.constraints, mesh_axes)
-    arguments = sharded.sharded_arguments(layouts_of_arrays, cuts)
+    axes = arrays.with_devices(facts.axes, vmaps, cuts, facts.constraints, mesh_axes)
+    arguments = arrays.sharded_arguments(layouts_of_arrays, cuts)
     collectives = compiled_collectives(module, sources, mesh_axes, arguments)
     counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
     num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
@@ -223,7 +223,7 @@ def explanation_for(
     capacity = capacity_of(device)
     memory = memory_of(buffers, module, sources, device.platform)
     cost = cost_of(compiled, module, memory.peak)
-    idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
+    idle = arrays.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
     is_chunked = hasattr(fun, "explain") and not hasattr(fun, "lower")
     if CHUNKED in facts.primitives and is_chunked:

@@ -11,7 +11,7 @@ from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from shardmap._jax.stages import argument_names, with_params
-from shardmap._jax.types import Equation, Value
+from shardmap._jax.types import Equation
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.arrays import array_likes
 from shardmap.explaining import machines
@@ -145,43 +145,32 @@ def unplaced(
       ValueError: one is sharded over another number of devices.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    new = [_unplaced(leaf, devices) for leaf in leaves]
-    bad = [k for k, leaf in enumerate(new) if leaf is None]
-    if bad:
-        k = bad[0]
-        raise ValueError(
-            f"{argument_names(fun, args, kwargs)[k]} is sharded over "
-            f"{leaves[k].sharding.num_devices} devices, but explain is asked for "
-            f"{len(devices)}. Give a jax.ShapeDtypeStruct, with a sharding over these "
-            "devices or with none."
+    for k, leaf in enumerate(leaves):
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            continue
+        aval = array_likes.abstract_value(leaf)
+        given: Any = getattr(leaf, "sharding", None)
+        sharding: Sharding | None = None
+        is_placed = not isinstance(getattr(given, "mesh", None), AbstractMesh)
+        is_placed = is_placed and isinstance(given, Sharding)
+        if is_placed and given.device_set <= set(devices):
+            sharding = given
+        elif isinstance(given, NamedSharding) and given.num_devices > 1:
+            if given.num_devices != len(devices):
+                raise ValueError(
+                    f"{argument_names(fun, args, kwargs)[k]} is sharded over "
+                    f"{given.num_devices} devices, but explain is asked for "
+                    f"{len(devices)}. Give a jax.ShapeDtypeStruct, with a sharding "
+                    "over these devices or with none."
+                )
+            # Under a mesh that is set, the trace is moved with its arguments.
+            sharding = given
+            if jax.sharding.get_mesh().empty:
+                sharding = NamedSharding(moved_mesh(given.mesh, devices), given.spec)
+        leaves[k] = jax.ShapeDtypeStruct(
+            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
         )
-    return jax.tree.unflatten(tree, new)
-
-
-def _unplaced(leaf: Value, devices: Sequence[jax.Device]) -> Any:
-    """The leaf; a shape for an array; None for one over too many or few devices."""
-    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return leaf
-    aval = array_likes.abstract_value(leaf)
-    given = getattr(leaf, "sharding", None)
-    sharding: Sharding | None = None
-    is_abstract = isinstance(getattr(given, "mesh", None), AbstractMesh)
-    if (
-        isinstance(given, Sharding)
-        and not is_abstract
-        and given.device_set <= set(devices)
-    ):
-        sharding = given
-    elif isinstance(given, NamedSharding) and given.num_devices > 1:
-        if given.num_devices != len(devices):
-            return None
-        # Under a mesh that is set, the trace is moved with its arguments.
-        sharding = given
-        if jax.sharding.get_mesh().empty:
-            sharding = NamedSharding(moved_mesh(given.mesh, devices), given.spec)
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
-    )
+    return jax.tree.unflatten(tree, leaves)
 
 
 def moved_mesh(mesh: Any, devices: Sequence[jax.Device]) -> Mesh:

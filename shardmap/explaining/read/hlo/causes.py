@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from shardmap.explaining.read.arrays import ShardedArgument
 from shardmap.explaining.read.hlo.flops import POINTWISE, product_flops
 from shardmap.explaining.read.hlo.instructions import (
     around,
@@ -14,7 +15,6 @@ from shardmap.explaining.read.hlo.instructions import (
 from shardmap.explaining.read.hlo.loops import given, origin
 from shardmap.explaining.read.hlo.module import Instruction
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.sharded import ShardedArgument
 
 REMATERIALISED = (
     "the array is made whole on every device, then cut in another way (an involuntary "

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from shardmap.explaining.read.arrays import ShardedArgument
 from shardmap.explaining.read.hlo.causes import cause_of
 from shardmap.explaining.read.hlo.instructions import (
     around,
@@ -19,7 +20,6 @@ from shardmap.explaining.read.hlo.instructions import (
 from shardmap.explaining.read.hlo.loops import runs
 from shardmap.explaining.read.hlo.module import Groups, Instruction, Module, Shape
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.sharded import ShardedArgument
 from shardmap.explaining.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
 
@@ -40,7 +40,6 @@ _OF_PROGRAMS = {
     "collective-broadcast": "pbroadcast",
 }
 """The functions of kinds that XLA never adds."""
-_Values = list[list[Shape]]
 
 
 def compiled_collectives(
@@ -63,7 +62,9 @@ def compiled_collectives(
         group_size, axes = _devices(instruction, kind, groups, mesh)
         if group_size <= 1:
             continue
-        given, taken = _given(instruction, kind), _taken(instruction, kind)
+        given = taken = _given(instruction, kind)
+        if kind != "all-to-all":
+            taken = [each.shape for each in instruction.operands]
         named = instruction
         fusion = _scattering(instruction)
         if fusion is not None:
@@ -73,13 +74,16 @@ def compiled_collectives(
         # one part of it: then it may be any of them.
         names = merged_names(named.op_name)
         is_named = len(names) == len(given)
-        for place, shapes in enumerate(given):
+        kinds = _WRITTEN_AS.get(kind, {kind})
+        if is_generated(named):
+            kinds = {kind}
+        for place, result in enumerate(given):
             name = names[place] if is_named else None
             any_of = [name] if name else names or [named.op_name]
             parts = [each.rsplit("/", 1)[-1] for each in any_of]
             if not named.op_name:
                 parts = [*_unnamed(instruction, place)]
-            operation = _OF_PROGRAMS.get(kind) or _function(parts, _kinds(named, kind))
+            operation = _OF_PROGRAMS.get(kind) or _function(parts, kinds)
             operand = instruction.operands[place if kind != "all-to-all" else 0]
             if fusion is not None:
                 operand = fusion.operands[operand.parameter]
@@ -100,15 +104,15 @@ def compiled_collectives(
                     axes=axes,
                     group_size=group_size,
                     count=count,
-                    bytes_in=_bytes(taken[place]),
-                    bytes_out=_bytes(shapes),
+                    bytes_in=taken[place].bytes,
+                    bytes_out=result.bytes,
                     source=source or sources.of(named),
                     added_by_partitioner=operation is None,
                     cause=None if cause is None else cause.text,
                     advice=None if cause is None else cause.advice,
                     together=len(given),
-                    before=types(taken[place]),
-                    after=types(shapes),
+                    before=types(taken[place].arrays()),
+                    after=types(result.arrays()),
                     groups=tuple(groups),
                 )
             )
@@ -171,15 +175,15 @@ def _scattering(instruction: Instruction) -> Instruction | None:
     return fusion if is_one and instruction.opcode == "all-reduce" else None
 
 
-def _scattered(instruction: Instruction) -> _Values:
+def _scattered(instruction: Instruction) -> list[Shape]:
     """The part that each device keeps of each value of an all-reduce in a fusion."""
     root = instruction.computation.root
-    kept: dict[int, list[Shape]] = {}
+    kept: dict[int, Shape] = {}
     for part in root.operands if root.opcode == "tuple" else [root]:
         for each in reached(part, lambda each: each.operands):
             if each is instruction or instruction in each.operands:
                 is_one = each.opcode == "get-tuple-element"
-                kept[each.index if is_one else 0] = [part.shape]
+                kept[each.index if is_one else 0] = part.shape
                 break
     return [kept[place] for place in sorted(kept)]
 
@@ -198,11 +202,6 @@ def _unnamed(instruction: Instruction, place: int) -> Collection[str]:
     return {each.op_name.rsplit("/", 1)[-1] for each in parts}
 
 
-def _kinds(instruction: Instruction, kind: str) -> set[str]:
-    """The kinds of functions that a collective may be of."""
-    return {kind} if is_generated(instruction) else _WRITTEN_AS.get(kind, {kind})
-
-
 def _function(parts: Sequence[str], kinds: Collection[str]) -> str | None:
     """The function of `jax.lax` that made a collective; None if XLA added it."""
     functions = [
@@ -213,8 +212,8 @@ def _function(parts: Sequence[str], kinds: Collection[str]) -> str | None:
     return " or ".join(dict.fromkeys(functions)) or None
 
 
-def _given(instruction: Instruction, kind: str) -> _Values:
-    """The results on a device, for each value.
+def _given(instruction: Instruction, kind: str) -> list[Shape]:
+    """The results on a device. An all-to-all may have one operand for each device.
 
     The type of an instruction that starts something has its operands and perhaps flags,
     too: ``((operands), results, flags)``. An all-reduce has only results.
@@ -222,24 +221,7 @@ def _given(instruction: Instruction, kind: str) -> _Values:
     shape = instruction.shape
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         shape = shape.parts[1]
-    return _values(list(shape.arrays()), kind)
-
-
-def _taken(instruction: Instruction, kind: str) -> _Values:
-    """The operands on a device, for each value."""
-    operands = instruction.operands
-    if kind == "ragged-all-to-all":  # The others are the room, offsets and sizes.
-        operands = operands[:1]
-    return _values([each.shape for each in operands], kind)
-
-
-def _values(shapes: list[Shape], kind: str) -> _Values:
-    # One operand for each device.
-    return [shapes] if kind == "all-to-all" else [[shape] for shape in shapes]
-
-
-def _bytes(shapes: Sequence[Shape]) -> int:
-    return sum(shape.bytes for shape in shapes)
+    return [shape] if kind == "all-to-all" else [*shape.arrays()]
 
 
 def unseen(module: Module) -> list[str]:
