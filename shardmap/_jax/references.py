@@ -5,9 +5,11 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 from jax._src.state.discharge import discharge_state
+from jax._src.state.indexing import NDIndexer
+from jax.extend.core.primitives import swap_p
 
 from shardmap._jax.marks import READ, with_marks
-from shardmap._jax.types import Equation, Jaxpr
+from shardmap._jax.types import Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr, without_constants
 
 
@@ -33,3 +35,16 @@ def discharged(jaxpr: Jaxpr) -> Any:
     marked = jex_core.ClosedJaxpr(rewrite_jaxpr(jaxpr, change), ())
     closed: Any = discharge_state(marked)
     return without_constants(closed) if closed.consts else closed.jaxpr
+
+
+def with_index(equation: Equation) -> Equation:
+    """A write to all of a reference, as one by an index.
+
+    JAX 0.10 vectorises only that rightly: else the value is written as it lies, also
+    where its mapped axis is not the first one.
+    """
+    is_write = equation.primitive is swap_p
+    if not is_write or equation.params["tree"] != jax.tree.structure(()):
+        return equation
+    whole = NDIndexer.make_trivial_indexer(aval_of(equation.invars[0]).shape)
+    return equation.replace(params={"tree": jax.tree.structure((whole,))})

@@ -3,7 +3,8 @@
 A program is a list of steps. Each takes some of the values so far, vectors of three
 numbers that elements share or have of their own, and adds one. What `jax.vmap` itself
 has wrong, or not at all, is left out: an all_to_all or a permutation of shared values,
-and `jax.custom_vjp` whose result is shared, but not all of its arguments.
+and `jax.custom_vjp` whose result is shared, but not all of its arguments. Nor does it
+have all gradients of references: there its programs have values instead.
 """
 
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ class Value(NamedTuple):
 
 
 def mean_of_neighbours(x: Any, y: Any) -> Any:
-    return (x + jnp.roll(y, 1)) * jnp.float32(0.5)
+    return (x + jnp.roll(y, 1)) * 0.5
 
 
 def _rows(x: Any, count: int) -> Any:
@@ -76,7 +77,7 @@ def _custom(kind: str) -> Any:
     """A function of two vectors with a derivative of its own, that is not linear."""
 
     def value(x: Any, y: Any) -> Any:
-        return jnp.sin(x) + y * jnp.float32(0.5)
+        return jnp.sin(x) + y * 0.5
 
     if kind == "jvp":
         of_jvp = jax.custom_jvp(value)
@@ -88,22 +89,12 @@ def _custom(kind: str) -> Any:
             return ct + 1, ct - kept
         if kind == "normalized":
             return ct / (jnp.sqrt((ct**2).sum()) + 1), ct * kept
-        return ct * ct * kept, jnp.tanh(ct)
+        # Not the square alone, which grows beyond all numbers behind another one.
+        return jnp.tanh(ct * ct) * kept, jnp.tanh(ct)
 
     of_vjp = jax.custom_vjp(value)
     of_vjp.defvjp(lambda x, y: (value(x, y), x), backward)
     return of_vjp
-
-
-def _without(kind: str, program: Any) -> Any:
-    """The steps without those of a kind, which count as others."""
-    return [
-        step._replace(
-            kind="add" if step.kind == kind else step.kind,
-            inside=tuple(_without(kind, step.inside)),
-        )
-        for step in program
-    ]
 
 
 class Machine:
@@ -154,7 +145,7 @@ class Machine:
             "mul": lambda: x * y,
             "sine": lambda: jnp.sin(x * (number % 3 + 1)),
             "turn": lambda: mean_of_neighbours(x, y),
-            "maximum": lambda: jnp.maximum(x, y + jnp.float32(0.1)),
+            "maximum": lambda: jnp.maximum(x, y + 0.1),
         }[step.kind]()
 
     def collective(
@@ -183,7 +174,8 @@ class Machine:
             return Value(lax.psum_scatter(rows, name), more)
         # Of the even elements, and of the odd ones.
         everyone = lax.all_gather(x, name)
-        mine = (jnp.arange(size) % 2 == index % 2).astype(x.dtype)
+        numbers = jnp.arange(size, dtype=index.dtype)
+        mine = (numbers % 2 == index % 2).astype(x.dtype)
         return Value((everyone * mine[:, None]).sum(0), more)
 
     def broadcast(self, scalar: Any, name: str, source: int) -> Any:
@@ -251,12 +243,8 @@ class Machine:
             last, each = lax.scan(step_of, x, scales)
             return Value(last + each.sum(0), carry)
         if kind == "written":
-            # JAX runs backward functions of what is written and not read, on zeros.
-            program = _without("one more", program)
-            kept = jax.new_ref(x)
-            kept[...] = body(frozenset(names), b)(kept[...], y)
-            jax.ref.addupdate(kept, ..., y)
-            return Value(kept[...], a | b | {*names})
+            new = self.written(x, y, body(frozenset(names), b), names)
+            return Value(new, a | b | {*names})
         if kind == "gradient":
             # Of what each element computes for itself.
             def loss(x: Any) -> Any:
@@ -268,6 +256,16 @@ class Machine:
         if len(names) > 1:
             return Value(x + y, a | b)
         return self.mapped(step, operands, names)
+
+    def written(self, x: Any, y: Any, body: Any, names: tuple[str, ...]) -> Any:
+        """What a reference holds at last, which each element has for itself."""
+        if self.map_ is jax.vmap:
+            index = sum(lax.axis_index(name) for name in names)
+            return body(x + 0 * index.astype(x.dtype), y) + y
+        kept = jax.new_ref(x)
+        kept[...] = body(kept[...], y)
+        jax.ref.addupdate(kept, ..., y)
+        return kept[...]
 
     def mapped(self, step: Step, operands: Any, names: tuple[str, ...]) -> Value:
         """A map over one more axis."""
@@ -317,8 +315,8 @@ def gradients_of(
       size: the number of elements.
       twice: whether to differentiate twice.
     """
-    vector, out_axes = jax.ShapeDtypeStruct((WIDTH,), np.float32), []
-    each = jax.ShapeDtypeStruct((size, WIDTH), np.float32)
+    vector, out_axes = jax.ShapeDtypeStruct((WIDTH,), np.float64), []
+    each = jax.ShapeDtypeStruct((size, WIDTH), np.float64)
     element = element_of(program, jax.vmap, out_axes)
     jax.eval_shape(
         jax.vmap(element, (None, None, 0), axis_name="a"), vector, vector, each

@@ -65,6 +65,29 @@ def test_references_of_an_element_are_differentiated(spmap, element):
     assert_same(jax.jit(derivatives(spmap, element))(X), expected)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"devices": 2}, {"devices": 1, "batch_size": 3}, {"lowering": "spmd"}],
+    ids=["block", "batch_size", "spmd"],
+)
+def test_what_is_written_keeps_the_order_of_its_axes(options):
+    # The product has the elements along its second axis under `jax.vmap`, which writes
+    # it as it lies in JAX 0.10: wrongly for three elements of three numbers.
+    matrix = jnp.arange(9, dtype=jnp.float32).reshape(3, 3)
+
+    def element(x):
+        kept = jax.new_ref(x)
+        kept[...] = matrix @ x
+        return kept[...]
+
+    if count := options.get("devices"):
+        options = options | {"devices": jax.devices()[:count]}
+    x, mapped = spread((6, 3)), sm.spmap(element, **options)
+    assert_same(mapped(x), x @ matrix.T)
+    pairs = x.reshape(3, 2, 3)
+    assert_same(jax.vmap(mapped)(pairs), pairs @ matrix.T)
+
+
 def swap(kept, x):
     kept[...] = kept[...] + x
     return x

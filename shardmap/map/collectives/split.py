@@ -24,6 +24,7 @@ from shardmap._jax.primitives import (
     SHARD_MAP,
     axis_names,
 )
+from shardmap._jax.references import with_index
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Aval, Equation, Jaxpr, Param, Primitive, aval_of
 from shardmap._jax.walk import (
@@ -211,8 +212,8 @@ def with_batching_rule(equation: Equation) -> Any:
 
     JAX has no rule for `custom_partitioning` and `jax.lax.composite`, which are for the
     function as it was written, for an all_to_all with groups, nor for a callback that
-    does not say how it is vectorised; and one that draws other numbers, see
-    `_draws_alone`.
+    does not say how it is vectorised; one that draws other numbers, see `_draws_alone`,
+    and one that writes other ones, see `with_index`.
     """
     primitive, params = equation.primitive, equation.params
     if primitive is p.all_to_all_p and params["axis_index_groups"] is not None:
@@ -232,7 +233,7 @@ def with_batching_rule(equation: Equation) -> Any:
         draw = functools.partial(primitive.bind, **params)
         each = jax.custom_batching.sequential_vmap(draw)
         return equations_for(each, equation.invars, equation.outvars, equation)
-    return equation
+    return with_index(equation)
 
 
 _THREEFRY = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype.name

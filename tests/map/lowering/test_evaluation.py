@@ -32,6 +32,22 @@ def test_what_a_short_map_returned_is_transformed_and_compiled_where_it_is(count
     np.testing.assert_allclose(twice, once * once.sum(), rtol=1e-6)
 
 
+def test_numpy_arrays_go_where_the_argument_beside_them_is():
+    few = jax.devices()[:2]
+    mapped = sm.spmap(lambda v, w: v * w, in_axes=(0, None))
+    y = mapped(X[:2], X[3])
+    assert y.sharding.device_set == {*few}
+    pairs = sm.spmap(lambda v, w: v * w)
+    # A map of NumPy arrays alone says by itself where it is.
+    sines = sm.spmap(jnp.sin, devices=few)
+    results = jax.jit(lambda v, x, w: (mapped(v, w), pairs(x[:2], v), sines(x)))(
+        y, X, X[3]
+    )
+    for result, expected in zip(results, (y * X[3], y * X[:2], np.sin(X)), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+        assert result.sharding.device_set == {*few}
+
+
 @pytest.mark.usefixtures("young_heap")
 def test_programs_of_eager_transformations_are_freed_with_their_function():
     client = jax.devices()[0].client
