@@ -21,12 +21,7 @@ CORE = Reason(
 
 
 def core(core_rank: int, each: int = MANY) -> Callable[[Node], Factors]:
-    """The rule of primitives whose last axes, in any number, are whole.
-
-    Args:
-      core_rank: the number of these axes of the first operand.
-      each: see `Rule.each`.
-    """
+    """The rule of primitives whose last axes, so many of the first, are whole."""
     return lambda node: taken_whole(
         node, CORE, range(len(node.in_shapes[0]) - core_rank), each
     )

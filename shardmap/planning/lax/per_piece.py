@@ -122,9 +122,7 @@ class HostFunction:
 def text_of(callback: Callable[..., Any]) -> str | None:
     """What tells a function of `per_piece` from others in another process.
 
-    Returns:
-      Its name, with its text where there is one; None of other callbacks, and of
-      functions that hold values, which no text tells.
+    None of other callbacks, and of functions that hold values, which no text tells.
     """
     if not isinstance(callback, HostFunction):
         return None

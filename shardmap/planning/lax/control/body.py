@@ -55,9 +55,7 @@ class InnerBody:
     """A jaxpr inside of an equation, analysed as the function around it is.
 
     Args:
-      node: the equation.
-      jaxpr: the jaxpr.
-      table: the rules of its equations.
+      node, jaxpr, table: the equation, the jaxpr, and the rules of its equations.
       carried: (output, input) of a loop: the output becomes the input of the next step.
       looked: the inputs that the condition of a loop needs complete.
       partial: whether loops that it sums over can be cut.
@@ -287,10 +285,7 @@ class BodyShard(NamedTuple):
     """What a shard computes of a body, without positions: equal shards share it.
 
     Attributes:
-      recipe: the recipe.
-      starts: the number of positions that it takes.
       inside: per input, the box that is read, relative to the given one.
-      wanted: whether each output is wanted.
     """
 
     recipe: StaticRecipe
@@ -329,8 +324,7 @@ class Inner(Rule):
     """The base of the rules of loops and branches, which names their loops.
 
     Attributes:
-      ins: the loops of the operands' axes.
-      outs: the loops of the results' axes.
+      ins, outs: the loops of the axes of operands and results.
       rows: those of the axes of a condition, of which each has its own steps.
       parts: loop -> result -> how it combines, if it is a sum over the loop.
       parts_of: the same for each body.

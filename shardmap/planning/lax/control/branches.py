@@ -19,12 +19,7 @@ from shardmap.planning.lax.control.body import (
 
 
 class Branches(NamedTuple):
-    """What a shard computes of the branches.
-
-    Attributes:
-      bodies: the shard of each branch.
-      limited: the summed loops that run over a part only.
-    """
+    """What a shard computes of the branches, and the summed loops over a part only."""
 
     bodies: tuple[BodyShard, ...]
     limited: tuple[Factor, ...]

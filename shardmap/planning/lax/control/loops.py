@@ -38,14 +38,11 @@ def _along(span: Interval, boxes: Boxes) -> list[Box | None]:
 
 
 class Looped(NamedTuple):
-    """What a shard computes of a loop.
+    """What a shard computes of a loop, of a condition and of a step.
 
     Attributes:
-      step: the shard of the body.
       crops: the parts of the results that are wanted.
       limited: the summed loops that run over a part only.
-      length: the number of steps of a scan.
-      test: the shard of the condition of a ``while``.
     """
 
     step: BodyShard

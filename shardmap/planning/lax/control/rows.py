@@ -138,11 +138,9 @@ def has_unvmapped(jaxpr: AnyJaxpr) -> bool:
 
 
 def conditions(graph: Graph) -> list[Operand]:
-    """What a condition is made of: whether each row goes on, and what holds for all.
+    """Whether each row goes on, and the scalars that have to hold for all of them.
 
-    Returns:
-      The rows' truth values, of which one has to hold; then scalars, which all have to.
-      The condition alone, if it is not of this kind.
+    It is the condition alone, if it is not made of these.
     """
     rows: list[Operand] = []
     others: list[Operand] = []
@@ -176,16 +174,10 @@ def same(x: Operand) -> Operand:
 
 
 def _kept(node: Node, calls: Calls, is_flagged: bool) -> frozenset[int]:
-    """The carried values of a ``while`` that stay in rows that do not go on.
+    """The places of the carried values that stay in rows that do not go on.
 
-    Args:
-      node: the ``while``.
-      calls: what its jaxprs call.
-      is_flagged: whether a carried flag may say which rows go on, as in loops of
-        equinox, in place of the condition.
-
-    Returns:
-      Their places; none if it cannot be proved that such rows never go on again.
+    There are none if it cannot be proved that such rows never go on again. As in loops
+    of equinox, a carried flag may say which do, in place of the condition.
     """
     params, graph = node.params, Graph(calls)
     tests = params["cond_nconsts"]

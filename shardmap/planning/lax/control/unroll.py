@@ -28,16 +28,10 @@ SAMPLE = 3
 def unrolled(
     graph: Graph, node: Node, most: int, steps: int | None = None
 ) -> list[Operand] | None:
-    """Adds the steps of a loop, or all branches, and returns the results.
-
-    Args:
-      graph: the graph.
-      node: the loop or branch.
-      most: the most equations that it may become.
-      steps: the number of steps that are written, in place of all; None: all.
+    """The results of a loop's steps, or of all branches, which are added.
 
     Returns:
-      None, and adds nothing, if there would be more.
+      None, and adds nothing, if there would be more than ``most`` equations.
     """
     if node.primitive is p.cond_p:
         return every_branch(graph, node)

@@ -93,9 +93,7 @@ def known_columns(indices: Operand) -> list[np.ndarray | None]:
 def one_place(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
     """The axes on which all indices are one known place, and that place.
 
-    Args:
-      node: its second operand has the indices, one column per coordinate.
-      columns: the axis of the first operand that each column indexes.
+    Each column of the node's second operand indexes one of the axes.
     """
     return {
         axis: int(column.flat[0])

@@ -49,11 +49,7 @@ def moved(
 ) -> jax.Array:
     """Places relative to the start of a box; those before it are negative.
 
-    Args:
-      index: the places, their coordinates along the last axis.
-      axes: the axis of each coordinate.
-      starts: where the box starts, by axis.
-      last: the last place on each axis, to which places are clipped first.
+    They are clipped to the last place on each axis first, if that is given.
     """
     index = as_int32(index)
     columns = []

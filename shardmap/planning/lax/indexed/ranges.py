@@ -147,13 +147,8 @@ def lines(
 ) -> list[Line] | None:
     """The known indices of a node that lie inside of its first operand.
 
-    Args:
-      node: its second operand has the indices, one column per coordinate.
-      columns: the axis of the first operand that each column indexes.
-      taken: the length of the window on each axis; None: one element.
-
-    Returns:
-      None if nothing is known.
+    Each column of its second operand indexes one of the axes, of which a window of some
+    length is taken. None if nothing is known.
     """
     known = known_columns(node.ins[1])
     if all(column is None or not column.size for column in known):
@@ -174,13 +169,7 @@ def lines(
 
 
 def gather_window(line: Line, size: int, taken: int) -> Window | None:
-    """The window of a gather on an axis; None if pieces would read all over it.
-
-    Args:
-      line: the places.
-      size: the size of the axis.
-      taken: the length of the window at each place.
-    """
+    """The window of a gather on an axis; None if pieces would read all over it."""
     lows, highs = line.places.min(1), line.places.max(1) + taken - 1
     step = _step(lows)
     if step and step == _step(highs):

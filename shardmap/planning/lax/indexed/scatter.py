@@ -1,7 +1,7 @@
 """The rule of ``scatter``: each shard applies the updates inside of its box.
 
-``x.at[1:-1].add(y)`` is a scatter whose only index is a literal: a shard reads what of
-``y`` lies inside of its box.
+``x.at[1:-1].add(y)`` is a scatter whose only index is a literal, and is written as a
+``dynamic_update_slice``.
 """
 
 import functools
@@ -9,12 +9,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.arrays.combining import identity
+from shardmap.arrays.combining import COMBINE, identity
 from shardmap.planning.engine.factors import Factors, Local, bind
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite
 from shardmap.planning.engine.rules import (
@@ -26,7 +27,6 @@ from shardmap.planning.engine.rules import (
     RuleMaker,
     Windowed,
 )
-from shardmap.planning.engine.slices import Window
 from shardmap.planning.lax.indexed.known import one_place
 from shardmap.planning.lax.indexed.places import ALL_OVER, WRITTEN, moved
 from shardmap.planning.lax.indexed.ranges import lines, scatter_window
@@ -39,11 +39,9 @@ WINDOWS = Reason(
 
 
 def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
-    """The axes of the indices that are one loop with an axis of the operand.
+    """Axis of the indices -> its factor, where it is one loop with the operand's.
 
-    Returns:
-      Axis of the indices -> its factor, the number of the operand's axis; the axes
-      along which updates are known to go all over the operand.
+    Also the axes along which updates are known to go all over the operand.
     """
     numbers = node.params["dimension_numbers"]
     columns = numbers.scatter_dims_to_operand_dims
@@ -67,52 +65,44 @@ def _united(node: Node) -> tuple[dict[int, Axis], set[int]]:
     return united, all_over
 
 
-def _window(node: Node, axis: int, taken: int) -> Window | None:
-    """The window through which an axis of the operand sees that of the updates.
-
-    Args:
-      node: the scatter.
-      axis: the axis of the operand.
-      taken: the size of the axis of the updates.
-
-    Returns:
-      None if updates start at several places or unknown ones, or end outside.
-    """
-    columns = node.params["dimension_numbers"].scatter_dims_to_operand_dims
-    room = node.in_shapes[0][axis] - taken
-    start = one_place(node, columns).get(axis) if axis in columns else 0
-    if start is None:
+def of_one_place(graph: Graph, node: Node) -> list[Operand] | None:
+    """Writes an update of one window at a known place as one of a slice."""
+    [shape, places, updates], params = node.in_shapes, node.params
+    numbers, combiner = params["dimension_numbers"], COMBINERS.get(node.primitive)
+    columns = numbers.scatter_dims_to_operand_dims
+    batches, inserted = numbers.operand_batching_dims, numbers.inserted_window_dims
+    if len(places) - 1 != len(batches):
         return None
-    if node.params["mode"] == lax.GatherScatterMode.CLIP:
-        start = min(max(start, 0), room)
-    return Window(taken, pad=start) if 0 <= start <= room else None
-
-
-def in_windows(graph: Graph, node: Node) -> list[Operand] | None:
-    """Writes one update of known places as one of windows that are one element long.
-
-    So only the pieces with these places see it.
-    """
-    numbers = node.params["dimension_numbers"]
-    operand, indices, updates = node.ins
-    if len(indices.shape) != 1:
+    known = one_place(node, columns)
+    if len(known) < len(columns) or (combiner and node.outs[0].aval.dtype == bool):
         return None
-    inserted = numbers.inserted_window_dims
-    known = [axis for axis in inserted if _window(node, axis, 1)]
-    if not known:
-        return None
-    left = tuple(axis for axis in inserted if axis not in known)
-    every = [axis for axis in range(len(operand.shape)) if axis not in left]
-    new = [every.index(axis) for axis in known]
-    windows_of_updates = graph.call(
-        lambda update: lax.expand_dims(update, new), [updates]
-    )
-    numbers = numbers._replace(
-        update_window_dims=tuple(range(len(every))), inserted_window_dims=left
-    )
-    params = {**node.params, "dimension_numbers": numbers}
-    ins = [operand, indices, *windows_of_updates]
-    return list(graph.add(node.primitive, params, ins, [node.outs[0].aval]))
+    # The axis of the updates for each of the operand's.
+    windows = numbers.update_window_dims
+    along = [axis for axis in range(len(updates)) if axis not in windows]
+    indexed = [along[k] for k in numbers.scatter_indices_batching_dims]
+    axes = dict(zip(batches, indexed, strict=True))
+    left = [axis for axis in range(len(shape)) if axis not in (*inserted, *batches)]
+    axes |= zip(left, windows, strict=True)
+    starts = []
+    for axis, size in enumerate(shape):
+        room = size - (updates[axes[axis]] if axis in axes else 1)
+        start = known.get(axis, 0)
+        if params["mode"] == lax.GatherScatterMode.CLIP:
+            start = min(max(start, 0), room)
+        if not 0 <= start <= room:
+            return None
+        starts.append(start)
+
+    def updated(x: jax.Array, y: jax.Array) -> jax.Array:
+        order = [axes[axis] for axis in sorted(axes)]
+        y = lax.expand_dims(lax.transpose(y, order), inserted)
+        if combiner:
+            ends = [a + n for a, n in zip(starts, y.shape, strict=True)]
+            y = -y if node.primitive is SCATTER_SUB else y
+            y = COMBINE[combiner](lax.slice(x, starts, ends), y)
+        return lax.dynamic_update_slice(x, y, starts)
+
+    return graph.call(updated, [node.ins[0], node.ins[2]])
 
 
 class Scatter(Factors):
@@ -123,7 +113,6 @@ class Scatter(Factors):
     Attributes:
       in_updates: the operand's axes that have an axis in the updates.
       shifted: those that have an index, but no axis there.
-      seen: those that see their axis there through a window.
     """
 
     # Updates are taken once; they are not combined with each place of the operand.
@@ -147,15 +136,11 @@ class Scatter(Factors):
         self.in_updates = [axis for axis in range(len(shape)) if axis not in gone]
         batch, window = iter(indices[:-1]), iter(self.in_updates)
         updates: list[Axis] = []
-        self.seen: dict[int, Window] = {}
         for place, size in enumerate(updates_shape):
             if place not in numbers.update_window_dims:
                 updates.append(next(batch))
             elif size == shape[axis := next(window)]:
                 updates.append(axis)
-            elif through := _window(node, axis, size):
-                updates.append(Windowed(axis, through))
-                self.seen[axis] = through
             else:
                 updates.append(f"u{axis}")
                 wholes |= {f"u{axis}": WINDOWS, axis: WINDOWS}
@@ -191,16 +176,12 @@ class Scatter(Factors):
             return values[:1]
         numbers, last = node.params["dimension_numbers"], None
         axes = numbers.scatter_dims_to_operand_dims
-        moves = {*axes}.intersection([*self.shifted, *self.seen])
-        if any(local.sizes[axis] != shape[axis] for axis in moves):
-            starts: dict[int, Any] = {axis: local.starts[axis] for axis in self.shifted}
-            places = dict(zip(self.in_updates, numbers.update_window_dims, strict=True))
-            for axis, window in self.seen.items():
-                # The box of the updates is what of them lies in that of the operand.
-                starts[axis] = window.pad - local.holes[2, places[axis]][0]
+        if any(local.sizes[axis] != shape[axis] for axis in self.shifted):
+            starts = {axis: local.starts[axis] for axis in self.shifted}
             if params["mode"] == lax.GatherScatterMode.CLIP:
                 last = [size - 1 for size in shape]
-                for axis, place in places.items():
+                places = numbers.update_window_dims
+                for axis, place in zip(self.in_updates, places, strict=True):
                     last[axis] = shape[axis] - node.in_shapes[2][place]
             values[1] = moved(values[1], axes, starts, last)
             # Updates of other boxes are dropped: their indices are negative or too
@@ -223,4 +204,4 @@ COMBINERS = {
 }
 
 RULES: dict[Any, RuleMaker] = dict.fromkeys([p.scatter_p, *COMBINERS], Scatter)
-REWRITES: dict[Any, Rewrite] = dict.fromkeys(RULES, in_windows)
+REWRITES: dict[Any, Rewrite] = dict.fromkeys(RULES, of_one_place)
