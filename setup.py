@@ -78,7 +78,6 @@ setup(
     python_requires=">=3.11",
     entry_points={"console_scripts": ["shardmap = shardmap.__main__:console"]},
     install_requires=[
-        "absl-py",
         "jax>=0.10.2,<0.13",
         "jaxlib>=0.10.2,<0.13",
         "numpy",

@@ -1,4 +1,4 @@
-"""Lazy imports: of public names, and of absl.logging."""
+"""Lazy imports of public names."""
 
 import ast
 import difflib
@@ -7,20 +7,6 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-
-
-class _Module:
-    """A module that is imported at the first use of an attribute."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
-
-
-logging = _Module("absl.logging")
-"""absl.logging, which is not needed before the first call of a map."""
 
 
 def attach(

@@ -6,6 +6,7 @@ and `sharded_jit` do in their own ways is to trace; see `transformed.Transformed
 
 import collections
 import functools
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ from shardmap._jax import api_boundary
 from shardmap._jax.context import config_value, configuration
 from shardmap._jax.stages import FoundNaN, trace_as
 from shardmap._jax.types import PyTree, Value
-from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments
 from shardmap.api.transformed import Args, Call, Kwargs, ProcessLocal, Transformed
@@ -213,7 +213,7 @@ def jit_call(
     # Over an abstract mesh a call is only traced.
     if call.mesh is not None and call.shardings is not None and call.devices:
         noted = config_value("jax_log_compiles")
-        logging.log(
+        logging.getLogger("shardmap").log(
             logging.WARNING if noted else logging.DEBUG,
             "shardmap: compiling %s: mesh %s, devices %s, arguments (%s)",
             transformed.name,

@@ -1,6 +1,7 @@
 """Placing arrays on the devices of a map."""
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.types import AnyMesh, Aval, Value
-from shardmap._lazy import logging
 from shardmap.arrays import array_likes
 from shardmap.arrays.running import map_jit
 
@@ -84,7 +84,7 @@ def device_put(value: Value, sharding: Sharding) -> jax.Array:
     A `jax.Array` that stays on its devices does not go through the host. If the devices
     are not all this process's, a value that is must be equal on all processes.
     """
-    logging.debug(
+    logging.getLogger("shardmap").debug(
         "shardmap: moved %s from %s to %s",
         array_likes.abstract_value(value).str_short(),
         getattr(value, "sharding", "the host"),

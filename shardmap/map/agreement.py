@@ -11,6 +11,7 @@ the same everywhere.
 import contextlib
 import contextvars
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,7 +22,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in, per_jaxpr
-from shardmap._lazy import logging
 from shardmap.arrays.processes import TIME_LIMIT, lost_process_message, time_limit
 from shardmap.map.primitives.map_primitive import MapParams
 
@@ -144,7 +144,9 @@ def _exchange(devices: tuple[jax.Device, ...], text: str) -> dict[int, str]:
     # Needed among several processes only.
     from jax.experimental import multihost_utils
 
-    logging.debug("shardmap: this process is about to run %s", text)
+    logging.getLogger("shardmap").debug(
+        "shardmap: this process is about to run %s", text
+    )
     encoded = text.encode()
     if len(encoded) > _MESSAGE_BYTES:
         digest = hashlib.sha256(encoded).hexdigest()[:8].encode()

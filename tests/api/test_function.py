@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import logging as absl_logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -343,9 +342,8 @@ def test_scalars_of_weak_and_of_other_types_in_turn(is_moved):
 
 @every_kind
 def test_one_line_for_each_compile(kind, caplog):
-    absl_logging.get_absl_logger().propagate = True
     f = mapped(kind, lambda x: x + 1)
-    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
+    with caplog.at_level(logging.WARNING, logger="shardmap"), jax.log_compiles():
         for _ in range(2):
             f(X)
             f(np.ones(16, np.float32))

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
-from absl import logging as absl_logging
 from jax import lax
 from jaxlib.xla_client import HloSharding
 
@@ -265,13 +264,8 @@ def test_the_programs_annotation_is_the_spec(axis):
 
 def test_one_line_per_moved_input(caplog):
     mapped = sm.spmap(lambda x, y: x + y)
-    absl_logging.get_absl_logger().propagate = True
-    with caplog.at_level(logging.DEBUG, logger="absl"):
-        absl_logging.set_verbosity(absl_logging.DEBUG)
-        try:
-            mapped(jax.device_put(EIGHT, jax.devices()[1]), EIGHT)
-        finally:
-            absl_logging.set_verbosity(absl_logging.WARNING)
+    with caplog.at_level(logging.DEBUG, logger="shardmap"):
+        mapped(jax.device_put(EIGHT, jax.devices()[1]), EIGHT)
     moved = [r.getMessage() for r in caplog.records if "moved" in r.getMessage()]
     assert len(moved) == 1
     assert moved[0].startswith("shardmap: moved float32[8] from SingleDeviceSharding")

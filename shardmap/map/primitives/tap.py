@@ -8,6 +8,7 @@ program order.
 
 import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +31,6 @@ from shardmap._jax.context import (
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Param, PyTree, Value
-from shardmap._lazy import logging
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.units import shown
@@ -58,13 +58,13 @@ class _Failures:
                 self._others += 1
         # If one call fails, usually those of all devices do.
         if is_first:
-            logging.error(
+            logging.getLogger("shardmap").error(
                 "%s; taps_barrier raises this, and counts what fails until then",
                 message,
                 exc_info=exception,
             )
         else:
-            logging.debug("%s", message)
+            logging.getLogger("shardmap").debug("%s", message)
 
     def raise_first(self) -> None:
         with self._lock:
