@@ -51,9 +51,9 @@ class Axis:
     devices: int
     vectorised: int
     steps: int | None
-    depth: int
-    inside: int | None
-    source: str | None
+    depth: int = 0
+    inside: int | None = None
+    source: str | None = None
     in_turn: bool = False
     is_repeated: bool = False
 

@@ -281,7 +281,7 @@ def with_devices(
     names = [name for name, _ in mesh if name in sizes]
     names += [name for name in sizes if name not in names]
     of_devices = [
-        Axis(name, sizes[name], "sharding", sizes[name], 1, 1, 0, None, None)
+        Axis(name, sizes[name], "sharding", sizes[name], 1, 1)
         for name in names
         if name not in used
     ]

@@ -1,5 +1,6 @@
 """One pass over a jaxpr: its axes and layout constraints."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -84,65 +85,44 @@ class Facts:
                 self.constraints[layout] = None
             here = around._replace(line=source_of(equation) or around.line)
             if equation.primitive is scan_p:
-                self._scan(equation, here)
+                here = self._scan(equation, here)
             elif equation.primitive is spmap_p:
-                self._spmap(equation, here)
+                here = self._spmap(equation, here)
             elif equation.primitive is SHARD_MAP:
-                self._shard_map(equation, here)
+                here = self._shard_map(equation, here)
             elif equation.primitive is while_p:
-                inside = self._add(here, equation, "while", (None, 1, 1, None))
-                self._visit_all(equation, inside)
+                here = self._add(here, equation, Axis(None, None, "while", 1, 1, None))
             elif equation.primitive.name == CHUNKED:
                 self._chunked(equation, here)
-            else:
-                self._visit_all(equation, here)
+            inside = jaxprs_in(equation.params)
+            if equation.primitive is spmap_p:
+                inside = [equation.params["call_jaxpr"]]
+            for inner in inside:
+                self.visit(inner, here)
 
-    def _visit_all(self, equation: Equation, around: Scope) -> None:
-        for inner in jaxprs_in(equation.params):
-            self.visit(inner, around)
-
-    def _add(
-        self,
-        around: Scope,
-        equation: Equation,
-        kind: AxisKind,
-        layout: tuple[int | None, int, int, int | None],
-        name: Any = None,
-        in_turn: bool = False,
-        is_repeated: bool = False,
-    ) -> Scope:
+    def _add(self, around: Scope, equation: Equation, axis: Axis) -> Scope:
         """Adds an axis unless it is known, and returns the scope inside it."""
-        size, devices, vectorised, steps = layout
-        text = None if name is None or name == UNNAMED else str(name)
-        key = (around.axis, kind, text, layout)
+        key = dataclasses.replace(
+            axis, inside=around.axis, in_turn=False, is_repeated=False
+        )
         # Differentiation repeats an axis in the backward pass, with other lines.
-        place = None if is_transposed(equation) else around.line
-        if (key, place) not in self._numbers:
-            inside = None if around.axis is None else self.axes[around.axis]
-            axis = Axis(
-                name=text,
-                size=size,
-                kind=kind,
-                devices=devices,
-                vectorised=vectorised,
-                steps=steps,
-                depth=0 if inside is None else inside.depth + 1,
-                inside=around.axis,
-                source=around.line,
-                in_turn=in_turn,
-                is_repeated=is_repeated,
-            )
-            number = self._numbers[key, place] = len(self.axes)
+        line = None if is_transposed(equation) else around.line
+        if (key, line) not in self._numbers:
+            number = self._numbers[key, line] = len(self.axes)
             self._numbers.setdefault((key, None), number)
+            depth = 0 if around.axis is None else self.axes[around.axis].depth + 1
+            axis = dataclasses.replace(
+                axis, depth=depth, inside=around.axis, source=around.line
+            )
             self.axes.append(axis)
-        return around._replace(axis=self._numbers[key, place])
+        return around._replace(axis=self._numbers[key, line])
 
-    def _scan(self, equation: Equation, around: Scope) -> None:
+    def _scan(self, equation: Equation, around: Scope) -> Scope:
         length, (_, carried) = equation.params["length"], scan_counts(equation.params)
-        if length > 1:
-            layout = (length, 1, 1, length)
-            around = self._add(around, equation, "loop", layout, in_turn=carried > 0)
-        self.visit(equation.params["jaxpr"], around)
+        if length <= 1:
+            return around
+        axis = Axis(None, length, "loop", 1, 1, length, in_turn=carried > 0)
+        return self._add(around, equation, axis)
 
     def _chunked(self, equation: Equation, around: Scope) -> None:
         """Adds the loops over the pieces of a function, those of equal length once."""
@@ -153,40 +133,35 @@ class Facts:
         whole, _ = computed(params["jaxpr"])
         stages = cut(whole, params["asked"], params["options"]).stages
         for count in {stage.num_shards for stage in stages} - {1}:
-            self._add(around, equation, "chunked", (count, 1, 1, count))
-        self.visit(params["jaxpr"].jaxpr, around)
+            self._add(around, equation, Axis(None, count, "chunked", 1, 1, count))
 
-    def _spmap(self, equation: Equation, around: Scope) -> None:
-        params = MapParams.of(equation)
+    def _spmap(self, equation: Equation, around: Scope) -> Scope:
+        params, name = MapParams.of(equation), equation.params["axis_name"]
         if around.mesh is not None:
             placed = lay_out_inner(params, around.mesh, around.inner_axes)
             params = placed or params.on(around.mesh)
         decided = decision.decide(params, around.program)
         axis, is_placed = decided.axis, None not in (params.mesh, params.mesh_axes)
-        layout = (axis.size, axis.devices, axis.vectorised, axis.steps)
-        name = equation.params["axis_name"]
-        inside = self._add(around, equation, "spmap", layout, name)._replace(
+        name = None if name is None or name == UNNAMED else str(name)
+        counts = axis.devices, axis.vectorised, axis.steps
+        return self._add(
+            around, equation, Axis(name, axis.size, "spmap", *counts)
+        )._replace(
             mesh=params.mesh,
             inner_axes=params.inner_axes if is_placed else around.inner_axes,
             program=decided.inside(params.mesh, around.program),
         )
-        self.visit(equation.params["call_jaxpr"], inside)
 
-    def _shard_map(self, equation: Equation, around: Scope) -> None:
-        params, of_pmap = equation.params, is_pmap(equation)
-        mesh, manual = params["mesh"], manual_axes_of(equation)
+    def _shard_map(self, equation: Equation, around: Scope) -> Scope:
+        mesh, manual = equation.params["mesh"], manual_axes_of(equation)
+        kind: AxisKind = "pmap" if is_pmap(equation) else "shard_map"
         for name in (name for name in mesh.axis_names if name in manual):
             size = mesh.shape[name]
-            around = self._add(
-                around,
-                equation,
-                "pmap" if of_pmap else "shard_map",
-                (size, size, 1, 1),
-                name,
-                is_repeated=not of_pmap and not _tells_apart(equation, name),
-            )
-        program = around.program.inside(mesh, manual)
-        self.visit(params["jaxpr"], around._replace(program=program))
+            axis = Axis(str(name), size, kind, size, 1, 1)
+            if kind == "shard_map" and not _tells_apart(equation, name):
+                axis = dataclasses.replace(axis, is_repeated=True)
+            around = self._add(around, equation, axis)
+        return around._replace(program=around.program.inside(mesh, manual))
 
 
 def _tells_apart(shard_map: Equation, name: str) -> bool:

@@ -78,7 +78,7 @@ def vmaps_over(jaxpr: Jaxpr, line: str | None) -> list[VmapAxis]:
             continue
         name, size, dimension = equation.params["over"]
         source = source_of(equation) or line
-        axis = Axis(name, size, "vmap", 1, size, 1, 0, None, source)
+        axis = Axis(name, size, "vmap", 1, size, 1, source=source)
         vmap = vmaps.setdefault((name, size, source), VmapAxis(axis, []))
         if equation.invars[0] in jaxpr.invars:
             argument = jaxpr.invars.index(equation.invars[0])

@@ -50,7 +50,7 @@ def compiled_collectives(
 ) -> list[Collective]:
     """The collectives of a program between different devices, in XLA's order."""
     collectives: list[Collective] = []
-    for instruction, count in runs(module):
+    for instruction, count in runs(module.entry):
         if instruction.opcode == "send" and _is_between_slices(instruction):
             each = _between_slices(instruction, module.num_devices, mesh)
             collectives.append(dataclasses.replace(each, count=count))

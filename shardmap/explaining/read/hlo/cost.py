@@ -60,7 +60,7 @@ def busiest_lines(module: Module, sources: Sources) -> tuple[tuple[str, float], 
     rows and library calls.
     """
     cycles: collections.Counter[str | None] = collections.Counter()
-    for each, count in runs(module):
+    for each, count in runs(module.entry):
         window = each.config.get("window_config") or {}
         if estimate := int(window.get("estimated_cycles", 0)):
             cycles[sources.of(each)] += estimate * (count or 1)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from shardmap.explaining.read.hlo.module import Computation, Instruction, Module
+from shardmap.explaining.read.hlo.module import Computation, Instruction
 
 _PASSED = frozenset(
     "copy copy-start copy-done convert bitcast reshape broadcast".split()
@@ -25,14 +25,10 @@ class _Element(NamedTuple):
     plus: int
 
 
-def runs(module: Module) -> Iterator[tuple[Instruction, int | None]]:
-    """The instructions that a call runs and how often; None if unknown."""
-    return _runs(module.entry, 1)
-
-
-def _runs(
-    computation: Computation, count: int | None
+def runs(
+    computation: Computation, count: int | None = 1
 ) -> Iterator[tuple[Instruction, int | None]]:
+    """The instructions that a call runs and how often; None if unknown."""
     for each in computation.instructions:
         yield each, count
         often = count
@@ -40,7 +36,7 @@ def _runs(
             steps = steps_of(each)
             often = None if count is None or steps is None else count * steps
         for called in each.called:
-            yield from _runs(called, often)
+            yield from runs(called, often)
 
 
 def steps_of(loop: Instruction) -> int | None:
