@@ -37,12 +37,6 @@ VERDICTS = 3
 NEAR = 1.5
 """An estimate may be so far from what XLA takes. It is asked up to there."""
 
-FINER = 8
-"""So many times the pieces are tried once if XLA contradicts an estimate."""
-
-MOST_TIMES = 4
-"""If XLA takes at most so many times an estimate, it may do so of other cuts."""
-
 ROOMY = 0.6
 """Shards that take less than this part of the memory are made larger, once."""
 
@@ -252,20 +246,12 @@ def program_within(problem: Problem) -> CutProgram:
 
 
 class _Search:
-    """The attempts to cut a function so that it fits.
-
-    Attributes:
-      attempts: what was analysed, by points, `partial` and `keeps`.
-      ways: those that cut the function.
-    """
+    """The attempts to cut a function so that it fits."""
 
     def __init__(self, problem: Problem) -> None:
-        self.attempts: dict[tuple[Asked, bool, bool], Attempt] = {}
-        self.ways: list[Way] = []
+        self._attempts: dict[tuple[Asked, bool, bool], Attempt] = {}
         self._problem, self._memory = problem, problem.memory
         self._refused = 0
-        # What estimates may be: less than the memory if XLA took more than one of them.
-        self._room: float = problem.memory
 
     def run(self) -> Attempt | None:
         """The first attempt that fits."""
@@ -276,9 +262,8 @@ class _Search:
             for axis, points in enumerate(row)
             if isinstance(points, Auto)
         )
-        whole = self._attempt(
-            Way(((given, 1),) if given else (), False, problem.partial)
-        )
+        cuts: tuple[tuple[Axes, int], ...] = ((given, 1),) if given else ()
+        whole = self._attempt(Way(cuts, False, problem.partial))
         if self._may_fit(whole) and self._fits(whole := self._judge(whole)):
             return whole
         if whole.estimate.shards > 1 and whole.program.analysis.costly:
@@ -287,21 +272,17 @@ class _Search:
                 return less
         self._once = whole.estimate.moved
         classes = [given] if given else problem.classes()
-        borders = itertools.chain.from_iterable(
-            (problem.borders(*each) for each in axes) for axes in classes
+        is_chunked = any(
+            problem.borders(*each) is not None for axes in classes for each in axes
         )
-        is_chunked = any(each is not None for each in borders)
         along = (True,) if problem.whole_chunks else (True, False)
         for along_chunks in along if is_chunked else (False,):
-            least = whole
-            cuts = () if given else whole.way.cuts
+            least, cuts = whole, ()
             for _ in range(CLASSES):
                 way = whole.way._replace(cuts=cuts, along_chunks=along_chunks)
                 tried = list(self._sized_ways(way, classes, least))
                 for attempt in sorted(tried, key=self._cost):
-                    if attempt.bytes > NEAR * self._room:
-                        continue
-                    if not self._compiles_long(attempt):
+                    if attempt.bytes <= NEAR * self._memory:
                         if fits := self._judged(attempt):
                             return fits
                 if not tried:
@@ -338,19 +319,17 @@ class _Search:
         cut = frozenset().union(*(axes for axes, _ in way.cuts))
         others = (axes - cut for axes in classes)
         others = (x for x in others if self._problem.most(x, way.along_chunks) > 1)
-        fits, held = False, before.estimate.held.bytes
         for axes in itertools.islice(others, CLASSES):
             further = way._replace(cuts=(*way.cuts, (axes, 1)))
-            attempt = self._sized(further, before, fits)
+            attempt = self._sized(further, before)
             is_cut = attempt.estimate.shards > before.estimate.shards
-            helps = attempt.bytes <= USELESS * max(before.bytes, held)
-            if is_cut and helps:
+            most = max(before.bytes, before.estimate.held.bytes)
+            if is_cut and attempt.bytes <= USELESS * most:
                 yield attempt
-                is_near = attempt.bytes <= NEAR * self._room
-                stages = len(attempt.program.stages)
-                if is_near and self._moved(attempt) <= READ_OFTEN * stages * self._once:
+                often = READ_OFTEN * len(attempt.program.stages)
+                is_near = attempt.bytes <= NEAR * self._memory
+                if is_near and self._moved(attempt) <= often * self._once:
                     break
-                fits |= attempt.bytes <= self._room
 
     def _moved(self, attempt: Attempt) -> float:
         """About the bytes that all shards read, with the rest of chunks, and return."""
@@ -359,7 +338,7 @@ class _Search:
 
     def _cost(self, attempt: Attempt) -> tuple[bool, float]:
         """By what cuts that may fit are sorted: those that seem to fit come first."""
-        is_doubtful = attempt.bytes > self._room
+        is_doubtful = attempt.bytes > self._memory
         shards = SHARD_BYTES * attempt.estimate.shards
         return is_doubtful, self._moved(attempt) + shards
 
@@ -368,22 +347,16 @@ class _Search:
         axes, _ = way.cuts[-1]
         return min(self._problem.most(axes, way.along_chunks), MOST_PIECES)
 
+    def _promise(self, attempt: Attempt) -> float:
+        """By what cuts are sorted that are cut along a further class, too."""
+        return self._floor(attempt) * self._moved(attempt)
+
     def _floor(self, attempt: Attempt) -> float:
         """About what pieces of one element would take."""
         if not attempt.way.cuts:
             return attempt.bytes
         length = self._most(attempt.way) / attempt.way.pieces
         return attempt.uncut + (attempt.bytes - attempt.uncut) / max(length, 1)
-
-    def _promise(self, attempt: Attempt) -> tuple[bool, float]:
-        """By what cuts are sorted that are cut along a further class, too.
-
-        Those come first that leave, and move, little. If half of it does not fit, only
-        what is left counts.
-        """
-        floor = self._floor(attempt)
-        is_far = floor > 2 * self._memory
-        return is_far, floor if is_far else floor * self._moved(attempt)
 
     def _pieces(self, attempt: Attempt, room: float) -> int:
         """The fewest pieces that take at most ``room``, if what is cut shrinks."""
@@ -394,62 +367,36 @@ class _Search:
         length = math.floor(length * room / max(attempt.bytes - uncut, 1))
         return math.ceil(most / min(max(length, 1), math.ceil(most / 2)))
 
-    def _sized(self, way: Way, before: Attempt, is_other: bool) -> Attempt:
-        """A way in about the fewest pieces that fit, as estimated.
-
-        Args:
-          way: the way.
-          before: the function without this cut.
-          is_other: whether another way fits, so that this one is looked at less.
-        """
-        is_further = is_other or len(way.cuts) > 1
-        tried = self._in_pieces(way, before, TRIES // 2 if is_further else TRIES)
+    def _sized(self, way: Way, before: Attempt) -> Attempt:
+        """A way in about the fewest pieces that fit, as estimated."""
+        tried = self._in_pieces(way, before)
         attempt = self._fewest(tried)
-        is_near = (
-            attempt.bytes <= self._room and 2 * attempt.estimate.kept <= self._memory
-        )
-        for less in () if is_near or is_other else self._keeping_less(attempt):
-            for other in self._in_pieces(less, before, TRIES // 2):
-                if other.estimate.shards > before.estimate.shards:
-                    tried.append(other)
+        if attempt.bytes > self._memory or 2 * attempt.estimate.kept > self._memory:
+            for less in self._keeping_less(attempt):
+                for other in self._in_pieces(less, before):
+                    if other.estimate.shards > before.estimate.shards:
+                        tried.append(other)
         return self._fewest(tried)
 
     def _fewest(self, tried: Sequence[Attempt]) -> Attempt:
-        """The fewest pieces that fit; else the most that hold hardly more than others.
+        """The fewest pieces that fit, else what holds the least."""
+        if fits := [each for each in tried if each.bytes <= self._memory]:
+            return min(fits, key=lambda each: each.way.pieces)
+        return min(tried, key=lambda each: each.bytes)
 
-        What estimates leave out, such as the scratch memory of kernels, shrinks too.
-        """
-
-        def pieces(attempt: Attempt) -> int:
-            return attempt.way.pieces
-
-        if fits := [each for each in tried if each.bytes <= self._room]:
-            return min(fits, key=pieces)
-        least = min(each.bytes for each in tried)
-        return max((x for x in tried if x.bytes <= ALMOST * least), key=pieces)
-
-    def _in_pieces(self, way: Way, before: Attempt, tries: int) -> list[Attempt]:
+    def _in_pieces(self, way: Way, before: Attempt) -> list[Attempt]:
         """A way in some numbers of pieces, of which one fits, if the estimate is so."""
-        attempt = least = before._replace(way=way)
+        attempt = before._replace(way=way)
         tried: dict[Way, Attempt] = {}
-        for _ in range(tries):
-            most = self._memory if attempt.took is not None else self._room
-            if attempt.way.pieces > 1:
-                most = max(most, ALMOST * attempt.uncut)
-            pieces = self._pieces(attempt, most)
-            if attempt.bytes > least.bytes:
-                # Each piece keeps a part, so that fewer of them hold less.
-                pieces = max(math.isqrt(least.way.pieces), 2)
-            attempt = self._attempt(way.in_pieces(pieces))
+        for _ in range(TRIES):
+            room = max(self._memory, ALMOST * attempt.uncut if tried else 0)
+            attempt = self._attempt(way.in_pieces(self._pieces(attempt, room)))
             is_cut = attempt.estimate.shards > before.estimate.shards
             if attempt.way in tried or not is_cut:
                 break
             tried[attempt.way] = attempt
-            self.ways.append(attempt.way)
-            if ROOMY * self._room <= attempt.bytes <= self._room:
+            if attempt.bytes <= self._memory:
                 break
-            if len(tried) == 1 or attempt.bytes < least.bytes:
-                least = attempt
         return list(tried.values()) or [attempt]
 
     def _keeping_less(self, attempt: Attempt) -> Iterator[Way]:
@@ -464,40 +411,23 @@ class _Search:
     def _judged(self, attempt: Attempt) -> Attempt | None:
         """A cut that fits, as XLA says, in about the fewest pieces."""
         fits: Attempt | None = None
-        judged: list[Attempt] = []
-        while len(judged) < TRIES:
-            judged.append(attempt := self._judge(attempt))
-            estimate = attempt._replace(took=None)
-            pieces = self._pieces(estimate, _room(judged, self._memory))
-            before = attempt.way.pieces
+        for _ in range(TRIES):
+            if self._compiles_long(attempt):
+                break
+            attempt = self._judge(attempt)
+            before, pieces = attempt.way.pieces, self._pieces(attempt, self._memory)
             if self._fits(attempt):
-                if fits or attempt.bytes >= ROOMY * self._memory or pieces > before / 2:
+                if fits or attempt.bytes >= ROOMY * self._memory or 2 * pieces > before:
                     return attempt
                 fits = attempt
-            elif fits:
-                return fits
-            elif ALMOST * attempt.uncut > self._memory:
-                if len(judged) > 1 or attempt.bytes > NEAR * self._memory:
-                    return None
-                pieces = FINER * before  # What is cut may be of another stage.
+            elif fits or ALMOST * attempt.uncut > self._memory:
+                break
             else:
                 pieces = max(pieces, math.ceil(before * 9 / 8))
-            way = attempt.way
-            if (more := attempt.bytes / self._memory) > 2:
-                # Pieces of the last class alone may not be what takes it.
-                along = way.along_chunks
-                finer = (
-                    (axes, min(math.ceil(more * n), self._problem.most(axes, along)))
-                    for axes, n in way.cuts
-                )
-                way = way._replace(cuts=tuple(finer))
-            way = way.in_pieces(min(pieces, self._most(way)))
+            way = attempt.way.in_pieces(min(pieces, self._most(attempt.way)))
             if way == attempt.way:
-                return fits
+                break
             attempt = self._attempt(way)
-            self.ways.append(way)
-            if self._compiles_long(attempt):
-                return fits
         return fits
 
     def _fits(self, attempt: Attempt) -> bool:
@@ -506,26 +436,26 @@ class _Search:
 
     def _attempt(self, way: Way) -> Attempt:
         """The function, cut in a way."""
-        key = self._problem.points(way), way.partial, way.keeps
-        if key not in self.attempts:
+        if (key := self._key(way)) not in self._attempts:
             program = self._problem.make(*key)
             estimate = estimated(program, self._problem.in_loops)
-            self.attempts[key] = Attempt(way, program, estimate)
-        return self.attempts[key]._replace(way=way)
+            self._attempts[key] = Attempt(way, program, estimate)
+        return self._attempts[key]._replace(way=way)
 
     def _judge(self, attempt: Attempt) -> Attempt:
+        """The attempt with what XLA says that it takes."""
         if self._refused == VERDICTS:
             raise _Spent
-        way = attempt.way
         if attempt.took is None:
             took = self._problem.took(attempt.program, self._memory)
             self._refused += took > self._memory
-            attempt = attempt._replace(took=took)
-            self.attempts[self._problem.points(way), way.partial, way.keeps] = attempt
-            if took <= MOST_TIMES * attempt.estimate.held.bytes:
-                room = self._memory * attempt.estimate.held.bytes / max(took, 1)
-                self._room = min(self._room, room)
+            attempt = self._attempts[self._key(attempt.way)] = attempt._replace(
+                took=took
+            )
         return attempt
+
+    def _key(self, way: Way) -> tuple[Asked, bool, bool]:
+        return self._problem.points(way), way.partial, way.keeps
 
     def _compiles_long(self, attempt: Attempt) -> bool:
         """Whether there are very many shards, or they compute many different things.
@@ -547,8 +477,7 @@ class _Search:
 
     def least(self) -> Attempt:
         """What takes the least, compiled: what is told is enough, not an estimate."""
-        whole = next(iter(self.attempts.values()))
-        cut = [self._attempt(way) for way in self.ways]
+        whole, *cut = self._attempts.values()
         for attempt in sorted(cut, key=self._floor)[:2]:
             for _ in attempt.way.cuts:  # Each of them becomes the last one.
                 first, *others = attempt.way.cuts
@@ -558,34 +487,15 @@ class _Search:
                 if pieces > way.pieces:
                     attempt = self._attempt(way.in_pieces(pieces))
                     cut.append(attempt)
-        if whole.took is not None:
-            cut.append(whole)
-        every = sorted(cut, key=lambda each: each.bytes)
-        judged = [x for x in every if x.took is not None and x is not whole]
-        tried: list[Attempt] = []
-        for attempt in [*judged[:1], *every]:
-            if attempt is not whole and self._compiles_long(attempt):
-                continue
+        every = [x for x in cut if not self._compiles_long(x)]
+        every = sorted([whole, *every], key=lambda each: each.bytes)
+        judged: list[Attempt] = []
+        for attempt in every[: min(VERDICTS + 1 - self._refused, 2)]:
             took = self._problem.took(attempt.program, math.inf)
-            tried.append(attempt._replace(took=took))
-            is_sure = attempt.took is None and took <= NEAR * attempt.bytes
-            if is_sure or len(tried) == 2:
+            judged.append(attempt._replace(took=took))
+            if took <= NEAR * attempt.bytes:
                 break
-        if not tried:
-            took = self._problem.took(whole.program, math.inf)
-            tried.append(whole._replace(took=took))
-        return min(tried, key=lambda each: each.bytes)
-
-
-def _room(judged: Sequence[Attempt], memory: float) -> float:
-    """What an estimate may be, by what XLA took of the last one or two."""
-    *before, last = judged
-    held, took = last.estimate.held.bytes, last.bytes
-    for other in before[-1:]:
-        less = other.estimate.held.bytes - held
-        if less * (other.bytes - took) > 0:
-            return held - (took - memory) * less / (other.bytes - took)
-    return held * memory / max(took, 1)
+        return min(judged, key=lambda each: each.bytes)
 
 
 def _refusal(problem: Problem, refused: Attempt) -> str:
