@@ -69,10 +69,9 @@ def check_live(constants: Sequence[Value]) -> None:
 
     JAX raises it where a program is run, and hands tracers on as arguments till then.
     """
-    if nothing_is_traced():
-        for constant in constants:
-            if isinstance(constant, jax.core.Tracer):
-                jax.lax.optimization_barrier(constant)  # Which takes none.
+    for constant in constants:
+        if isinstance(constant, jax.core.Tracer) and nothing_is_traced():
+            jax.lax.optimization_barrier(constant)  # Which takes none.
 
 
 def in_while_condition() -> bool:

@@ -17,7 +17,7 @@ from shardmap._jax.primitives import (
     with_axis_names,
 )
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Var, aval_of, with_shape
-from shardmap._jax.walk import equations_for, rewrite_jaxpr
+from shardmap._jax.walk import equations_for, primitives_in, rewrite_jaxpr
 from shardmap.map.collectives.rules import permutation_in_order
 from shardmap.map.collectives.split import combines_all
 from shardmap.map.collectives.table import COLLECTIVES
@@ -163,8 +163,13 @@ def over_other_axes(equation: Equation, name: Hashable) -> tuple[Var, list[Any]]
     return operand, [rest]
 
 
+_REWRITTEN = frozenset([p.all_to_all_p, p.ppermute_p, REDUCE_SCATTER])
+
+
 def for_shard_map(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
     """``jaxpr`` with collectives that `jax.shard_map` of this mesh has right."""
+    if primitives_in(jaxpr).isdisjoint(_REWRITTEN):
+        return jaxpr
 
     def change(equation: Equation) -> Any:
         return tiled(order_permutation(equation, mesh))
