@@ -5,7 +5,7 @@ Primitives are found by tracing functions that bind them.
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, cast
 
 import jax
@@ -167,6 +167,11 @@ def frames_of(
         if not is_left_out(code.co_filename):
             line = traceback.code_addr2line(code, offset)
             yield code.co_filename, line, code.co_qualname
+
+
+def call_of(equation: Equation) -> Hashable:
+    """Where an equation comes from: equal for the steps of a Python loop alone."""
+    return cast(Hashable, equation.source_info.traceback)
 
 
 # Parameters

@@ -250,6 +250,7 @@ def explanation_for(
             *remarks.short_axes(axes),
             *remarks.copies(layouts_of_arrays, cost.peak_bytes),
             *remarks.constants(traced.jaxpr.consts, num_devices),
+            *remarks.unrolled(traced.jaxpr),
             *remarks.of_collectives(collectives, device.platform),
         ),
         notes=tuple(_notes(facts, module, bool(collectives))),

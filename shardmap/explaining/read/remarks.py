@@ -4,6 +4,12 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.core import Literal
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
+
+from shardmap._jax.primitives import call_of
+from shardmap._jax.types import AnyJaxpr, aval_of
+from shardmap._jax.walk import equations
 from shardmap.explaining.read.hlo.causes import AGAIN, CUT, REMATERIALISED
 from shardmap.explaining.report import (
     MAPS,
@@ -14,6 +20,7 @@ from shardmap.explaining.report import (
     argument_of,
 )
 from shardmap.sharding.mesh import virtual_devices
+from shardmap.source import source_of
 from shardmap.units import size
 
 LARGE = 1 << 20
@@ -21,6 +28,11 @@ LARGE = 1 << 20
 
 PART = 0.01
 """The least part of a device's memory for a remark on arrays that are replicated."""
+
+UNROLLED = 3
+"""The least steps of a Python loop for a remark that they could be one operation."""
+
+_PRODUCTS = dot_general_p, conv_general_dilated_p
 
 _SENT_MORE = {
     AGAIN: (
@@ -218,6 +230,39 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
         for value in values
         if num_devices > 1 and value.nbytes >= LARGE
     ]
+
+
+def unrolled(jaxpr: AnyJaxpr) -> list[Remark]:
+    """Remarks on equal products of a Python loop, in steps that need no other."""
+    products = [
+        equation for equation in equations(jaxpr) if equation.primitive in _PRODUCTS
+    ]
+    counts = collections.Counter(map(call_of, products))
+    long = {call for call, count in counts.items() if count >= UNROLLED}
+    # The long loops that each value comes from.
+    loops: dict[Any, frozenset[Any]] = {}
+    alone: dict[Any, list[str | None]] = {}
+    for equation in equations(jaxpr) if long else ():
+        atoms = [x for x in equation.invars if not isinstance(x, Literal)]
+        before = frozenset().union(*(loops.get(x, ()) for x in atoms))
+        call = call_of(equation)
+        if call in long and equation.primitive in _PRODUCTS:
+            if call not in before:
+                avals = (aval_of(x).str_short() for x in equation.invars)
+                key = call, str(equation.params), *avals
+                alone.setdefault(key, []).append(source_of(equation))
+            before |= {call}
+        loops.update(dict.fromkeys(equation.outvars, before))
+    remarks = [
+        Remark(
+            f"{len(sources)} equal products, one after another",
+            "jax.vmap makes one operation of them.",
+            sources[0],
+        )
+        for sources in alone.values()
+        if len(sources) >= UNROLLED
+    ]
+    return list(dict.fromkeys(remarks))
 
 
 def of_collectives(collectives: Sequence[Collective], platform: str) -> list[Remark]:

@@ -200,6 +200,33 @@ def test_an_axis_that_fits_is_left_alone():
 # What is sent
 
 
+def test_a_python_loop_of_products_can_be_one():
+    def loop(x, y):
+        return jnp.stack([jnp.tanh(u @ v) for u, v in zip(x, y, strict=True)])
+
+    def layers(x, w):
+        for _ in range(16):
+            x = jnp.tanh(x @ w)
+        return x
+
+    def of_each_name(x, y):
+        return jnp.tanh(x @ y), jnp.tanh(y @ x), jnp.tanh(y @ y)
+
+    def descent(x, y):
+        return jax.grad(jax.checkpoint(lambda x: jnp.tanh(x @ y).sum()))(x)
+
+    x = np.ones((16, 8, 8), np.float32)
+    (remark,) = sm.explain(loop)(x, x).remarks
+    assert remark.text == "16 equal products, one after another"
+    assert remark.advice == "jax.vmap makes one operation of them."
+    assert "test_remarks.py" in remark.source
+    assert sm.explain(layers)(x[0], x[0]).remarks == ()
+    assert sm.explain(loop)(x[:3], x[:3]).remarks[0].text.startswith("3 equal")
+    assert sm.explain(loop)(x[:2], x[:2]).remarks == ()
+    assert sm.explain(of_each_name)(x[0], x[0]).remarks == ()
+    assert sm.explain(descent)(x[0], x[0]).remarks == ()
+
+
 def test_a_sum_that_is_sent_again():
     mesh = sm.make_mesh({"model": 8})
 
