@@ -230,7 +230,7 @@ def explained() -> str:
         dataclasses.replace(card, blocks=(*card.blocks[:-2], card.blocks[-1]))
         for card in (weight, rows)
     ]
-    blocks = (parallel, *mesh_.blocks, *cards)
+    blocks = (parallel, sections.paragraph(*mesh_.title), *mesh_.blocks, *cards)
     page = html.element(dataclasses.replace(document, blocks=blocks)).replace(
         "<wbr>", "<wbr/>"
     )
@@ -238,7 +238,7 @@ def explained() -> str:
         "</style>", "]]></style>"
     )
     page = page.replace("<div", '<div xmlns="http://www.w3.org/1999/xhtml"', 1)
-    width, height = 440, 890
+    width, height = 440, 920
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}">\n'

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardmap.explaining.draw import sections, tables
 from shardmap.explaining.draw.document import Document
-from shardmap.explaining.draw.printed import Printed
+from shardmap.explaining.draw.text import Printed
 from shardmap.explaining.report import Report
 from shardmap.units import duration, printable, size
 

@@ -19,7 +19,7 @@ from shardmap.explaining.api import explanation_for
 from shardmap.explaining.chips import machine_of, part_of
 from shardmap.explaining.draw import tables
 from shardmap.explaining.draw.document import Document
-from shardmap.explaining.draw.printed import Printed
+from shardmap.explaining.draw.text import Printed
 from shardmap.explaining.explanation import Explanation
 from shardmap.explaining.interconnect import Interconnect, interconnect_of
 from shardmap.sharding.mesh import make_mesh

@@ -7,7 +7,7 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from shardmap.explaining.chips import CHIPS
@@ -392,24 +392,18 @@ class Report:
     @property
     def summary(self) -> str:
         """Whether it fits, what is sent and the least time, in one line."""
-        return "; ".join(self._summary())
-
-    def _summary(self) -> Iterator[str]:
-        if needed := self.needed:
+        says = []
+        if self.needed:
             fits = {True: "fits: ", False: "does not fit: ", None: "needs "}[self.fits]
-            yield f"{fits}{needed} a {self._noun}"
+            says.append(f"{fits}{self.needed} a {self._noun}")
         if self.is_refused:
-            return
+            return "; ".join(says)
         unknown = any(each.count is None for each in self.collectives)
-        least = "at least " if unknown else ""
-        sent = self.sent_bytes or unknown
-        yield (
-            f"sends {least}{size(self.sent_bytes)} a step" if sent else "sends nothing"
-        )
+        sent = f"{'at least ' * unknown}{size(self.sent_bytes)} a step"
+        says.append(f"sends {sent if self.sent_bytes or unknown else 'nothing'}")
         if self.least_seconds:
-            yield f"at least {duration(self.least_seconds)}"
-        if self.network is not None:
-            yield self.network_text
+            says.append(f"at least {duration(self.least_seconds)}")
+        return "; ".join([*says, *filter(None, [self.network_text])])
 
     @property
     def _noun(self) -> str:

@@ -1,6 +1,10 @@
-"""Documents, and pictures of how arrays are sharded, as text for a terminal."""
+"""Documents, and pictures of how arrays are sharded, as text for a terminal.
+
+`html` has them as pages. It is imported where it is used, as text does not need it.
+"""
 
 import html
+import pathlib
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -262,3 +266,28 @@ def _fitting(drawing: Drawing, indent: int, width: int) -> list[str]:
         if max(map(len, boxes)) <= width:
             return [*ways, *boxes]
     return []
+
+
+class Printed:
+    """A document that prints; a notebook shows it as a page."""
+
+    def _document(self) -> Document:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return as_text(self._document())
+
+    def _repr_html_(self) -> str:
+        from shardmap.explaining.draw.html import element
+
+        return element(self._document())
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes it as one HTML page, which needs no network.
+
+        Args:
+          path: the file to write.
+        """
+        from shardmap.explaining.draw.html import page
+
+        pathlib.Path(path).write_text(page(self._document()), encoding="utf-8")
