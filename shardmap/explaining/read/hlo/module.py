@@ -117,9 +117,8 @@ class Shape:
     @property
     def bytes(self) -> int:
         """The size of all arrays."""
-        if self.parts:
-            return sum(part.bytes for part in self.parts)
-        return -(-math.prod(self.sizes) * self.bits // 8)
+        each = [math.prod(array.sizes) * array.bits for array in self.arrays()]
+        return sum(-(-bits // 8) for bits in each)
 
     def __str__(self) -> str:
         if self.dtype == "tuple":
@@ -148,6 +147,8 @@ class Instruction:
     Attributes:
       record: its fields.
       name, opcode: XLA's names.
+      op_name: JAX's name of its origin, such as ``jit(f)/dot_general``.
+      frame: the number of its stack frame; 0 for none.
       computation: what it is part of.
       operands: the instructions whose results it uses.
       users: the instructions of the same computation that use its result.
@@ -170,32 +171,17 @@ class Instruction:
     def __init__(self, record: Message, computation: "Computation") -> None:
         self.record = record
         self.name, self.opcode = record.text(1), record.text(2)
+        metadata = record.message(7)
+        self.op_name, self.frame = metadata.text(2), metadata.number(15)
         self.computation = computation
         self.operands: list[Instruction] = []
         self.users: list[Instruction] = []
         self.called: list[Computation] = []
 
-    def __repr__(self) -> str:
-        return f"{self.name} = {self.shape} {self.opcode}"
-
     @functools.cached_property
     def shape(self) -> Shape:
         """The type of its result."""
         return Shape(self.record.message(3))
-
-    @functools.cached_property
-    def _metadata(self) -> Message:
-        return self.record.message(7)
-
-    @property
-    def op_name(self) -> str:
-        """JAX's name of its origin, such as ``jit(f)/dot_general``."""
-        return self._metadata.text(2)
-
-    @property
-    def frame(self) -> int:
-        """The number of its stack frame; 0 for none."""
-        return self._metadata.number(15)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
