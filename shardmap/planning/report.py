@@ -325,7 +325,7 @@ def functions(stage: Stage) -> tuple[int, int]:
     numbers = {*stage.spread(), *sample(stage)}
     recipes = {stage.recipe(number)[1].static for number in numbers}
     lengths = sum(
-        math.prod(len(stage.loops[k].lengths) for k in family.loops)
+        math.prod(len({b - a for a, b in stage.loops[k].pieces}) for k in family.loops)
         for family in stage.families
     )
     return max(len(recipes), lengths), lengths

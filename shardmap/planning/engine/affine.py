@@ -26,36 +26,37 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 
+def _direction(factors: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """A function in lowest terms, its first factor positive, and what divides it."""
+    step = math.gcd(*factors)
+    if next(factor for factor in factors if factor) < 0:
+        step = -step
+    return tuple(factor // step for factor in factors), step
+
+
 class Guards:
     """Conditions on starts: bounds and residues of linear functions of them."""
 
     def __init__(self) -> None:
-        # In lowest terms, the first factor positive, so that one function is one key.
+        # By `_direction`, so that one function is one key.
         self.bounds: dict[tuple[int, ...], tuple[float, float]] = {}
         self.residues: dict[tuple[tuple[int, ...], int], int] = {}
 
     def at_least(self, factors: tuple[int, ...], const: int) -> None:
         """Adds the condition ``factors @ starts + const >= 0``."""
-        common = math.gcd(*factors)
-        if next(factor for factor in factors if factor) > 0:
-            direction = tuple(factor // common for factor in factors)
-            low, high = self.bounds.get(direction, (-math.inf, math.inf))
-            self.bounds[direction] = max(low, -(const // common)), high
+        direction, step = _direction(factors)
+        low, high = self.bounds.get(direction, (-math.inf, math.inf))
+        if step > 0:
+            self.bounds[direction] = max(low, -(const // step)), high
         else:
-            direction = tuple(-factor // common for factor in factors)
-            low, high = self.bounds.get(direction, (-math.inf, math.inf))
-            self.bounds[direction] = low, min(high, const // common)
+            self.bounds[direction] = low, min(high, const // -step)
 
     def divides(self, factors: tuple[int, ...], const: int, divisor: int) -> None:
         """Adds the condition ``(factors @ starts + const) % divisor == 0``."""
         self.residues[factors, divisor] = -const % divisor
 
     def match(self, starts: Sequence[Any] | np.ndarray) -> Any:
-        """Returns whether these starts satisfy all conditions.
-
-        Args:
-          starts: the numbers, or arrays with those of many shards.
-        """
+        """Whether these starts, or arrays with those of many shards, satisfy all."""
         holds: Any = True
         for direction, (low, high) in self.bounds.items():
             value = sum(map(operator.mul, direction, starts))
@@ -131,9 +132,6 @@ class Affine:
     def __neg__(self) -> Any:
         return self._scaled(-1)
 
-    def __pos__(self) -> "Affine":
-        return self
-
     def __sub__(self, other: Any) -> Any:
         return self._plus(other, -1)
 
@@ -162,18 +160,6 @@ class Affine:
 
     def __mod__(self, other: Any) -> Any:
         return divmod(self, other)[1]
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return divmod(other, int(self))
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return other // int(self)
-
-    def __rmod__(self, other: Any) -> Any:
-        return other % int(self)
-
-    def __abs__(self) -> Any:
-        return -self if self < 0 else self
 
     def _is_at_least(self, other: Any, more: int) -> bool:
         """Compares with ``other + more``, and adds the answer to the guards."""
@@ -269,10 +255,7 @@ def is_known(number: Any) -> bool:
     """Returns True if a number is the same for all starts that satisfy the guards."""
     if not isinstance(number, Affine):
         return True
-    common = math.gcd(*number.factors)
-    direction = tuple(factor // common for factor in number.factors)
-    if next(factor for factor in direction if factor) < 0:
-        direction = tuple(-factor for factor in direction)
+    direction, _ = _direction(number.factors)
     low, high = number.guards.bounds.get(direction, (0, 1))
     return low == high
 

@@ -1,13 +1,22 @@
 """What is known of a graph once its cuts are given: the result of `propagate`."""
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shardmap.planning.engine.loop_classes import AxisKey, UnionFind
 from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
 from shardmap.planning.engine.rules import Cut, Factor, Origins, Reason, Rule
+
+LoopName: TypeAlias = tuple[AxisKey, int]
+"""A class of axes, and which of the loops over it: ``x @ x.T`` needs two of them."""
+
+
+def free_loop(key: AxisKey, taken: Collection[LoopName]) -> LoopName:
+    """The first loop over a class of axes that is not taken."""
+    return next((key, k) for k in itertools.count() if (key, k) not in taken)
 
 
 class ReducedLoop(NamedTuple):
@@ -17,14 +26,14 @@ class ReducedLoop(NamedTuple):
       node: the node's number.
       factor: the factor, as the node's rule calls it.
       size: the factor's size.
-      key: an operand's axis that the loop runs along.
+      loop: the loop.
       cut: how it is cut.
     """
 
     node: int
     factor: Factor
     size: int
-    key: AxisKey
+    loop: LoopName
     cut: Cut
 
 
@@ -33,12 +42,11 @@ class Pending(NamedTuple):
 
     Attributes:
       combiner: how the parts become the value.
-      reductions: the loops whose shards have the parts: their numbers in an analysis,
-        or the names that a loop or branch has for them.
+      reductions: the loops whose shards have the parts.
     """
 
     combiner: Combiner
-    reductions: Collection[Any]
+    reductions: Collection[LoopName]
 
 
 class Ended(NamedTuple):
@@ -62,9 +70,7 @@ class Analysis:
       level: value -> the first stage that can compute it.
       kept: values that a later stage reads; they are results of their own stage.
       costly: the kept values that later stages could compute again.
-      reductions: the loops over contracted factors, by number.
-      one_reduction: for each of them, the number that stands for all that are one loop.
-      same_reductions: such a number -> all that are this loop.
+      reductions: the loops over contracted factors.
       ended: the cuts that ended.
     """
 
@@ -77,6 +83,4 @@ class Analysis:
     kept: Mapping[Value, None]
     costly: Mapping[Value, None]
     reductions: Sequence[ReducedLoop]
-    one_reduction: Sequence[int]
-    same_reductions: Mapping[int, Sequence[ReducedLoop]]
     ended: Sequence[Ended]

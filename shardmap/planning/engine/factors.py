@@ -26,7 +26,7 @@ import jax
 from jax import lax
 
 from shardmap._jax.types import Equation, Params, Primitive
-from shardmap.planning.engine.monoids import Monoid
+from shardmap.planning.engine.monoids import Monoid, Part
 from shardmap.planning.engine.nodes import Calls, Node
 from shardmap.planning.engine.rules import (
     MANY,
@@ -48,7 +48,7 @@ from shardmap.planning.engine.rules import (
     meet,
     nothing_passes,
 )
-from shardmap.planning.engine.slices import Box, Interval, Window, join, shape_of
+from shardmap.planning.engine.slices import Box, Interval, join, shape_of
 
 Crops: TypeAlias = tuple[tuple[int, ...] | None, ...]
 """Per result, the shape of the crop; None if the box that was made is the asked one."""
@@ -133,7 +133,6 @@ class Factors(Rule):
     """A rule made of data. See the module.
 
     Attributes:
-      node: the equation.
       ins: per operand and axis, a factor, `Windowed`, or None.
       outs: per result and axis, a factor or None.
       contracted: factors without a result axis, and how their parts combine.
@@ -141,10 +140,7 @@ class Factors(Rule):
       starts: factors whose start `emitter` needs.
       emitter: computes the results, with the local sizes of the factors; by default the
         primitive.
-      passes: see `Rule`.
-      cheap: see `Rule`.
-      complete: see `Rule`.
-      each: see `Rule`; by default one operation, as in a product.
+      passes, cheap, complete, each: see `Rule`; ``each`` is 1, as in a product.
     """
 
     node: Node
@@ -187,18 +183,9 @@ class Factors(Rule):
         }
 
     def elements(self) -> int:
-        """Counts every pair that a contraction combines, not only its operands.
-
-        An equation that makes new whole axes, such as an SVD, touches each element as
-        often as the shortest whole axis of its operands is long.
-        """
-        operands = {_factor(axis) for axes in self.ins for axis in axes}
-        only_results = self.wholes.keys() - operands
-        touched = math.prod(n for f, n in self.sizes.items() if f not in only_results)
-        if only_results:
-            whole = [self.sizes[f] for f in self.wholes.keys() & operands]
-            touched *= min(whole, default=1)
-        return max(super().elements(), touched)
+        """Counts every pair that a contraction combines, not only its operands."""
+        operands = {_factor(axis) for axes in self.ins for axis in axes} - {None}
+        return max(super().elements(), math.prod(self.sizes[f] for f in operands))
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         cuts_of: dict[Factor, list[Cut]] = {}
@@ -224,7 +211,13 @@ class Factors(Rule):
         return Forward(
             [[met.get(factor, UNCUT) for factor in axes] for axes in self.outs],
             [
-                Contraction(f, how, self.sizes[f], *self._axis_of(f), met[f])
+                Contraction(
+                    *(f, self.sizes[f], *self._axis_of(f), met[f]),
+                    {
+                        k: Part(how, k) if isinstance(how, Monoid) else how
+                        for k in range(len(self.outs))
+                    },
+                )
                 for f, how in self.contracted.items()
                 if f in met and met[f].at
             ],
@@ -250,15 +243,6 @@ class Factors(Rule):
     def whole_axes(self, number: int) -> set[int]:
         factors = enumerate(self.outs[number])
         return {axis for axis, factor in factors if factor in self.wholes}
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        return [
-            (Link("in", k, number), window, Link("out", j, list(axes).index(factor)))
-            for k, number, (factor, window) in self._windowed
-            if not window.same_loop
-            for j, axes in enumerate(self.outs)
-            if factor in axes
-        ]
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -340,9 +324,7 @@ def _factor(axis: Axis) -> Factor | None:
     return axis.factor if isinstance(axis, Windowed) else axis
 
 
-def taken_whole(
-    node: Node, reason: Reason, passing: Collection[int] = (), each: int = MANY
-) -> Factors:
+def taken_whole(node: Node, reason: Reason, passing: Collection[int] = ()) -> Factors:
     """The rule of an equation that is cut along these axes of all arrays only."""
     wholes: dict[Factor, Reason] = {}
 
@@ -360,7 +342,7 @@ def taken_whole(
         axes("out", node.out_shapes),
         wholes=wholes,
         cheap=False,
-        each=each,
+        each=MANY,
     )
 
 

@@ -40,13 +40,7 @@ def loop_classes(
     rules: Mapping[int, Rule],
     carried: Sequence[tuple[int, int]] = (),
 ) -> UnionFind:
-    """Which axes of a graph are one loop, whatever is cut.
-
-    Args:
-      graph: the graph.
-      rules: node number -> rule.
-      carried: (output, input) pairs of the body of a loop: one becomes the other.
-    """
+    """Which axes of a graph are one loop, whatever is cut. See `propagate`."""
     classes = UnionFind()
     for node in graph.nodes:
         for group in rules[node.number].links():

@@ -61,13 +61,9 @@ Operand: TypeAlias = Value | Scalar
 
 @dataclass(eq=False, repr=False, slots=True)
 class Node:
-    """One equation.
+    """One equation, of a primitive or whatever else a rule is registered for.
 
     Attributes:
-      primitive: the primitive, or whatever else a rule is registered for.
-      params: its parameters.
-      ins: its operands.
-      outs: its results.
       source: where the user wrote it.
       source_info: the same in JAX's form, for the equations that a plan emits.
     """
@@ -116,12 +112,9 @@ class Graph:
     """The equations of a function, as a flat list of nodes.
 
     Attributes:
-      inputs: the values of the function's arguments.
       constants: the arrays that the function closed over, by value.
       nodes: the equations, each after those it depends on.
-      outputs: what the function returns.
-      source: where the user wrote the equation that nodes are added for.
-      source_info: the same in JAX's form.
+      source, source_info: of the equation that nodes are added for, see `Node`.
     """
 
     def __init__(self, calls: "Calls") -> None:
@@ -198,13 +191,7 @@ class Graph:
     def inline(
         self, jaxpr: AnyJaxpr, ins: Sequence[Operand], fixed: bool = True
     ) -> list[Operand]:
-        """Appends the equations of a jaxpr.
-
-        Args:
-          jaxpr: the jaxpr.
-          ins: its arguments.
-          fixed: whether the nodes get ``source`` instead of their own lines.
-        """
+        """Appends the equations of a jaxpr. If fixed, they get our ``source``."""
         calls, inner = self.calls, as_open_jaxpr(jaxpr)
         outer = self.source  # For equations without a source of their own.
         known: dict[Any, Operand] = {}
@@ -249,10 +236,9 @@ class Graph:
     def rewrite(self, write: Callable[[Node], Sequence[Operand] | None]) -> None:
         """Visits the nodes, first to last, and replaces some of them.
 
-        Args:
-          write: gets each node, with operands that are already replaced. It adds nodes
-            to the graph and returns the operands that replace the node's results, or
-            returns None to keep the node. It gets the nodes that it adds too.
+        ``write`` gets each node, with operands that are already replaced. It adds nodes
+        to the graph and returns the operands that replace the node's results, or None
+        to keep the node. It gets the nodes that it adds too.
         """
         self._ahead, self.nodes = self.nodes[::-1], []
         while self._ahead:
@@ -299,11 +285,7 @@ class Graph:
         return users
 
     def constant(self, array: ArrayLike) -> Operand:
-        """The operand for an array that the function closes over.
-
-        Raises:
-          Refused: it is a reference of JAX, not an array.
-        """
+        """The operand for an array that the function closes over."""
         if id(array) in self._sources:
             return self._sources[id(array)][1]
         aval: Any = jax.typeof(array)
@@ -374,11 +356,7 @@ def flatten(jaxpr: AnyJaxpr, calls: Calls, source: str = "") -> Graph:
 def _decomposed(
     graph: Graph, node: Node, equation: Equation
 ) -> Sequence[Operand] | None:
-    """The operands that replace the results of a node; None: it stays.
-
-    Raises:
-      Refused: it has an effect that no shard may have.
-    """
+    """The operands that replace the results of a node; None: it stays."""
     calls = graph.calls
     harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]
     if harmful:

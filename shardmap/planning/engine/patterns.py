@@ -19,12 +19,6 @@ from shardmap.planning.engine.slices import Box
 Boxes = list[Box | None]
 K = TypeVar("K", bound=Hashable)
 
-FEW = 2
-"""Up to this many shards of equal lengths are walked one by one, which is faster."""
-
-RARE_KEYS = 64
-"""The recipes of so few shards are held for this many keys, the first of a stage."""
-
 ALONE = 8
 """Affine walks stop when patterns outnumber the shards that they served by this."""
 
@@ -68,18 +62,13 @@ def _filled(box: Box, numbers: Iterator[int]) -> Box:
 class Patterns(Generic[K]):
     """The patterns of a stage, found on demand.
 
-    Args:
-      walk: returns the boxes that a shard writes and its recipe, from its key and the
-        starts of its pieces.
-      count: returns an upper bound for the number of shards that have a key.
+    ``walk`` returns what a shard with a key and starts writes, and its recipe.
     """
 
     def __init__(
-        self,
-        walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]],
-        count: Callable[[K], int],
+        self, walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]]
     ) -> None:
-        self._walk, self._count = walk, count
+        self._walk = walk
         self._known: dict[K, list[Pattern]] = {}
         # By key, the number of shards that known patterns served.
         self._served: Counter[K] = Counter()
@@ -95,13 +84,7 @@ class Patterns(Generic[K]):
     def members(
         self, key: K, numbers: np.ndarray, starts: np.ndarray
     ) -> Iterator[Members]:
-        """Groups shards that have one key by their patterns.
-
-        Args:
-          key: their key.
-          numbers: their numbers.
-          starts: the starts of their pieces, one row per shard.
-        """
+        """Groups shards that have one key by their patterns; ``starts`` has rows."""
         known = iter([*self._known.get(key, ())])
         while len(numbers):
             pattern = next(known, None)
@@ -121,8 +104,7 @@ class Patterns(Generic[K]):
         """
         known, guards = self._known.setdefault(key, []), Guards()
         places = variables(guards, starts)
-        is_rare = self._count(key) <= FEW
-        helps = not is_rare and len(known) < self._served[key] + ALONE
+        helps = len(known) < self._served[key] + ALONE
         # `int` of a variable adds the guard that it keeps its value.
         boxes, recipe = self._walk(key, places if helps else list(map(int, places)))
         every = [box for box in boxes if box is not None]
@@ -132,6 +114,6 @@ class Patterns(Generic[K]):
         if helps:
             recipe = recipe._replace(static=concrete(recipe.static))
         pattern = Pattern(guards, affine_map, boxes, recipe)
-        if helps or (is_rare and len(self._known) <= RARE_KEYS):
+        if helps:
             known.append(pattern)
         return pattern

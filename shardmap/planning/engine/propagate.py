@@ -12,9 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from shardmap.planning.engine.analysis import Analysis, Ended, Pending, ReducedLoop
+from shardmap.planning.engine.analysis import (
+    Analysis,
+    Ended,
+    LoopName,
+    Pending,
+    ReducedLoop,
+    free_loop,
+)
 from shardmap.planning.engine.keys import nbytes
-from shardmap.planning.engine.loop_classes import AxisKey, UnionFind, loop_classes
+from shardmap.planning.engine.loop_classes import UnionFind, loop_classes
 from shardmap.planning.engine.monoids import Combiner, Part
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
 from shardmap.planning.engine.rules import UNCUT, Contraction, Cut, Reason, Rule
@@ -36,10 +43,9 @@ def propagate(
     partial: bool,
     keeps: bool = True,
     stored: Collection[Value] = (),
-    may_recompute: bool = True,
     classes: UnionFind | None = None,
     carried: Sequence[tuple[int, int]] = (),
-    entering: Mapping[Value, Pending] = MappingProxyType({}),
+    entering: Mapping[Operand, Pending] = MappingProxyType({}),
 ) -> Analysis:
     """The analysis of a graph for these cuts. The graph is not changed.
 
@@ -48,9 +54,8 @@ def propagate(
       rule_of: returns the rule of a node.
       input_cuts: the cut of each axis of each input.
       partial: whether to cut axes that are summed over.
-      keeps: whether values are kept that could be computed again, see `_keep_shared`.
+      keeps: whether values are kept that could be computed again.
       stored: values that are kept. The equations that take them run in later stages.
-      may_recompute: whether later stages and other shards may recompute values.
       classes: which axes are one loop, if that is known.
       carried: (output, input) pairs of the body of a loop: one becomes the other.
       entering: inputs that are partial sums over the loops of these axes.
@@ -58,10 +63,10 @@ def propagate(
     rules = {node.number: rule_of(node) for node in graph.nodes}
     if classes is None:
         classes = loop_classes(graph, rules, carried)
-    begun = _Propagation(
-        graph, rules, classes, partial, keeps and may_recompute, stored, may_recompute
-    )
-    begun.enter(input_cuts, entering)
+    begun = _Propagation(graph, rules, classes, partial, keeps, frozenset(stored))
+    for value, cuts in zip(graph.inputs, input_cuts, strict=True):
+        begun.cuts[value] = list(cuts)
+    begun.pending |= entering
     return begun.run()
 
 
@@ -75,55 +80,28 @@ class _Propagation:
         classes: UnionFind,
         partial: bool,
         keeps: bool,
-        stored: Collection[Value],
-        may_recompute: bool,
+        stored: frozenset[Value],
     ) -> None:
         self.graph, self.rules, self.classes = graph, rules, classes
-        self.partial = partial
-        self._keeps, self._may_recompute = keeps, may_recompute
-        self._stored = frozenset(stored)
-        self.cuts: dict[Operand, list[Cut]] = {}
+        self.partial, self._keeps, self._stored = partial, keeps, stored
+        self.cuts: dict[Operand, Sequence[Cut]] = {
+            value: [UNCUT] * len(value.shape) for value in graph.constants
+        }
         self.pending: dict[Operand, Pending] = {}
-        self.level: dict[Operand, int] = {}
+        self.level: dict[Operand, int] = defaultdict(int)
         self.kept: dict[Value, None] = {}
         self.costly: dict[Value, None] = {}
         self.reductions: list[ReducedLoop] = []
-        self._same_reductions = UnionFind()
         self.ended: list[Ended] = []
         # The operations that computing a value in its stage takes.
         self._work: dict[Operand, int] = {}
         # The values of which no part can be computed without all of it, as of a sort.
         self._computed_whole: set[Operand] = set()
 
-    def enter(
-        self,
-        input_cuts: Sequence[Sequence[Cut]],
-        entering: Mapping[Value, Pending],
-    ) -> None:
-        """Gives the inputs and constants their cuts and states."""
-        for value, cuts in zip(self.graph.inputs, input_cuts, strict=True):
-            self.cuts[value] = list(cuts)
-            self.level[value] = 0
-        for value in self.graph.constants:
-            self.cuts[value] = [UNCUT] * len(value.shape)
-            self.level[value] = 0
-        for value, (combiner, names) in entering.items():
-            first = len(self.reductions)
-            # Nodes of other graphs made the parts.
-            self.reductions += [ReducedLoop(-1, None, 0, k, UNCUT) for k in names]
-            numbers = range(first, len(self.reductions))
-            self.pending[value] = Pending(combiner, tuple(numbers))
-
     def run(self) -> Analysis:
         for node in self.graph.nodes:
             self._visit(node)
-        if self._may_recompute:
-            self._keep_shared()
-        numbers = range(len(self.reductions))
-        ones = [self._same_reductions.find((0, number))[1] for number in numbers]
-        same: dict[int, list[ReducedLoop]] = {}
-        for one, reduction in zip(ones, self.reductions, strict=True):
-            same.setdefault(one, []).append(reduction)
+        self._keep_shared()
         return Analysis(
             graph=self.graph,
             rules=self.rules,
@@ -134,8 +112,6 @@ class _Propagation:
             kept=self.kept,
             costly=self.costly,
             reductions=self.reductions,
-            one_reduction=ones,
-            same_reductions=same,
             ended=self.ended,
         )
 
@@ -174,16 +150,8 @@ class _Propagation:
         contracted: Sequence[Contraction],
         outs: Sequence[Sequence[Cut]],
     ) -> tuple[int, list[Pending | None]]:
-        """The stage of a node's results, and the state of each that is partial.
-
-        Args:
-          node: the node.
-          rule: its rule.
-          contracted: the cut factors that make its results partial.
-          outs: the cuts of its results.
-        """
+        """The stage of a node's results, and the state of each that is partial."""
         operands = [v for v in node.ins if isinstance(v, Value)]
-        numbers_of_outs = range(len(node.outs))
         level = max(
             (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
             default=0,
@@ -210,7 +178,8 @@ class _Propagation:
         ]
         late = [v for v in operands if v in self.pending and self.level[v] < level]
         combiners_of = [
-            {c for each in contracted if (c := each.of(k))} for k in numbers_of_outs
+            {each.combiners[k] for each in contracted if k in each.combiners}
+            for k in range(len(node.outs))
         ]
         joint = self._joint(node, rule, partial, combiners_of) if partial else None
         # Parts that the rule does not pass must be combined first, in this stage, so
@@ -222,16 +191,13 @@ class _Propagation:
             self._complete(value)
         if any(len(combiners) > 1 for combiners in combiners_of):
             raise AssertionError(f"{node.name} combines in several ways")
-        numbers = [self._reduction(node, each) for each in contracted]
-        states: list[Pending | None] = []
-        for k in numbers_of_outs:
-            reductions = joint.reductions if joint else ()
-            combiner = joint.combiner if joint else None
-            for number, each in zip(numbers, contracted, strict=True):
-                if each.of(k):
-                    combiner, reductions = each.of(k), (*reductions, number)
-            lacks = Pending(combiner, reductions) if combiner and reductions else None
-            states.append(lacks)
+        states: list[Pending | None] = [joint for _ in node.outs]
+        for each in contracted:
+            partials = {k: state for k in each.combiners if (state := states[k])}
+            name = self._reduced(node, each, partials.values())
+            for k, combiner in each.combiners.items():
+                before = partials[k].reductions if k in partials else ()
+                states[k] = Pending(combiner, (*before, name))
         return level, states
 
     def _joint(
@@ -250,32 +216,21 @@ class _Propagation:
         passed = rule.passes(combiner, frozenset(partial))
         if passed is None or any(each - {passed} for each in combiners_of):
             return None
-        first, *others = states
-        for other in others:
-            if not self._unite_reductions(first.reductions, other.reductions):
-                return None
-        return Pending(passed, first.reductions)
+        loops = {frozenset(state.reductions) for state in states}
+        return Pending(passed, states[0].reductions) if len(loops) == 1 else None
 
-    def _unite_reductions(self, a: Collection[int], b: Collection[int]) -> bool:
-        """Unites the loops of two partial values; returns False if they differ."""
-
-        def along(number: int) -> tuple[AxisKey, int]:
-            return self.classes.find(self.reductions[number].key), number
-
-        left, right = sorted(map(along, a)), sorted(map(along, b))
-        if [key for key, _ in left] != [key for key, _ in right]:
-            return False
-        for (_, one), (_, other) in zip(left, right, strict=True):
-            self._same_reductions.unite((0, one), (0, other))
-        return True
-
-    def _reduction(self, node: Node, contraction: Contraction) -> int:
+    def _reduced(
+        self, node: Node, contraction: Contraction, partials: Collection[Pending]
+    ) -> LoopName:
+        """Adds a loop that makes results partial which other loops make partial."""
         value = node.ins[contraction.operand]
         assert isinstance(value, Value)
-        key = value.number, contraction.axis
+        key = self.classes.find((value.number, contraction.axis))
+        taken = {name for state in partials for name in state.reductions}
+        name = free_loop(key, taken)
         factor, size, cut = contraction.factor, contraction.size, contraction.cut
-        self.reductions.append(ReducedLoop(node.number, factor, size, key, cut))
-        return len(self.reductions) - 1
+        self.reductions.append(ReducedLoop(node.number, factor, size, name, cut))
+        return name
 
     def _complete(self, value: Value) -> None:
         """Keeps a partial value, or the one that it is cheap to compute from."""
@@ -285,12 +240,9 @@ class _Propagation:
         while value not in self.kept and (node := value.producer) is not None:
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
-            is_cheap = any(
-                self.reductions[k].node == node.number
-                for k in self.pending[value].reductions
-            )
+            sums = any(each.node == node.number for each in self.reductions)
             if (
-                is_cheap
+                sums
                 or len(partial) != 1
                 or len(node.outs) != 1
                 or partial[0].size > value.size

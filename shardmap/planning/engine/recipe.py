@@ -31,7 +31,7 @@ from shardmap.planning.engine.slices import (
     volume,
 )
 
-MOST_VERSIONS = 4
+MOST_VERSIONS = 16
 """The most boxes of one value that are computed separately; more become one hull."""
 
 
@@ -107,12 +107,7 @@ Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 def needed(
     outputs: Iterable[Operand], stops: Collection[Value]
 ) -> tuple[list[Node], frozenset[Value]]:
-    """The nodes that outputs depend on, from last to first, and the stops they read.
-
-    Args:
-      outputs: the outputs.
-      stops: values that are read, even if a node computes them.
-    """
+    """The nodes that outputs depend on, from last to first, and the stops they read."""
     nodes: set[Node] = set()
     reads: set[Value] = set()
     stack = list(outputs)
@@ -186,12 +181,7 @@ def trace_back(
 
 
 class _Wanted:
-    """The boxes of values that are wanted so far.
-
-    Args:
-      stops: values that are read, even if a node computes them.
-      versions: the most boxes of one value; more are merged.
-    """
+    """The boxes of values that are wanted so far. See `trace_back`."""
 
     def __init__(self, stops: frozenset[Value], versions: int) -> None:
         self._stops, self._versions = stops, versions
@@ -225,18 +215,13 @@ class _Wanted:
             for value in sorted(self._boxes, key=lambda value: value.number)
             if value in self._stops or value.producer is None
             for box in merge(
-                *(self._boxes[value].values(), self._versions),
-                parts=value.constant is not None,
+                self._boxes[value].values(), self._versions, value.constant is not None
             )
         )
 
 
 class _Slots:
-    """The boxes of values that are read or computed so far, each in a slot.
-
-    Attributes:
-      slots: the number of slots.
-    """
+    """The boxes of values that are read or computed so far, each in a slot."""
 
     def __init__(self) -> None:
         self._boxes: dict[Value, list[tuple[Box, int]]] = {}
@@ -289,14 +274,7 @@ def emit(
     rules: Mapping[int, Rule],
     demanded: Sequence[Operand | None],
 ) -> Callable[[Sequence[Any], Starts], list[Any]]:
-    """Returns the function that runs a recipe: ``(boxes read, starts) -> results``.
-
-    Args:
-      static: the recipe.
-      nodes: by number.
-      rules: by node number.
-      demanded: the values whose boxes were asked for.
-    """
+    """Returns the function that runs a recipe: ``(boxes read, starts) -> results``."""
 
     def function(reads: Sequence[Any], starts: Starts) -> list[Any]:
         slots: dict[int, Any] = dict(enumerate(reads))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from shardmap.planning.engine.monoids import Combiner, Monoid, Part
+from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.slices import Box, Interval, Window, refine
 
@@ -114,29 +114,19 @@ class Contraction(NamedTuple):
 
     Attributes:
       factor: the factor.
-      combiner: how the shards' parts become the result; a `Monoid` for all results
-        together.
       size: the factor's size.
       operand: an operand that has the factor.
       axis: the axis of that operand.
       cut: how it is cut.
-      outs: the results that are partial, and how each combines; None: all, by
-        ``combiner``.
+      combiners: the results that are partial, and how each combines.
     """
 
     factor: Factor
-    combiner: Combiner | Monoid
     size: int
     operand: int
     axis: int
     cut: Cut
-    outs: Mapping[int, Combiner] | None = None
-
-    def of(self, out: int) -> Combiner | None:
-        """How the parts of a result combine; None where it is complete."""
-        if isinstance(self.combiner, Monoid):
-            return Part(self.combiner, out)
-        return self.combiner if self.outs is None else self.outs.get(out)
+    combiners: Mapping[int, Combiner]
 
 
 class Forward(NamedTuple):
@@ -231,10 +221,6 @@ class Rule(ABC):
     def whole_axes(self, number: int) -> set[int]:
         """The axes of a result that the equation computes whole, as a sort does."""
         return set()
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        """Triples: an operand's axis, a window, and the result's axis that sees it."""
-        return []
 
     @abstractmethod
     def backward(

@@ -12,7 +12,7 @@ The common refinement of two cuts is the union of their points.
 import bisect
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -115,51 +115,26 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
-MOST_BOXES = 64
-"""The most boxes that `merge` compares with each other; more become one."""
+def merge(boxes: Collection[Box], limit: int, parts: bool = False) -> list[Box]:
+    """Boxes that contain all of these; if there were more than ``limit``, one.
 
-
-def merge(boxes: Iterable[Box], limit: int, parts: bool = False) -> list[Box]:
-    """At most ``limit`` boxes that contain all of these.
-
-    Two boxes become their hull if it has no more elements than both together, or if
-    there are too many; then those whose hull adds the fewest. With symbolic positions,
-    boxes whose distance differs between shards stay apart as long as there are few:
-    where one lies in their hull is static, so each shard would compile.
-
-    Args:
-      boxes: the boxes.
-      limit: the most boxes.
-      parts: whether boxes also stay apart from those that are twice as large or larger,
-        as it takes little to compute them by themselves.
+    Two boxes become their hull if it has no more elements than both together. With
+    symbolic positions, boxes whose distance differs between shards stay apart: where
+    one lies in their hull is static, so each shard would compile. With ``parts``, so do
+    parts of a box that is eight times as large, as they take little to compute.
 
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]
     """
     merged: list[Box] = []
-    left = list(boxes)
-    for number, box in enumerate(left):
+    for box in boxes:
         place = len(merged)
         while (at := _mergeable(merged, box, parts)) is not None:
             box, place = hull(merged.pop(at), box), at
         merged.insert(place, box)
-        if len(merged) > MOST_BOXES:
-            merged += left[number + 1 :]
-            break
-    if len(merged) > MOST_BOXES:
-        one = hull_of(merged)
-        assert one is not None
-        return [one]
-    while len(merged) > limit:
-        pairs = itertools.combinations(range(len(merged)), 2)
-        a, b = min(pairs, key=lambda pair: _added(*(merged[k] for k in pair)))
-        merged[a] = hull(merged[a], merged.pop(b))
+        if len(merged) > limit:
+            return [one for one in (hull_of(boxes),) if one is not None]
     return merged
-
-
-def _added(a: Box, b: Box) -> int:
-    """How many elements their hull has that none of the two has."""
-    return volume(hull(a, b)) - volume(a) - volume(b)
 
 
 def _mergeable(boxes: Sequence[Box], box: Box, parts: bool) -> int | None:
@@ -169,12 +144,13 @@ def _mergeable(boxes: Sequence[Box], box: Box, parts: bool) -> int | None:
             return number
     for number, other in enumerate(boxes):
         pairs = zip(other, box, strict=True)
-        small, large = sorted((volume(other), volume(box)))
-        is_part = parts and 2 * small <= large
-        if is_part or not all(is_known(a[0] - b[0]) for a, b in pairs):
+        if not all(is_known(a[0] - b[0]) for a, b in pairs):
             continue
-        apart = small + large
-        sizes = shape_of(hull(other, box))
+        both = hull(other, box)
+        small, large = sorted((volume(other), volume(box)))
+        if parts and 8 * small <= large and both in (other, box):
+            continue
+        apart, sizes = small + large, shape_of(both)
         # Sizes that depend on the shard may be equal in this shard only.
         by_chance = not all(map(is_known, sizes))
         if not is_more(sizes, apart - 1 if by_chance else apart):

@@ -3,14 +3,12 @@
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.planning.engine.analysis import Analysis
-from shardmap.planning.engine.loop_classes import AxisKey
+from shardmap.planning.engine.analysis import Analysis, LoopName, Pending, free_loop
 from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.patterns import Members, Patterns
@@ -23,12 +21,7 @@ SPREAD = 64
 
 
 class Loop:
-    """A loop of a stage over the pieces of an axis.
-
-    Attributes:
-      size: the length of the axes that it runs along.
-      cuts: the cuts of these axes. All are added before ``pieces`` is read.
-    """
+    """A loop over the pieces of axes of one size, whose cuts are added first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -37,11 +30,6 @@ class Loop:
     @functools.cached_property
     def pieces(self) -> list[Interval]:
         return pieces(meet(self.cuts).at, self.size)
-
-    @functools.cached_property
-    def lengths(self) -> Counter[int]:
-        """Length -> the number of pieces of this length."""
-        return Counter(stop - start for start, stop in self.pieces)
 
     @property
     def origins(self) -> Origins:
@@ -52,7 +40,6 @@ class Result(NamedTuple):
     """A value that a stage makes.
 
     Attributes:
-      value: the value.
       axes: the loop of each axis, None where it is whole.
       partial: the loops whose shards each have a part of it.
       combiner: how the parts combine; "insert" if there is nothing to combine.
@@ -90,67 +77,6 @@ class ShardKey(NamedTuple):
     written: tuple[bool, ...]
 
 
-class _Loops:
-    """The loops of a stage, by axis and by reduction.
-
-    Args:
-      analysis: the analysis.
-      together: for each result, the reductions that make it partial.
-
-    Attributes:
-      named: (axis, repeat) -> loop. A result that has one axis twice has two loops.
-      of_reduction: `Analysis.one_reduction` of reductions -> loop.
-    """
-
-    def __init__(self, analysis: Analysis, together: Sequence[Sequence[int]]) -> None:
-        self._analysis = analysis
-        self.named: dict[tuple[AxisKey, int], Loop] = {}
-        self.of_reduction: dict[int, Loop] = {}
-        for number in sorted({k for numbers in together for k in numbers}):
-            # Reductions of one result get different loops.
-            taken = {
-                self.of_reduction[other]
-                for numbers in together
-                if number in numbers
-                for other in numbers
-                if other in self.of_reduction
-            }
-            reduction = analysis.reductions[number]
-            loop = self._free(reduction.key, reduction.size, taken)
-            loop.cuts += [each.cut for each in analysis.same_reductions[number]]
-            self.of_reduction[number] = loop
-
-    def _free(self, key: AxisKey, size: int, taken: Collection[Loop]) -> Loop:
-        """Returns the first loop of an axis that is not taken; adds one if all are.
-
-        ``x @ x.T`` has one axis of ``x`` twice in its result, which takes two loops.
-        """
-        for repeat in itertools.count():
-            name = self._analysis.classes.find(key), repeat
-            loop = self.named.setdefault(name, Loop(size))
-            if loop not in taken:
-                return loop
-        raise AssertionError
-
-    def of_axes(self, value: Value, reductions: Sequence[int]) -> list[Loop | None]:
-        """The loop of each axis of a value that these reductions make partial."""
-        taken = {self.of_reduction[number] for number in reductions}
-        loops: list[Loop | None] = []
-        whole: set[int] = set()
-        if value in self._analysis.kept and (node := value.producer) is not None:
-            rule = self._analysis.rules[node.number]
-            whole = rule.whole_axes(node.outs.index(value))
-        for axis, cut in enumerate(self._analysis.cuts[value]):
-            if axis in whole:
-                loops.append(None)
-                continue
-            loop = self._free((value.number, axis), value.shape[axis], taken)
-            loop.cuts.append(cut)
-            taken.add(loop)
-            loops.append(loop)
-        return loops
-
-
 class Stage:
     """The results of one level, and the loops that compute them.
 
@@ -176,7 +102,7 @@ class Stage:
         self.loops: list[Loop] = []
         self._contracted: list[tuple[int, Factor, int]] = []
         self.results = self._results(values)
-        self.patterns = Patterns(self._walk, self._count)
+        self.patterns = Patterns(self._walk)
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
 
@@ -193,36 +119,61 @@ class Stage:
 
     def _results(self, values: Sequence[Value]) -> list[Result]:
         """Finds the loops of the stage, and those of each result."""
-        analysis, pending = self.analysis, self.analysis.pending
-        reductions = [
-            [analysis.one_reduction[k] for k in pending[v].reductions]
-            if v in pending
-            else []
-            for v in values
-        ]
-        loops = _Loops(analysis, reductions)
-        axes = list(map(loops.of_axes, values, reductions))
+        analysis, named = self.analysis, dict[LoopName, Loop]()
+        parts = [analysis.pending.get(v, Pending("insert", ())) for v in values]
         # The loops of the results' axes come first.
-        every = [loop for row in axes for loop in row if loop]
-        every += loops.named.values()
-        self.loops = [loop for loop in dict.fromkeys(every) if len(loop.pieces) > 1]
-        place = {loop: number for number, loop in enumerate(self.loops)}
-        self._contracted = [
-            (reduction.node, reduction.factor, place[loop])
-            for number, loop in loops.of_reduction.items()
-            if loop in place
-            for reduction in analysis.same_reductions[number]
+        axes = [
+            self._axes(value, part.reductions, named)
+            for value, part in zip(values, parts, strict=True)
         ]
-        results = []
-        for value, loops_of_value, numbers in zip(
-            values, axes, reductions, strict=True
-        ):
-            summed = dict.fromkeys(loops.of_reduction[k] for k in numbers)
-            partial = tuple(place[loop] for loop in summed if loop in place)
-            combiner = pending[value].combiner if value in pending else "insert"
-            cut = tuple(place.get(loop) if loop else None for loop in loops_of_value)
-            results.append(Result(value, cut, partial, combiner))
-        return results
+        here = {node.number for node in self.backwards}
+        summed = {name for part in parts for name in part.reductions}
+        reductions = [
+            each
+            for each in analysis.reductions
+            if each.node in here and each.loop in summed
+        ]
+        for each in reductions:
+            named.setdefault(each.loop, Loop(each.size)).cuts.append(each.cut)
+        cut = [name for name, loop in named.items() if len(loop.pieces) > 1]
+        self.loops = [named[name] for name in cut]
+        place = {name: number for number, name in enumerate(cut)}
+        self._contracted = [
+            (each.node, each.factor, place[each.loop])
+            for each in reductions
+            if each.loop in place
+        ]
+        return [
+            Result(
+                value,
+                tuple(place.get(name) if name else None for name in row),
+                tuple(place[name] for name in part.reductions if name in place),
+                part.combiner,
+            )
+            for value, row, part in zip(values, axes, parts, strict=True)
+        ]
+
+    def _axes(
+        self,
+        value: Value,
+        reductions: Collection[LoopName],
+        named: dict[LoopName, Loop],
+    ) -> list[LoopName | None]:
+        """The loop of each axis of a value that is a partial result of others."""
+        analysis, taken = self.analysis, {*reductions}
+        names: list[LoopName | None] = []
+        whole: set[int] = set()
+        if value in analysis.kept and (node := value.producer) is not None:
+            whole = analysis.rules[node.number].whole_axes(node.outs.index(value))
+        for axis, cut in enumerate(analysis.cuts[value]):
+            if axis in whole:
+                names.append(None)
+                continue
+            name = free_loop(analysis.classes.find((value.number, axis)), taken)
+            named.setdefault(name, Loop(value.shape[axis])).cuts.append(cut)
+            taken.add(name)
+            names.append(name)
+        return names
 
     def _families(self) -> list[Family]:
         """Groups results: one whose loops another one has too is made with that.
@@ -301,10 +252,6 @@ class Stage:
                     each._replace(numbers=first + each.numbers) for each in groups
                 )
             first += family.size
-
-    def _count(self, key: ShardKey) -> int:
-        """The number of shards with pieces of these lengths, whatever they write."""
-        return math.prod(self.loops[k].lengths[length] for k, length in key.lengths)
 
     def _key(self, family: Family, index: Mapping[int, int]) -> ShardKey:
         pieces = {k: self.loops[k].pieces[index[k]] for k in family.loops}

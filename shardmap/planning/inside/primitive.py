@@ -85,12 +85,7 @@ def _made(
 
 @functools.lru_cache(maxsize=256)
 def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
-    """A jaxpr, cut as asked, or so that it fits.
-
-    Raises:
-      Refused: it has an effect.
-      ValueError: it does not fit, however small the pieces are.
-    """
+    """A jaxpr, cut as asked, or so that it fits."""
     graph = graph_of(jaxpr)
     if options.memory is None:
         return _made(jaxpr, graph, asked, options.partial)
@@ -125,12 +120,7 @@ def _temporaries(jaxpr: ClosedJaxpr, cut_program: CutProgram) -> int:
 
 @functools.lru_cache(maxsize=256)
 def computed(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[int | None, ...]]:
-    """Removes the results of a jaxpr that are only operands.
-
-    Returns:
-      The jaxpr with the other results; for each result, the number of the operand that
-      it is, or None.
-    """
+    """A jaxpr without the results that are operands; their numbers, or None."""
     places: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.jaxpr.invars)}
     operands = tuple(
         None if isinstance(atom, jex_core.Literal) else places.get(atom)
@@ -346,13 +336,9 @@ def keeping_residuals(
     asked: Asked,
     options: Options,
 ) -> list[Any]:
-    """Computes ``fun`` of the leaves in pieces; its gradient recomputes nothing.
+    """``fun`` of the leaves in pieces; its gradient recomputes nothing.
 
-    Args:
-      fun: a flat function; what `jax.checkpoint` around it does not save is recomputed.
-      leaves: its arguments.
-      asked: their cuts.
-      options: how to cut.
+    What `jax.checkpoint` around it does not save is recomputed.
     """
     smooth = [is_inexact(jax.typeof(leaf)) for leaf in leaves]
     backward: TreeDef | None = None

@@ -60,7 +60,9 @@ def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
         }
         every = with_same_steps(stage)
         for shards in every:
-            beside = len(every) > 1 or _runs_once(cut_program, shards[0])
+            steps = shards[0].pattern.recipe.static.steps
+            rules = (cut_program.analysis.rules[step.node] for step in steps)
+            beside = len(every) > 1 or any(rule.runs_once for rule in rules)
             buffers = _run_shards(cut_program, stage, shards, known, buffers, beside)
         known |= buffers
     return [
@@ -92,34 +94,23 @@ def _run_shards(
 ) -> dict[Value, Any]:
     """Runs shards with the same steps; returns the buffers with their results.
 
-    Args:
-      cut_program: the function.
-      stage: one of its stages.
-      shards: shards of the stage.
-      known: the arguments, the constants and the values of earlier stages.
-      before: the buffers.
-      beside: whether XLA could run other shards at the same time.
+    They read what is ``known``. ``beside`` them, XLA could run others.
     """
     boxes, static = shards[0].pattern.boxes, shards[0].pattern.recipe.static
     function = cut_program.emitted(stage, static)
     positions = Positions(shards)
-    nodes = {node.number: node for node in cut_program.graph.nodes}
     written = [
         k
         for k, box in enumerate(boxes)
         if box is not None and stage.results[k].value in before
     ]
-
-    groups = [
-        [written[place] for place in places]
-        for places in together(
-            (stage.results[k].combiner, stage.results[k].value) for k in written
-        )
-    ]
+    results = [stage.results[k] for k in written]
+    groups = together((result.combiner, result.value) for result in results)
 
     # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
     # that places outside of the first slice do not exist.
-    primitives = {nodes[step.node].primitive for step in static.steps}
+    steps = {step.node for step in static.steps}
+    primitives = {n.primitive for n in cut_program.graph.nodes if n.number in steps}
     apart = not primitives.isdisjoint(WITH_PLACES)
     read = _read if primitives.isdisjoint(WITH_MATRICES) else _read_matrices
 
@@ -133,13 +124,14 @@ def _run_shards(
         ]
         if apart:
             reads = lax.optimization_barrier(reads)
-        results = function(reads, starts)
+        made = function(reads, starts)
         after: dict[int, Any] = {}
-        for numbers in groups:
+        for places in groups:
+            numbers = [written[place] for place in places]
             into, parts, at = (
-                [each[k] for k in numbers] for each in (buffers, results, ends)
+                [each[k] for k in numbers] for each in (buffers, made, ends)
             )
-            combined = _write(into, parts, at, stage.results[numbers[0]].combiner)
+            combined = _write(into, parts, at, results[places[0]].combiner)
             after |= zip(numbers, combined, strict=True)
         return after
 
@@ -155,12 +147,6 @@ def _run_shards(
             *(buffers, positions.rows, positions.count),
         )
     return before | {stage.results[k].value: buffers[k] for k in written}
-
-
-def _runs_once(cut_program: CutProgram, shards: Members) -> bool:
-    """Whether a step runs once, as a piece of a scan does."""
-    rules, steps = cut_program.analysis.rules, shards.pattern.recipe.static.steps
-    return any(rules[step.node].runs_once for step in steps)
 
 
 def _by_itself(

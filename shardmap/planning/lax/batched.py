@@ -20,10 +20,10 @@ CORE = Reason(
 )
 
 
-def core(core_rank: int, each: int = MANY) -> Callable[[Node], Factors]:
-    """The rule of primitives whose last axes, so many of the first, are whole."""
+def core(core_rank: int) -> Callable[[Node], Factors]:
+    """The rule of primitives whose last axes, this many of an operand, are whole."""
     return lambda node: taken_whole(
-        node, CORE, range(len(node.in_shapes[0]) - core_rank), each
+        node, CORE, range(len(node.in_shapes[0]) - core_rank)
     )
 
 
@@ -89,13 +89,13 @@ def triangular_solve(node: Node) -> Factors:
 
 RULES: dict[Any, RuleMaker] = {
     p.approx_top_k_p: top_k,
-    p.cholesky_p: core(2, each=1),
+    p.cholesky_p: core(2),
     p.eig_p: core(2),
     p.eigh_p: core(2),
     p.fft_p: lambda node: core(len(node.params["fft_lengths"]))(node),
     p.hessenberg_p: core(2),
     p.householder_product_p: core(2),
-    p.lu_p: core(2, each=1),
+    p.lu_p: core(2),
     p.qr_p: core(2),
     p.schur_p: core(2),
     p.sort_p: sort,

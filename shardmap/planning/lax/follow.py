@@ -71,13 +71,7 @@ def follow(graph: Graph, cuts: Cuts) -> None:
 
 
 class _Follow:
-    """Follows the cuts, and rewrites nodes at which they end.
-
-    Args:
-      graph: the graph, which is rewritten.
-      cuts: how it is cut.
-      trials: what is known of loops; it is shared with those inside of them.
-    """
+    """Follows the cuts. What is known of loops is shared with those inside of them."""
 
     def __init__(
         self, graph: Graph, cuts: Cuts, trials: dict[Hashable, "_Trial | None"]
@@ -173,12 +167,7 @@ class _Follow:
 
 
 class _Trial(NamedTuple):
-    """What happens to the cuts of a loop or branch that is unrolled.
-
-    Attributes:
-      ended: the cuts that end because of an operation.
-      is_in_stages: whether each step is a stage.
-    """
+    """What happens to the cuts of a loop or branch that is unrolled."""
 
     ended: Origins
     is_in_stages: bool

@@ -22,14 +22,9 @@ from shardmap.planning.lax.staged import barrier
 from shardmap.planning.lax.table import CALLS, TABLE
 
 
-def cut_outputs(graph: Graph, cuts: Cuts) -> None:
-    """Begins the cuts of results, as those of arguments: before any is followed."""
-    if cuts.outputs is not None:
-        barrier.ask(graph, cuts.outputs)
-
-
 def cut_inside(graph: Graph, cuts: Cuts) -> None:
-    """Begins cuts of values inside, which `uncut` numbers: before any are replaced."""
+    """Begins the cuts of results, and of values inside, which `uncut` numbers."""
+    barrier.ask(graph, cuts.outputs or ())
     barrier.begin(graph, cuts.inside)
 
 
@@ -39,20 +34,12 @@ ONCE: Sequence[Callable[[Graph], None]] = (share_equal, fold, by_rows)
 `fold` evaluates what indices are made of, after equal equations have become one.
 `by_rows` looks at which results of a loop are used."""
 
-PASSES: Sequence[Callable[[Graph, Cuts], None]] = (
-    cut_outputs,
-    cut_inside,
-    follow,
-)
+PASSES: Sequence[Callable[[Graph, Cuts], None]] = (cut_inside, follow)
 """The passes that see the cuts, in order. Each rewrites the graph of one analysis."""
 
 
 def graph_of(closed: AnyJaxpr) -> Graph:
-    """The graph of a function, after the passes that see no cuts.
-
-    Raises:
-      Refused: it has an effect.
-    """
+    """The graph of a function, after the passes that see no cuts."""
     graph = flatten(closed, CALLS)
     for rewrite in ONCE:
         rewrite(graph)
@@ -60,12 +47,7 @@ def graph_of(closed: AnyJaxpr) -> Graph:
 
 
 def analysed(function: Graph, cuts: Cuts) -> Analysis:
-    """The analysis of a function for these cuts, after all passes.
-
-    Args:
-      function: its graph, see `graph_of`, which is not changed.
-      cuts: how it is cut.
-    """
+    """The analysis of a function's graph, which stays, for these cuts."""
     graph, copies = function.copied()
     known_again(copies)
     for rewrite in PASSES:
@@ -82,11 +64,6 @@ def analysed(function: Graph, cuts: Cuts) -> Analysis:
 
 
 def uncut(function: Graph) -> tuple[dict[int, Rule], list[Value]]:
-    """The rules of a function's nodes, and where cuts can begin in it.
-
-    Returns:
-      The rules, by number; the arguments, then the values that `analysed` cuts
-      ``inside``.
-    """
+    """The rules of nodes; the arguments, then the values that are cut ``inside``."""
     rules = {node.number: TABLE.rule(node) for node in function.nodes}
     return rules, [*function.inputs, *barrier.begins(function)]

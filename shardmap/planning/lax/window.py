@@ -170,8 +170,7 @@ def select_and_scatter_add(node: Node) -> Factors:
         for axis, (extent, stride, (before, _), count, size) in enumerate(windows)
         if (extent, stride, before, size) == (1, 1, 0, count)
     }
-    each = math.prod(params["window_dimensions"])
-    return taken_whole(node, POOLED, passing, each)
+    return taken_whole(node, POOLED, passing)
 
 
 WINDOWED = [

@@ -31,9 +31,8 @@ CHOICES = [
     lambda a, b, n: a if a != n else b,
     lambda a, b, n: b if a > 2 * b else a,
     lambda a, b, n: b if a >= n else -b,
-    lambda a, b, n: abs(a - b),
     lambda a, b, n: a * b,
-    lambda a, b, n: a if is_more((abs(a), abs(b)), 6 * n) else b,
+    lambda a, b, n: a if is_more((max(a, -a), max(b, -b)), 6 * n) else b,
     lambda a, b, n: list(range(-200, 200))[200 + a % 50],
 ]
 

@@ -40,7 +40,7 @@ def convolved(x, k):
 def walked(stage, number):
     """The recipe of a shard, without what is known of others."""
     with pytest.MonkeyPatch.context() as patch:
-        new = patterns.Patterns(stage._walk, stage._count)
+        new = patterns.Patterns(stage._walk)
         patch.setattr(stage, "patterns", new)
         return stage.recipe(number)
 

@@ -28,13 +28,7 @@ def test_merged_boxes_hold_all_at_no_cost(boxes, limit):
     assert all(any(contains(box, each) for box in merged) for each in boxes)
     apart = merge(boxes, len(boxes))
     assert sum(map(volume, apart)) <= sum(map(volume, dict.fromkeys(boxes)))
-    assert merged == apart or len(apart) > limit
-
-
-def test_boxes_merge_with_those_nearby_if_there_are_too_many():
-    places = [0, 2, 50, 90, 93]
-    found = merge([((k, k + 1), (0, 5)) for k in places], 3)
-    assert [box[0] for box in found] == [(0, 3), (50, 51), (90, 94)]
+    assert merged == apart or len(merged) == 1
 
 
 @pytest.mark.parametrize("step", [3, 40])

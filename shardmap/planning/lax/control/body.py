@@ -92,16 +92,17 @@ class InnerBody:
         self._partial = partial
         analysis = self._analysed(lambda key: True)
         self.classes = analysis.classes
-        loops = [self.classes.find(each.key) for each in analysis.reductions]
         self._sums: dict[AxisKey, list[ReducedLoop]] = {}
-        for loop, each in zip(loops, analysis.reductions, strict=True):
-            self._sums.setdefault(loop, []).append(each)
         # Loop -> result of a node that sums over it -> how its parts combine.
-        summed: dict[AxisKey, dict[Operand, Combiner]] = {k: {} for k in self._sums}
-        for out, pending in analysis.pending.items():
-            for k in pending.reductions:
-                if out in self.nodes[analysis.reductions[k].node].outs:
-                    summed[loops[k]][out] = pending.combiner
+        summed: dict[AxisKey, dict[Operand, Combiner]] = {}
+        for each in analysis.reductions:
+            loop, _ = each.loop
+            self._sums.setdefault(loop, []).append(each)
+            parts_of = summed.setdefault(loop, {})
+            for out in self.nodes[each.node].outs:
+                pending = analysis.pending.get(out)
+                if pending and each.loop in pending.reductions:
+                    parts_of[out] = pending.combiner
         self.parts: dict[AxisKey, dict[int, Combiner]] = {}
         self.of_rows: set[AxisKey] = set()
         self.broken = self._ended(analysis)
@@ -119,7 +120,7 @@ class InnerBody:
         self,
         is_cut: Callable[[AxisKey], bool],
         classes: UnionFind | None = None,
-        entering: Mapping[Value, Pending] = MappingProxyType({}),
+        entering: Mapping[Operand, Pending] = MappingProxyType({}),
     ) -> Analysis:
         """The analysis with these axes of inputs cut; each is the origin of its cut."""
         cuts = [
@@ -136,7 +137,7 @@ class InnerBody:
             lambda node: self.rules[node.number],
             cuts,
             partial=self._partial,
-            may_recompute=False,
+            keeps=False,
             classes=classes,
             carried=self._carried,
             entering=entering,
@@ -153,13 +154,10 @@ class InnerBody:
             for out in node.outs:
                 for axis, cut in enumerate(analysis.cuts[out]):
                     here = find((out.number, axis))
-                    # Another loop sees this one through a window, with its neighbours.
-                    origins |= {key for key in cut.origins if find(key) != here}
-            # So does a later step of the same loop.
-            for seen, _, by in self.rules[node.number].windows():
-                if isinstance(value := node.ins[seen.number], Value):
-                    here = find((node.outs[by.number].number, by.axis))
-                    origins |= {here} & {find((value.number, seen.axis))}
+                    # Another loop sees this one through a window, with its neighbours,
+                    # or a later step of the same loop does.
+                    seen = (k for k in cut.origins if cut.soft or find(k) != here)
+                    origins |= {*seen}
             for key in origins:
                 ends.setdefault(find(key), node)
         return ends
@@ -191,7 +189,9 @@ class InnerBody:
         looked = {inputs[k] for k in self._looked}
         if len(sizes) > 1 or not looked.isdisjoint(sums):
             return None
-        entering = {v: Pending(sums[v], (loop,)) for v in inputs if v in sums}
+        entering: dict[Operand, Pending] = {
+            v: Pending(sums[v], ((loop, 0),)) for v in inputs if v in sums
+        }
         analysis = self._analysed(
             lambda key: self.classes.find(key) == loop, self.classes, entering
         )
@@ -492,7 +492,6 @@ class Inner(Rule):
         contracted = [
             Contraction(
                 name,
-                next(iter(self.parts[name].values())),
                 self.node.in_shapes[at[name][0]][at[name][1]],
                 *at[name],
                 met[name],

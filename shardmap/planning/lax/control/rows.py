@@ -71,7 +71,7 @@ class OfRows(Factors):
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         forward = super().forward(cuts)
         return forward._replace(
-            contracted=[each._replace(outs={}) for each in forward.contracted]
+            contracted=[each._replace(combiners={}) for each in forward.contracted]
         )
 
 

@@ -31,12 +31,8 @@ def barrier(
 ) -> Value:
     """Adds a barrier to a graph, and returns its result.
 
-    Args:
-      graph: the graph.
-      value: its operand.
-      passing: the axes along which cuts of ``value`` pass.
-      cuts: the cuts that begin, of each axis; by default none.
-      complete: whether an earlier stage must compute ``value``.
+    Cuts of ``value`` pass along the axes in ``passing``, and ``cuts`` begin. An earlier
+    stage must compute ``value`` if it is ``complete``.
     """
     begin = tuple(cuts) or (UNCUT,) * len(value.shape)
     params = {"passing": tuple(passing), "begin": begin, "complete": complete}
@@ -45,17 +41,9 @@ def barrier(
 
 
 def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
-    """Cuts the outputs of a graph.
-
-    Values that depend on no argument that is cut, such as random numbers of a key, are
-    then computed in pieces.
-
-    Args:
-      graph: the graph, whose outputs are replaced.
-      cuts: of each output's axes.
-    """
+    """Cuts the outputs of a graph, such as random numbers of a key."""
     graph.source, graph.source_info = "out_slices", None
-    for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=True)):
+    for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=False)):
         if isinstance(output, Value) and any(cut.at for cut in row):
             graph.outputs[k] = _beginning(graph, output, row)
 
@@ -80,12 +68,7 @@ def begins(graph: Graph) -> list[Value]:
 
 
 def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
-    """Cuts values inside of a graph, where no argument could.
-
-    Args:
-      graph: the graph.
-      cuts: of the first values of `begins`.
-    """
+    """Cuts the first values of `begins` inside of a graph, where no argument could."""
     asked = {
         value.producer: row
         for value, row in zip(begins(graph), cuts, strict=False)

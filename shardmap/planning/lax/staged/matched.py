@@ -53,12 +53,7 @@ class _Term(NamedTuple):
         return tuple(k for k, name in enumerate(self.names) if name not in out)
 
     def beside(self, x: jax.Array, out: Names) -> jax.Array:
-        """An array in the axes of the result.
-
-        Args:
-          x: the array, of rank 0 or with length 1 along what is summed over.
-          out: the names of the axes of the result.
-        """
+        """An array, of length 1 along what is summed over, in the axes of ``out``."""
         if not x.ndim:
             return x
         x = lax.squeeze(x, self.axes(out))
@@ -97,11 +92,7 @@ def as_state(
 ) -> Sequence[Operand] | None:
     """Writes a sum around a centre as what follows from a state; None if it is none.
 
-    Args:
-      graph: the graph.
-      node: the sum, over an axis that is cut.
-      cuts: of its operands.
-      made_of: the reductions over cut axes that values are made of, as bits.
+    ``made_of`` are the reductions over cut axes that values are made of, as bits.
     """
     product = _product_of(node)
     if product is None:
@@ -280,11 +271,7 @@ def _minus(
 ) -> _Term | None:
     """``x - c``, with ``c`` constant along the sum; None if it is not one.
 
-    Args:
-      difference: what may be one.
-      term: the factor that is made of it.
-      out: the names of the axes of the result.
-      any_sign: whether ``c - x`` counts too, as in a square.
+    With ``any_sign``, ``c - x`` counts too, as in a square.
     """
     node = made_by(_unconverted(difference), p.sub_p)
     for x, c in [node.ins, node.ins[::-1]][: 1 + any_sign] if node else ():

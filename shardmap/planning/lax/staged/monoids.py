@@ -122,16 +122,7 @@ def add_state(
 ) -> tuple[Value, ...]:
     """Adds the state of a monoid to a graph. Factors without a result are reduced.
 
-    Args:
-      graph: the graph.
-      primitive: `SUM` or `PLACE`.
-      monoid: the monoid.
-      function: computes the state from the operands, and the start of each factor in
-        ``starts``.
-      operands: what it is a state of.
-      ins: the factors of their axes.
-      outs: the factors of the arrays of the state; None for an axis of length 1.
-      starts: factors of which ``function`` needs the start.
+    ``function`` computes it from the operands and the start of each of ``starts``.
     """
     places = [jax.ShapeDtypeStruct((), jnp.int32) for _ in starts]
     given = [jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in operands]

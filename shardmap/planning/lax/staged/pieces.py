@@ -29,11 +29,7 @@ Points: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _OfEdges(Window):
-    """A window that knows where pieces lie.
-
-    Attributes:
-      edges: the ends of all pieces.
-    """
+    """A window that knows the ends of all pieces."""
 
     edges: Points = ()
 
@@ -122,16 +118,11 @@ def of_each_piece(
     Args:
       graph: the graph.
       function: gets a piece of the operand, and where it starts. Its results have
-        length 1 along the axis in pieces.
-      operand: the operand.
-      axes: the factors of its axes.
-      outs: the factors of the axes of results.
-      factor: the axis in pieces. In results, it counts the pieces.
-      edges: the ends of the pieces.
+        length 1 along ``factor``, the axis in pieces, which counts them.
+      operand, axes: the operand, and the factors of its axes.
+      outs: the factors of the axes of results. Cuts of other axes pass.
+      factor, edges: the axis in pieces, and their ends.
       wholes: the factors that are never cut.
-
-    Returns:
-      The results of all pieces. Cuts of axes that are not in pieces pass.
     """
     whole = jax.ShapeDtypeStruct(operand.shape, operand.aval.dtype)
     avals = []

@@ -25,17 +25,9 @@ TAKE = frozenset({p.gather_p, p.slice_p})
 
 
 def in_stages(
-    graph: Graph,
-    node: Node,
-    cuts: Sequence[Sequence[Cut]],
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> Sequence[Operand] | None:
-    """Adds a node whose operands are cut along another axis; None if this is of no use.
-
-    Args:
-      graph: the graph.
-      node: the node.
-      cuts: of its operands.
-    """
+    """Adds a node whose operands are cut along another axis; None if it is no use."""
     rule = functools.cache(TABLE.rule)
     passing = [
         {link.number: link.axis for link in group if link.side == "in"}

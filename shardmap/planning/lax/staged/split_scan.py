@@ -88,13 +88,6 @@ class Piece(Scan):
         self.first_row = node.params["first_row"]
         self.shared_out = frozenset(range(self.consts + self.carries, len(node.ins)))
 
-    def elements(self) -> int:
-        length = self.node.params["length"]
-        first = self.consts + self.carries
-        rows = self.node.ins[first:]
-        others = sum(x.aval.size * (1 - length / x.shape[0]) for x in rows)
-        return super().elements() - int(others)
-
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         first = self.consts + self.carries
         rows = [[UNCUT, *row[1:]] for row in cuts[first:]]
