@@ -5,7 +5,6 @@ import difflib
 import importlib
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import sys
@@ -24,7 +23,8 @@ from shardmap.explaining.draw.text import as_text
 from shardmap.explaining.interconnect import Interconnect
 from shardmap.explaining.machines import devices
 from shardmap.explaining.meshes import compare_meshes
-from shardmap.units import short_path, shown
+from shardmap.source import user_line
+from shardmap.units import shown
 
 EXAMPLE = (
     "python -m shardmap explain shardmap.commands.example:predict "
@@ -34,12 +34,6 @@ EXAMPLE = (
 MOST_DEVICES = 4096
 # The short names of dtypes in jaxprs.
 KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
-# Frames of an error in these folders are not the user's.
-LIBRARIES = (
-    *(str(pathlib.Path(file).parent) for file in (jax.__file__, os.__file__)),
-    str(pathlib.Path(__file__).parent.parent),
-    "<frozen",
-)
 
 
 class Failure(RuntimeError):
@@ -313,11 +307,8 @@ def _load_file(file: pathlib.Path) -> ModuleType:
 def _what(error: BaseException) -> str:
     """The type and message of an error, and the last line of the user's code."""
     text = f"{type(error).__name__}: {one_line(str(error))}".rstrip(": ")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(LIBRARIES)
-    ]
-    if isinstance(error, SyntaxError) or not frames:  # Has its line.
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    line = user_line((each.filename, each.lineno or 0, each.name) for each in frames)
+    if isinstance(error, SyntaxError) or line is None:  # It has its line.
         return text
-    return f"{text} ({short_path(frames[-1].filename)}:{frames[-1].lineno})"
+    return f"{text} ({line.rpartition(' (')[0]})"

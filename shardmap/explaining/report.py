@@ -127,8 +127,12 @@ class ArrayLayout:
     devices: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        shape = ",".join(map(str, self.shape))
-        return f"<{self.role} {self.path}, {self.dtype}[{shape}], {self.layout}>"
+        return f"<{self.role} {self.path}, {self.type}, {self.layout}>"
+
+    @property
+    def type(self) -> str:
+        """Its dtype and shape, such as ``float32[8,64]``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     @property
     def num_devices(self) -> int | None:
@@ -228,9 +232,13 @@ class Collective:
     )
 
     def __repr__(self) -> str:
-        axes = f" over {', '.join(map(repr, self.axes))}" if self.axes else ""
-        why = self.operation or "added by the compiler"
-        return f"<{self.kind} ({why}){axes}, {self.before} -> {self.after}>"
+        return f"<{self.kind} {self.title}, {self.before} -> {self.after}>"
+
+    @property
+    def title(self) -> str:
+        """What is known of operation and axes, such as ``psum over 'data'``."""
+        over = f"over {', '.join(map(repr, self.axes))}" if self.axes else ""
+        return " ".join(filter(None, (self.operation, over)))
 
     @property
     def link_bytes(self) -> int | None:

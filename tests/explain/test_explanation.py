@@ -92,5 +92,5 @@ def test_parts_have_reprs_that_one_can_read():
     assert list(map(repr, parts)) == [
         "<axis 'i' of 16 = 8 devices x 2 vectorised x 1 step (spmap)>",
         "<input x, float32[16,4], dimension 0 over 'i' in 8 shards>",
-        "<all-reduce (psum) over 'i', f32[4] -> f32[4]>",
+        "<all-reduce psum over 'i', f32[4] -> f32[4]>",
     ]

@@ -210,11 +210,11 @@ def _argument(arrays: Sequence[ArrayLayout]) -> Block:
 
     Such as ``67 arrays, 1.3 MiB; a device has 168.0 KiB``.
     """
-    first, types = arrays[0], {*map(_type_of, arrays)}
+    first, types = arrays[0], {each.type for each in arrays}
     of_type = first.shard_shape if len(arrays) == 1 else None
     what = f"{len(arrays):,} arrays"
     if len(types) == 1:
-        what = f"{len(arrays):,} x " * (len(arrays) > 1) + _type_of(first)
+        what = f"{len(arrays):,} x " * (len(arrays) > 1) + first.type
     whole = sum(array.bytes for array in arrays)
     held = sum(array.shard_bytes or 0 for array in arrays)
     said = f": {what}, {size(whole)}"
@@ -226,17 +226,12 @@ def _argument(arrays: Sequence[ArrayLayout]) -> Block:
     more = len(arrays) - MOST_PATHS
     title = (names, f" and {more:,} more" if more > 0 else "", said)
     rows = [
-        Row((Code(each.path), Code(_type_of(each)), size(each.bytes), of_device))
+        Row((Code(each.path), Code(each.type), size(each.bytes), of_device))
         for each in arrays
         for of_device in [known(each.shard_bytes)]
     ]
     table = Table(("Array", "Type", "Bytes", "On a device"), tuple(rows))
     return Group(title, (table,), "fold")
-
-
-def _type_of(array: ArrayLayout) -> str:
-    """Such as ``float32[8,64]``."""
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def known(value: Any, write: Callable[[Any], str] = size) -> str:
@@ -315,9 +310,7 @@ def _about(
 ) -> Iterator[Paragraph]:
     """The operation, the line, the causes and the advice of a row."""
     first = group[0]
-    over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
-    parts = [" ".join(filter(None, (first.operation, over))), operand]
-    what: Inline = (", ".join(filter(None, parts)),)
+    what: Inline = (", ".join(filter(None, (first.title, operand))),)
     if first.source:
         what = (*what, " at " if what[0] else "", Code(first.source))
     if any(what):

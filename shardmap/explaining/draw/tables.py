@@ -97,10 +97,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _layouts(report: Report) -> dict[str, str]:
-    return {
-        each.path: f"{each.dtype}{list(each.shape)}, {each.layout}"
-        for each in report.arrays
-    }
+    return {each.path: f"{each.type}, {each.layout}" for each in report.arrays}
 
 
 def _sent(report: Report) -> dict[str, str]:
@@ -117,6 +114,4 @@ def _sent(report: Report) -> dict[str, str]:
 
 def _kind_and_place(each: Collective) -> str:
     place = (each.source or "").partition(" (")[2].rstrip(")")
-    over = ", ".join(map(repr, each.axes))
-    words = each.kind, each.operation, over and f"over {over}", place and f"in {place}"
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, (each.kind, each.title, place and f"in {place}")))
