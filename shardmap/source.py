@@ -6,12 +6,12 @@ import pathlib
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
 
-from shardmap._jax.primitives import frames_of
+from shardmap._jax.primitives import calls_of, frames_of
 from shardmap._jax.types import Equation
 from shardmap.units import short_path
 
@@ -38,6 +38,11 @@ def source_of(equation: Equation, around: str = "") -> str | None:
         installed package.
     """
     return user_line(frames_of(equation, _is_of_a_library), around)
+
+
+def call_of(equation: Equation) -> Hashable:
+    """The user's calls that made an equation: the same in each step of a loop."""
+    return tuple(calls_of(equation, _is_of_a_library))
 
 
 @functools.lru_cache(maxsize=1024)

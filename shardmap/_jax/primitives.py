@@ -5,7 +5,8 @@ Primitives are found by tracing functions that bind them.
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import jax
@@ -161,17 +162,21 @@ def frames_of(
 ) -> Iterator[tuple[str, int, str]]:
     """File, line and function of each frame of an equation, innermost first."""
     traceback: Any = equation.source_info.traceback
+    for code, offset in calls_of(equation, is_left_out):
+        line = traceback.code_addr2line(code, offset)
+        yield code.co_filename, line, code.co_qualname
+
+
+def calls_of(
+    equation: Equation, is_left_out: Callable[[str], bool]
+) -> Iterator[tuple[types.CodeType, int]]:
+    """The call in each frame of an equation: a function, and where in its code."""
+    traceback: Any = equation.source_info.traceback
     # Its `frames` look up the lines of all, and a plan asks for each equation.
     codes, offsets = ((), ()) if traceback is None else traceback.raw_frames()
     for code, offset in zip(codes, offsets, strict=True):
         if not is_left_out(code.co_filename):
-            line = traceback.code_addr2line(code, offset)
-            yield code.co_filename, line, code.co_qualname
-
-
-def call_of(equation: Equation) -> Hashable:
-    """Where an equation comes from: equal for the steps of a Python loop alone."""
-    return cast(Hashable, equation.source_info.traceback)
+            yield code, offset
 
 
 # Parameters

@@ -7,9 +7,8 @@ from typing import Any
 from jax.extend.core import Literal
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 
-from shardmap._jax.primitives import call_of
 from shardmap._jax.types import AnyJaxpr, aval_of
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, equations_of, jaxprs_in
 from shardmap.explaining.read.hlo.causes import AGAIN, CUT, REMATERIALISED
 from shardmap.explaining.report import (
     MAPS,
@@ -20,7 +19,7 @@ from shardmap.explaining.report import (
     argument_of,
 )
 from shardmap.sharding.mesh import virtual_devices
-from shardmap.source import source_of
+from shardmap.source import call_of, source_of
 from shardmap.units import size
 
 LARGE = 1 << 20
@@ -246,12 +245,13 @@ def unrolled(jaxpr: AnyJaxpr) -> list[Remark]:
         atoms = [x for x in equation.invars if not isinstance(x, Literal)]
         before = frozenset().union(*(loops.get(x, ()) for x in atoms))
         call = call_of(equation)
-        if call in long and equation.primitive in _PRODUCTS:
-            if call not in before:
-                avals = (aval_of(x).str_short() for x in equation.invars)
-                key = call, str(equation.params), *avals
-                alone.setdefault(key, []).append(source_of(equation))
-            before |= {call}
+        if call in long and equation.primitive in _PRODUCTS and call not in before:
+            avals = (aval_of(x).str_short() for x in equation.invars)
+            key = call, str(equation.params), *avals
+            alone.setdefault(key, []).append(source_of(equation))
+        for inner in jaxprs_in(equation.params):
+            loops.update(dict.fromkeys(inner.invars, before))
+        before |= long & {call_of(each) for each in equations_of(equation)}
         loops.update(dict.fromkeys(equation.outvars, before))
     remarks = [
         Remark(
