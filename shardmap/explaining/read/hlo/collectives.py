@@ -14,6 +14,7 @@ from shardmap.explaining.read.hlo.instructions import (
     around,
     is_generated,
     merged_names,
+    parts_of,
     reached,
     types,
 )
@@ -32,9 +33,8 @@ _KINDS = re.compile(
 _KERNEL = re.compile(r"tpu_custom_call|mosaic_gpu|__gpu\$xla")
 _WRITTEN_AS = {
     "all-reduce": {"all-reduce", "reduce-scatter", "all-gather"},
-    "all-gather": {"all-gather", "all-reduce"},
 }
-"""Kinds of functions that XLA for TPU writes as another: small ones, of 64 bits."""
+"""Kinds of functions that XLA for TPU writes as another: small ones."""
 _OF_PROGRAMS = {
     "ragged-all-to-all": "ragged_all_to_all",
     "collective-broadcast": "pbroadcast",
@@ -77,6 +77,8 @@ def compiled_collectives(
         kinds = _WRITTEN_AS.get(kind, {kind})
         if is_generated(named):
             kinds = {kind}
+        elif kind == "all-gather" and _is_added_up(named):
+            kinds = {kind, "all-reduce"}
         for place, result in enumerate(given):
             name = names[place] if is_named else None
             any_of = [name] if name else names or [named.op_name]
@@ -200,6 +202,15 @@ def _unnamed(instruction: Instruction, place: int) -> Collection[str]:
             return ("all_gather",)
     parts = [part for each in instruction.called for part in each.parameters]
     return {each.op_name.rsplit("/", 1)[-1] for each in parts}
+
+
+def _is_added_up(instruction: Instruction) -> bool:
+    """Whether a sum with the same name takes the result, as of 64 bits on TPUs."""
+    takers = instruction.users
+    return any(
+        each.opcode == "reduce" and each.op_name == instruction.op_name != ""
+        for each in (*takers, *[part for taker in takers for part in parts_of(taker)])
+    )
 
 
 def _function(parts: Sequence[str], kinds: Collection[str]) -> str | None:

@@ -43,14 +43,10 @@ class Buffer(NamedTuple):
 
 
 def memory_of(record: bytes, module: Module, sources: Sources, platform: str) -> Memory:
-    """The memory of a program.
+    """The memory of a program, by the ``HloProto`` of it, if there is one.
 
-    Args:
-      record: the ``HloProto`` with the compiler's record of it; empty without one.
-      module: the program.
-      sources: the lines of its instructions.
-      platform: such as "tpu". TPUs have memories on the chip and of the host beside
-        the main one; the numbers of those of GPUs are of parts of the main one.
+    TPUs have memories on the chip and of the host beside the main one; the numbers of
+    those of GPUs are of parts of the main one.
     """
     if not record:
         return Memory()
