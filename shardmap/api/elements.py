@@ -46,7 +46,10 @@ class ElementMap(Transformed):
 
     what = "spmap"
     static_parameter = "static_broadcasted_argnums"
-    is_leaf = staticmethod(trees.is_none)
+
+    @staticmethod
+    def is_leaf(value: Any) -> bool:
+        return value is None  # Which pytrees take for an empty container.
 
     def trace_call(self, arguments: Arguments, is_top_level: bool = True) -> Call:
         avals: Sequence[Aval] = self.leaf_avals(arguments)

@@ -135,11 +135,6 @@ class Mapped(Generic[P, R]):
         return explanation
 
     @property
-    def static_argnums(self) -> tuple[int, ...]:
-        """The positions of arguments that are compile-time constants."""
-        return self._static
-
-    @property
     def mesh(self) -> Mesh | AbstractMesh | None:
         """The mesh to run on, if one was given; perhaps an abstract one."""
         mesh: AnyMesh | None = getattr(self._transformed.options, "mesh", None)

@@ -32,11 +32,6 @@ class Flattened:
         return cls(leaves, tree)
 
 
-def is_none(value: object) -> bool:
-    """Whether a value is None, which pytrees take for an empty container."""
-    return value is None
-
-
 def broadcast_axes(
     name: str,
     axes: PyTree,

@@ -114,11 +114,14 @@ def check_meshes(
         (other, m.devices.shape) for m, other in meshes.items()
     ]
     others += [("an argument", sizes) for sizes in arguments]
+    cuts = group_counts(ours)
     for other, theirs in others:
-        if _can_combine(ours, theirs):
+        other_cuts = group_counts(theirs)
+        is_elsewhere = max(cuts) != max(other_cuts)
+        if is_elsewhere or cuts <= other_cuts or other_cuts <= cuts:
             continue
         advice = "Put each into a jax.jit of its own"
-        if sizes := sizes_of_groups(group_counts(ours) | group_counts(theirs)):
+        if sizes := sizes_of_groups(cuts | other_cuts):
             advice = (
                 f"Give all maps and arguments meshes with axes of sizes {sizes}, "
                 "several axes to a map where it needs them"
@@ -129,13 +132,6 @@ def check_meshes(
             "the map outside of your own jax.jit and jax.set_mesh."
         )
     meshes.setdefault(mesh, name)
-
-
-def _can_combine(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether a mesh of one has all cuts of the other, or other devices."""
-    counts, others = group_counts(a), group_counts(b)
-    same_devices = max(counts) == max(others)
-    return not same_devices or counts <= others or others <= counts
 
 
 def _text(sizes: Sequence[int]) -> str:

@@ -61,7 +61,6 @@ REVEALED = {
     "sm.compat.pmap(scaled)": "Any",
     "elements.trace(x)": "Traced",
     "elements.explain(x)": "Explanation",
-    "elements.static_argnums": "tuple[int, ...]",
     "blocks": "MeshMappedFunction[[x: Array, y: Array], Array]",
     "blocks(x, x)": "Array",
     "sm.mesh_map(scaled, mesh, {}, {})": "MeshMappedFunction[[x: Array, by: float",

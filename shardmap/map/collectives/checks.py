@@ -49,7 +49,9 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
         except NameError:
             return equation  # An axis of devices, of a program that is lowered.
         total = math.prod(sizes)
-        where = f"{collective.name} over {_axes_text(names)} of size {total}"
+        listed = " and ".join(map(repr, names))
+        axes = axis_text(names[0]) if len(names) == 1 else f"axes {listed} together"
+        where = f"{collective.name} over {axes} of size {total}"
         if len(set(names)) < len(names):
             name = collections.Counter(names).most_common(1)[0][0]
             raise ValueError(f"{where} names {axis_text(name)} more than once.")
@@ -95,11 +97,6 @@ def _check_known(equation: Equation, axis_name: Hashable, axis_size: int) -> Non
             f"{axis_size}: maps do not know this collective. If it is yours, call "
             "register_collective; else use one of jax.lax, such as all_gather."
         )
-
-
-def _axes_text(names: Sequence[Hashable]) -> str:
-    listed = " and ".join(map(repr, names))
-    return axis_text(names[0]) if len(names) == 1 else f"axes {listed} together"
 
 
 def _check_adds(where: str, dtype: DType) -> None:
