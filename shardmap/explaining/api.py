@@ -29,9 +29,9 @@ from shardmap.explaining.read.hlo.cost import (
     busiest_lines,
     cost_of,
     loops_of,
+    products_of,
     read_bytes,
 )
-from shardmap.explaining.read.hlo.flops import products_of
 from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.module import Message, Module

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shardmap.explaining.read.arrays import ShardedArgument
-from shardmap.explaining.read.hlo.flops import POINTWISE, product_flops
+from shardmap.explaining.read.hlo.cost import POINTWISE, product_flops
 from shardmap.explaining.read.hlo.instructions import (
     around,
     inside,

@@ -1,18 +1,40 @@
-"""The cost of a compiled program: operations, bytes and memory."""
+"""The cost of a compiled program: operations, bytes, memory and cycles."""
 
-import collections
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from shardmap.explaining.read.hlo.flops import flops_of
 from shardmap.explaining.read.hlo.instructions import inside
-from shardmap.explaining.read.hlo.loops import runs
-from shardmap.explaining.read.hlo.module import Computation, Instruction, Module
+from shardmap.explaining.read.hlo.loops import runs, steps_of
+from shardmap.explaining.read.hlo.module import (
+    Computation,
+    Instruction,
+    Module,
+    Shape,
+    Window,
+)
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.report import Cost
 
 MOST_LINES = 5
+_TRANSCENDENTAL = frozenset(
+    "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic "
+    "power rsqrt sine sqrt tan tanh".split()
+)
+_ARITHMETIC = frozenset(
+    "abs add and ceil clamp compare complex convert count-leading-zeros divide floor "
+    "imag is-finite maximum minimum multiply negate not or popcnt real "
+    "reduce-precision remainder round-nearest-afz round-nearest-even select shift-left "
+    "shift-right-arithmetic shift-right-logical sign subtract xor".split()
+)
+POINTWISE = _TRANSCENDENTAL | _ARITHMETIC
+_SUMS = ("all-reduce", "all-reduce-start", "reduce-scatter")
+_PRECISIONS = {1: " high", 2: " highest", "HIGH": " high", "HIGHEST": " highest"}
+_APPLY = ("reduce", "reduce-window", "scatter", "select-and-scatter", "map")
 
 
 def cost_of(
@@ -59,7 +81,7 @@ def busiest_lines(module: Module, sources: Sources) -> tuple[tuple[str, float], 
     XLA for TPU has estimates of most instructions, but not of collectives, gathers of
     rows and library calls.
     """
-    cycles: collections.Counter[str | None] = collections.Counter()
+    cycles: Counter[str | None] = Counter()
     for each, count in runs(module.entry):
         window = each.config.get("window_config") or {}
         if estimate := int(window.get("estimated_cycles", 0)):
@@ -95,3 +117,145 @@ def _read_by(user: Instruction, value: Instruction) -> int:
     if user.opcode == "fusion":
         return sum(map(_read, inside(user, value)))
     return value.shape.bytes
+
+
+# Operations
+
+
+def flops_of(entry: Computation) -> int:
+    """The operations of a program, by the rules of XLA's cost analysis.
+
+    They are those in all steps of loops of known length, without exponentials, sines
+    and the like. Of branches, the longest counts.
+    """
+    return _total(entry, lambda each: {"": _own(each)}, max).total()
+
+
+def products_of(entry: Computation) -> Mapping[str, int]:
+    """The flops of products and convolutions that a program does at least.
+
+    They are by type: "bf16", "int8", "fp8", "f32", "f32 high", "f32 highest" and so on.
+    Of branches, the shortest counts.
+    """
+    return _total(entry, _product, min)
+
+
+def _total(
+    computation: Computation,
+    of: Callable[[Instruction], Mapping[str, int]],
+    branch: Callable[..., Counter[str]],
+) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in computation.instructions:
+        total.update(of(each))
+        if not each.called or each.opcode in (*_SUMS, "sort"):
+            continue
+        parts = [_total(called, of, branch) for called in each.called]
+        if each.opcode == "conditional":
+            parts = [branch(parts, key=Counter.total)]
+        for part in parts:
+            total.update({type_: _times(each) * n for type_, n in part.items()})
+    return total
+
+
+def _times(each: Instruction) -> int:
+    """How often an instruction does what it calls."""
+    if each.opcode == "while":
+        return max(1, steps_of(each) or 1)
+    if each.opcode not in _APPLY:
+        return 1
+    given = _elements(each.shape)
+    if each.opcode == "reduce":
+        return max(0, _elements(each.operands[0].shape) - given)
+    if each.opcode == "scatter":
+        return _elements(each.operands[-1].shape)
+    windows = math.prod(window.size for window in each.windows)
+    if each.opcode == "reduce-window":
+        return given * (windows - 1)
+    return windows * given
+
+
+def _own(each: Instruction) -> int:
+    """The flops of an instruction itself."""
+    if each.opcode in _ARITHMETIC or each.opcode in _SUMS:
+        return sum(_elements(array) for array in each.shape.arrays())
+    if each.opcode == "sort":
+        count = _elements(each.shape)
+        return count * (count - 1).bit_length()
+    return product_flops(each)
+
+
+def _elements(shape: Shape) -> int:
+    """The elements of the first array."""
+    return next((math.prod(array.sizes) for array in shape.arrays()), 0)
+
+
+def product_flops(each: Instruction) -> int:
+    """Two flops per multiplication, without those of padding; 0 for other operations.
+
+    XLA for GPUs calls a library for some products.
+    """
+    if each.opcode not in ("dot", "convolution", "custom-call"):
+        return 0
+    result = next(each.shape.arrays(), each.shape)
+    if each.opcode == "dot" or each.target.startswith("__cublas"):
+        contracted: Sequence[int] = each.contracted
+        if each.opcode != "dot":
+            dims = each.config["gemm_backend_config"]["dot_dimension_numbers"]
+            contracted = [*map(int, dims.get("lhs_contracting_dimensions", ()))]
+        left = each.operands[0].shape.sizes
+        return 2 * math.prod(result.sizes) * math.prod(left[d] for d in contracted)
+    if each.opcode != "convolution" and not each.target.startswith("__cudnn$conv"):
+        return 0
+    (first, *_), (second, *_) = (x.shape.arrays() for x in each.operands[:2])
+    taken, kernel, given = first.sizes, second.sizes, result.sizes
+    if each.target == "__cudnn$convBackwardInput":
+        taken, given = given, taken
+    if each.target == "__cudnn$convBackwardFilter":
+        kernel, given = given, kernel
+    spatial, depth, spatial_given = each.convolved
+    valid = 1
+    for window, a, b in zip(each.windows, spatial, spatial_given, strict=True):
+        valid *= valid_positions(window, taken[a], given[b])
+        given = (*given[:b], 1, *given[b + 1 :])
+    return 2 * math.prod(given) * kernel[depth] * valid
+
+
+@functools.lru_cache(maxsize=1024)
+def valid_positions(window: Window, taken: int, given: int) -> int:
+    """The pairs of results and places in the window that meet an operand, not padding.
+
+    >>> valid_positions(Window(3, 1, 1, 1, 1, 1), 4, 4)
+    10
+    """
+    size, stride, low, _, dilation, base = window
+    common = math.gcd(stride, base)
+    period = base // common
+    pairs = 0
+    for place in range(size):
+        # Of the result k, the operand is at (k * stride - shift) / base.
+        shift = low - place * dilation
+        if shift % common:
+            continue
+        first = max(0, -(-shift // stride))
+        last = min(given - 1, ((taken - 1) * base + shift) // stride)
+        residue = shift // common * pow(stride // common, -1, period) % period
+        pairs += (last - residue) // period - (first - 1 - residue) // period
+    return pairs
+
+
+def _product(each: Instruction) -> dict[str, int]:
+    """The flops of a product by the wider type of its operands."""
+    flops = product_flops(each)
+    if not flops:
+        return {}
+    arrays = [next(operand.shape.arrays()) for operand in each.operands[:2]]
+    type_ = max(arrays, key=lambda array: array.bits).dtype
+    if type_ == "f32":
+        of_library = each.config.get("gemm_backend_config", {})
+        asked = of_library.get("precision_config", {}).get("operand_precision")
+        given = asked or each.record.message(51).numbers(1)
+        # With different precisions, XLA takes the higher one.
+        type_ += max((_PRECISIONS.get(k, "") for k in given), default="")
+    names = {"f8": "fp8", "s8": "int8", "u8": "int8", "f1": "bf16"}
+    return {names.get(type_[:2], type_): flops}

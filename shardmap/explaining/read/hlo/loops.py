@@ -55,7 +55,7 @@ def _counted(loop: Instruction) -> int | None:
     if test.opcode != "compare":
         return None
     sides = [_value(operand, (), calls) for operand in test.operands]
-    ends = [_end(loop, side) for side in sides]
+    ends = [_known(side) for side in sides]
     direction = test.direction
     if ends[1] is None:
         sides.reverse()
@@ -64,7 +64,7 @@ def _counted(loop: Instruction) -> int | None:
     counter, end = sides[0], ends[1]
     if not isinstance(counter, _Element) or end is None:
         return None
-    start = _known(loop.operands[0], counter.path)
+    start = _known(_value(loop.operands[0], counter.path, ()))
     after = _value(body.root, counter.path, ())
     if start is None or not isinstance(after, _Element) or after.path != counter.path:
         return None
@@ -77,25 +77,14 @@ def _counted(loop: Instruction) -> int | None:
     return left // step if is_met else None
 
 
-def _end(loop: Instruction, value: int | _Element | None) -> int | None:
-    """The value with which a loop compares, if each step has the same."""
-    if not isinstance(value, _Element):
-        return value
-    if not _keeps(loop, value.path):
-        return None
-    start = _known(loop.operands[0], value.path)
-    return None if start is None else start + value.plus
-
-
-def _known(each: Instruction, path: _Path) -> int | None:
-    """The value of a part of a result, if each run has the same."""
-    value = _value(each, path, ())
+def _known(value: int | _Element | None) -> int | None:
+    """A value, if each run has the same."""
     if not isinstance(value, _Element):
         return value
     caller, operand = given(value.parameter)
     if operand is None or (caller.opcode == "while" and not _keeps(caller, value.path)):
         return None
-    before = _known(operand, value.path)
+    before = _known(_value(operand, value.path, ()))
     return None if before is None else before + value.plus
 
 

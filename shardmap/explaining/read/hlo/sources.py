@@ -37,13 +37,12 @@ class Sources:
         nearest user of its result, or else of the nearest operand.
         """
         instruction = self.made_for(instruction)
-        return self._nearest(instruction, _taken_by) or self._nearest(
-            instruction, _made_by
-        )
+        taken_by = self._nearest(instruction, _onward)
+        return taken_by or self._nearest(instruction, _operands)
 
     def of_value(self, operand: Instruction, name: str | None) -> str | None:
         """The line of one of several values that XLA sends as one, if known."""
-        line = self._nearest(operand, _made_by)
+        line = self._nearest(operand, _operands)
         if name is None:
             return line
         there = self._by_op_name.get(name, set())
@@ -78,7 +77,11 @@ class Sources:
         instruction: Instruction,
         onward: Callable[[Instruction], list[Instruction]],
     ) -> str | None:
-        return next(filter(None, map(self.line, reached(instruction, onward))), None)
+        def further(each: Instruction) -> list[Instruction]:
+            # The root of a fusion may have more metadata.
+            return [*filter(lambda part: part.is_root, parts_of(each)), *onward(each)]
+
+        return next(filter(None, map(self.line, reached(instruction, further))), None)
 
     def line(self, each: Instruction) -> str | None:
         """The line in the metadata of the instruction."""
@@ -107,17 +110,8 @@ class Sources:
         return {e.frame for e in self._module.instructions if e.opcode == "while"}
 
 
-def _taken_by(each: Instruction) -> list[Instruction]:
-    return [*_root_of(each), *_onward(each)]
-
-
-def _made_by(each: Instruction) -> list[Instruction]:
-    return [*_root_of(each), *each.operands]
-
-
-def _root_of(each: Instruction) -> list[Instruction]:
-    """The root of a fusion; it may have more metadata."""
-    return [part for part in parts_of(each) if part.is_root]
+def _operands(each: Instruction) -> list[Instruction]:
+    return each.operands
 
 
 def _onward(each: Instruction) -> list[Instruction]:
