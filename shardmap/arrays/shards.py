@@ -4,11 +4,11 @@
 is its result. The functions here read the one device that holds element ``i``.
 """
 
-import contextlib
 import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, overload
 
 import jax
@@ -16,12 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from shardmap._jax.context import (
-    concrete_mesh,
-    nothing_is_traced,
-    uncommitted,
-    without_mesh,
-)
+from shardmap._jax.context import concrete_mesh, nothing_is_traced, uncommitted
 from shardmap._jax.types import Value
 from shardmap.arrays.array_likes import boxes
 from shardmap.arrays.trees import leaf_paths
@@ -287,13 +282,16 @@ def _refuse_elsewhere(axes: Sequence[int], index: Sequence[int]) -> NoReturn:
 
 
 def _run(take: Callable[..., list[Any]], shard: jax.Array, *args: Any) -> list[Any]:
-    """Parts of a shard, at once, also inside of a trace and under a mesh."""
-    around = contextlib.ExitStack()
-    if not nothing_is_traced() or not concrete_mesh().empty:
-        around.enter_context(jax.ensure_compile_time_eval())
-        around.enter_context(without_mesh())
-    with around:
+    """Parts of a shard, at once, whatever trace and mesh are around."""
+
+    def run() -> list[Any]:
         return list(map(uncommitted, take(shard, *args)))
+
+    if nothing_is_traced() and concrete_mesh().empty:
+        return run()
+    # In a new thread neither is. In a trace no mesh can be unset.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -91,6 +91,8 @@ def test_settings_of_jax_around_a_call():
     array = rows()
     with jax.set_mesh(jax.make_mesh((8,), ("i",))):
         check(shard_of(array, 3), HOST[3], jax.devices()[3])
+        added = jax.jit(lambda v: shard_of(array, 3) + v)(np.ones(3, np.float32))
+        np.testing.assert_array_equal(added, HOST[3] + 1)
     with jax.default_device(jax.devices()[1]), jax.disable_jit():
         check(shard_of(array, 4), HOST[4], jax.devices()[4])
     with jax.enable_x64(True):
