@@ -6,7 +6,7 @@ running reduction of each piece, combined with the latter.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,21 +37,14 @@ CARRIED = Reason(
 )
 
 
-class RunningKind(NamedTuple):
-    """A running reduction: how a piece is reduced, and how two results combine."""
-
-    reduce: Callable[..., Any]
-    join: Callable[[Any, Any], Any]
-    identity: str
-
-
-KINDS: Mapping[Any, RunningKind] = {
-    p.cumlogsumexp_p: RunningKind(jax.nn.logsumexp, jnp.logaddexp, "logaddexp"),
-    p.cummax_p: RunningKind(jnp.max, jnp.maximum, "max"),
-    p.cummin_p: RunningKind(jnp.min, jnp.minimum, "min"),
-    p.cumprod_p: RunningKind(jnp.prod, jnp.multiply, "mul"),
-    p.cumsum_p: RunningKind(jnp.sum, jnp.add, "add"),
+KINDS: Mapping[Any, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    p.cumlogsumexp_p: (jax.nn.logsumexp, jnp.logaddexp, "logaddexp"),
+    p.cummax_p: (jnp.max, jnp.maximum, "max"),
+    p.cummin_p: (jnp.min, jnp.minimum, "min"),
+    p.cumprod_p: (jnp.prod, jnp.multiply, "mul"),
+    p.cumsum_p: (jnp.sum, jnp.add, "add"),
 }
+"""How a piece is reduced, how two results combine, and the name of their combiner."""
 
 
 def in_stages(
@@ -59,7 +52,7 @@ def in_stages(
 ) -> Sequence[Operand]:
     """Writes a running reduction as the three stages."""
     axis, reverse = node.params["axis"], node.params["reverse"]
-    [operand], kind = node.ins, KINDS[node.primitive]
+    [operand], [reduce, join, combiner] = node.ins, KINDS[node.primitive]
     edges = (0, *cuts[0][axis].at, operand.shape[axis])
     axes = list(range(len(operand.shape)))
 
@@ -68,11 +61,11 @@ def in_stages(
 
     def total(piece: jax.Array, start: Any) -> list[jax.Array]:
         piece = _wide(piece)
-        reduced = kind.reduce(piece, axis=axis, keepdims=True)
+        reduced = reduce(piece, axis=axis, keepdims=True)
         return [reduced.astype(piece.dtype)]
 
     def before(totals: jax.Array) -> jax.Array:
-        neutral = jnp.asarray(identity(kind.identity, totals.dtype), totals.dtype)
+        neutral = jnp.asarray(identity(combiner, totals.dtype), totals.dtype)
         moved = (-1, 1, 0) if reverse else (1, -1, 0)
         around = [moved if k == axis else (0, 0, 0) for k in axes]
         return lax.pad(running(totals), neutral, around)
@@ -83,7 +76,7 @@ def in_stages(
         begin, *lengths = local.holes[0, axis]
         piece = len(lengths) - 1 if reverse else 0
         around = lax.slice_in_dim(around, piece, piece + 1, axis=axis)
-        joined = kind.join(around, running(value)).astype(value.dtype)
+        joined = join(around, running(value)).astype(value.dtype)
         size = local.sizes[axis]
         return [lax.slice_in_dim(joined, begin, begin + size, axis=axis)]
 
@@ -117,9 +110,6 @@ def _wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if small else x
 
 
-def whole(node: Node) -> Factors:
-    """The rule where the axis of the reduction is not cut."""
-    return but_one(node, node.params["axis"], CARRIED)
-
-
-RULES: dict[Any, RuleMaker] = dict.fromkeys(KINDS, whole)
+RULES: dict[Any, RuleMaker] = dict.fromkeys(
+    KINDS, lambda node: but_one(node, node.params["axis"], CARRIED)
+)

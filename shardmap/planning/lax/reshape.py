@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.planning.engine.factors import Crops, crop, crops
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite
 from shardmap.planning.engine.rules import (
     UNCUT,
@@ -103,20 +104,6 @@ def around(span: Interval, sizes: Sequence[int]) -> list[Interval]:
     return box
 
 
-class Taken(NamedTuple):
-    """How a box of a group of the result is taken from the memory that was read.
-
-    Attributes:
-      length: the number of elements that are taken; None for all.
-      wide: their shape in the result.
-      asked: the shape of the box inside of them; None if it is all of them.
-    """
-
-    length: int | None
-    wide: tuple[int, ...]
-    asked: tuple[int, ...] | None = None
-
-
 class Reshape(Rule):
     """See the module."""
 
@@ -175,80 +162,57 @@ class Reshape(Rule):
         [box] = boxes
         assert box is not None
         needed: list[Interval] = [(0, size) for size in self.before]
-        static: list[Taken] = []
+        wide = list(box)
+        # Per group: how many elements of the memory that is read are taken, if not all.
+        lengths: list[int | None] = []
         starts: list[int] = []
         for group in self.groups:
             asked = [box[k] for k in group.outs]
-            sizes = tuple(stop - start for start, stop in asked)
+            length = None
             if len(group.ins) == len(group.outs) == 1:
                 needed[group.ins[0]] = asked[0]
-                static.append(Taken(None, sizes))
-            elif 0 in sizes:
-                static.append(Taken(None, sizes))
+            elif 0 in shape_of(tuple(asked)):
                 for k in group.ins:
                     needed[k] = (0, 0)
             else:
-                taken, begins = self._taken(group, asked, needed)
-                static.append(taken)
-                starts += begins
-        return Need((tuple(needed),), tuple(static), tuple(starts))
-
-    def _taken(
-        self, group: AxisGroup, asked: list[Interval], needed: list[Interval]
-    ) -> tuple[Taken, list[int]]:
-        """How a box of a group is taken, and its starts; fills in ``needed``."""
-        before = [self.before[k] for k in group.ins]
-        after = [self.after[k] for k in group.outs]
-        wide = widen(asked, after)
-        span = flat(wide, after)
-        source = around(span, before)
-        for k, interval in zip(group.ins, source, strict=True):
-            needed[k] = interval
-        memory = flat(source, before)
-        length, inner, starts = None, None, []
-        if memory != span:
-            length = span[1] - span[0]
-            starts.append(span[0] - memory[0])
-        if wide != asked:
-            inner = shape_of(tuple(asked))
-            starts += [a[0] - b[0] for a, b in zip(asked, wide, strict=True)]
-        return Taken(length, shape_of(tuple(wide)), inner), starts
+                before = [self.before[k] for k in group.ins]
+                after = [self.after[k] for k in group.outs]
+                contiguous = widen(asked, after)
+                span = flat(contiguous, after)
+                source = around(span, before)
+                for k, interval in zip(group.outs, contiguous, strict=True):
+                    wide[k] = interval
+                for k, interval in zip(group.ins, source, strict=True):
+                    needed[k] = interval
+                memory = flat(source, before)
+                if memory != span:
+                    length = span[1] - span[0]
+                    starts.append(span[0] - memory[0])
+            lengths.append(length)
+        cropped, begins = crops(boxes, [tuple(wide)])
+        static = tuple(lengths), shape_of(tuple(wide)), cropped
+        return Need((tuple(needed),), static, (*starts, *begins))
 
     def emit(
         self,
         values: Sequence[Any],
-        static: Sequence[Taken],
+        static: tuple[tuple[int | None, ...], tuple[int, ...], Crops],
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
+        [result], [lengths, wide, cropped] = values, static
         positions = iter(starts)
-        # One axis per group: the elements that were read, in the order of memory.
-        merged = [
-            math.prod(values[0].shape[k] for k in group.ins) for group in self.groups
-        ]
-        result = lax.reshape(values[0], merged)
-        # Of the same type as the others: with x64 a Python integer has 64 bits.
-        zero = np.zeros((), starts[0].dtype) if len(starts) else 0
-        offsets: list[Any] = [zero] * len(merged)
-        lengths = list(merged)
-        begins: list[Any] = []
-        for k, taken in enumerate(static):
-            if taken.length is not None:
-                offsets[k], lengths[k] = next(positions), taken.length
-            inner = taken.asked is not None
-            begins += [next(positions) if inner else zero for _ in taken.wide]
-        if lengths != merged:
-            result = lax.dynamic_slice(result, offsets, lengths)
-        wide = [size for taken in static for size in taken.wide]
-        asked = [size for taken in static for size in taken.asked or taken.wide]
-        result = lax.reshape(result, wide)
-        if asked != wide:
-            result = lax.dynamic_slice(result, begins, asked)
-        # Axes of size 1 belong to no group: they come back here.
-        final = [1] * len(self.after)
-        axes = [axis for group in self.groups for axis in group.outs]
-        for axis, size in zip(axes, asked, strict=True):
-            final[axis] = size
-        return [lax.reshape(result, final)]
+        if any(length is not None for length in lengths):
+            # One axis per group: the elements that were read, in the order of memory.
+            sizes = result.shape
+            merged = [math.prod(sizes[k] for k in group.ins) for group in self.groups]
+            # Of the same type as the others: a Python integer may have 64 bits.
+            zero = np.zeros((), starts[0].dtype)
+            result = lax.dynamic_slice(
+                lax.reshape(result, merged),
+                [zero if length is None else next(positions) for length in lengths],
+                [n if k is None else k for n, k in zip(merged, lengths, strict=True)],
+            )
+        return crop([lax.reshape(result, wide)], cropped, list(positions))
 
     def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
         return first_passes(combiner, pending)
@@ -256,14 +220,10 @@ class Reshape(Rule):
 
 def permuted(graph: Graph, node: Node) -> list[Operand] | None:
     """A ``lax.reshape`` with ``dimensions`` is written as a transpose and a reshape."""
-    order = node.params["dimensions"]
+    order, sizes = node.params["dimensions"], node.params["new_sizes"]
     if order is None:
         return None
-
-    def transposed(x: jax.Array) -> Any:
-        return lax.reshape(lax.transpose(x, order), node.params["new_sizes"])
-
-    return graph.call(transposed, node.ins)
+    return graph.call(lambda x: lax.reshape(lax.transpose(x, order), sizes), node.ins)
 
 
 REWRITES: dict[Any, Rewrite] = {p.reshape_p: permuted}
