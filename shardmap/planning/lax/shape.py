@@ -115,20 +115,17 @@ def pad(node: Node) -> Factors:
         return [lax.pad(operand, value, around)]
 
     # Padding of partial sums would be added once per part.
-    zero = _is_zero(node.ins[1])
+    around = node.ins[1]
+    is_zero = isinstance(around, Scalar) and not np.any(np.asarray(around.value))
     return Factors(
         node,
         [axes, []],
         [range(len(shape))],
         emitter=emitter,
         passes=lambda combiner, pending: (
-            combiner if pending == {0} and zero and combiner == "add" else None
+            combiner if pending == {0} and is_zero and combiner == "add" else None
         ),
     )
-
-
-def _is_zero(operand: Operand) -> bool:
-    return isinstance(operand, Scalar) and bool(np.all(np.asarray(operand.value) == 0))
 
 
 def iota(node: Node) -> Factors:

@@ -1,7 +1,7 @@
 """The rule of ``cond``: a shard computes its box in each branch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax
 from jax import lax
@@ -17,12 +17,8 @@ from shardmap.planning.lax.control.body import (
     InnerBody,
 )
 
-
-class Branches(NamedTuple):
-    """What a shard computes of the branches, and the summed loops over a part only."""
-
-    bodies: tuple[BodyShard, ...]
-    limited: tuple[Factor, ...]
+Branches: TypeAlias = tuple[tuple[BodyShard, ...], tuple[Factor, ...]]
+"""The shard of each branch, and the summed loops that run over a part only."""
 
 
 class Cond(Inner):
@@ -52,20 +48,20 @@ class Cond(Inner):
         starts = [start for recipe in recipes for start in recipe.starts]
         starts += [start for start, _ in limited.values()]
         index: Box = whole(self.node.in_shapes[0])
-        static = Branches(bodies, tuple(limited))
+        static: Branches = bodies, tuple(limited)
         return Need((index, *needed), static, tuple(starts))
 
     def emit(
         self, values: Sequence[Any], static: Branches, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        index, *operands = values
+        [index, *operands], [shards, limited] = values, static
 
         def branch(k: int) -> Callable[..., list[Any]]:
-            starts_of_body = starts[sum(each.starts for each in static.bodies[:k]) :]
+            starts_of_body = starts[sum(each.starts for each in shards[:k]) :]
 
             def run(*operands: Any) -> list[Any]:
-                outs = self.bodies[k].run(static.bodies[k], operands, starts_of_body)
-                return self.only_first(self.typed(outs), static.limited, starts, k)
+                outs = self.bodies[k].run(shards[k], operands, starts_of_body)
+                return self.only_first(self.typed(outs), limited, starts, k)
 
             return run
 

@@ -78,13 +78,12 @@ class OfRows(Factors):
 def vmapped(graph: Graph, node: Node) -> Sequence[Operand] | None:
     """Writes a ``while`` whose condition has leading axes as JAX runs it, by rows."""
     params = node.params
-    tests, front = params["cond_nconsts"], params["body_nconsts"]
-    front += tests
-    cond, body = (
-        jex_core.jaxpr_as_fun(params[name]) for name in ("cond_jaxpr", "body_jaxpr")
-    )
     if not params["cond_jaxpr"].out_avals[0].shape:
         return None
+    tests = params["cond_nconsts"]
+    front = tests + params["body_nconsts"]
+    cond = jex_core.jaxpr_as_fun(params["cond_jaxpr"])
+    body = jex_core.jaxpr_as_fun(params["body_jaxpr"])
 
     def loop(*ins: jax.Array) -> list[jax.Array]:
         def goes_on(carried: list[jax.Array]) -> jax.Array:
@@ -102,12 +101,12 @@ def vmapped(graph: Graph, node: Node) -> Sequence[Operand] | None:
         return lax.while_loop(lambda x: goes_on(x).any(), step, list(ins[front:]))
 
     outs = graph.call(loop, node.ins)
-    written = graph.nodes[-1]
+    written = next(n for n in reversed(graph.nodes) if n.primitive is p.while_p)
     written.primitive, written.params = ROWS, {**written.params, "used": ()}
     return outs
 
 
-SAME = frozenset({p.convert_element_type_p, p.copy_p, p.stop_gradient_p})
+SAME = frozenset({p.convert_element_type_p, p.copy_p})
 """Primitives whose result is their operand, if it has the same dtype."""
 
 Literals = frozenset[tuple[Operand, bool]]

@@ -10,13 +10,13 @@ reads a range of the axis instead.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.arrays.combining import identity
 from shardmap.planning.engine.factors import Factors, Local, bind
+from shardmap.planning.engine.keys import is_key
 from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import (
     Axis,
@@ -28,7 +28,7 @@ from shardmap.planning.engine.rules import (
     nothing_passes,
 )
 from shardmap.planning.engine.slices import Window
-from shardmap.planning.lax.indexed.places import INDEXED, as_int32, combiner_of, moved
+from shardmap.planning.lax.indexed.places import INDEXED, as_int32, moved
 from shardmap.planning.lax.indexed.ranges import gather_window, lines
 
 TOGETHER = Reason(
@@ -92,14 +92,15 @@ class Gather(Factors):
                 # The start of the box is the least of all of them.
                 wholes |= {indices[other]: TOGETHER for other in line.varies}
         self.single = [axis for axis in single if axis not in self.stretches]
-        combiner = combiner_of(node)
-        contracted: dict[Factor, str] = {}
+        aval, contracted = node.outs[0].aval, dict[Factor, str]()
+        # Keys cannot be added, and places beyond 2**31 do not fit into int32.
+        are_added = not is_key(aval) and max(shape, default=0) < 2**31
         for axis in self.single:
             # Where there is no coordinate, the first place is taken.
-            if combiner is None or axis not in numbers.start_index_map:
-                wholes[operand[axis]] = INDEXED
+            if are_added and axis in numbers.start_index_map:
+                contracted[operand[axis]] = "or" if aval.dtype == bool else "add"
             else:
-                contracted[operand[axis]] = combiner
+                wholes[operand[axis]] = INDEXED
         # The fill value would be added once per part.
         fills = node.params["mode"] == FILL
         super().__init__(
@@ -154,19 +155,15 @@ class Gather(Factors):
         for axis in self.single:
             outside &= starts.get(axis, 0) == 0
         outside = lax.broadcast_in_dim(outside, result.shape, batch_axes(node))
-        return [jnp.where(outside, jnp.full_like(result, fill_value(node)), result)]
+        fill = jnp.zeros(1, result.dtype)
+        fill = fill.at[1].get(mode="fill", fill_value=node.params["fill_value"])
+        return [jnp.where(outside, fill, result)]
 
 
 def batch_axes(node: Node) -> list[int]:
     """The axes of the result that are those of the indices."""
     offsets = node.params["dimension_numbers"].offset_dims
     return [axis for axis in range(len(node.out_shapes[0])) if axis not in offsets]
-
-
-def fill_value(node: Node) -> jax.Array:
-    """The result of a gather at places outside of its operand."""
-    one = jnp.zeros(1, node.outs[0].aval.dtype)
-    return one.at[1].get(mode="fill", fill_value=node.params["fill_value"])
 
 
 RULES: dict[Any, RuleMaker] = {p.gather_p: Gather}

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from shardmap.planning.engine.keys import is_key
-from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import Reason
 
 INDEXED = Reason(
@@ -60,12 +58,3 @@ def moved(
         start = starts.get(axis)
         columns.append(column if start is None else column - as_int32(start))
     return jnp.stack(columns, -1)
-
-
-def combiner_of(node: Node) -> str | None:
-    """How shards combine that give zero for others' elements; None: they cannot."""
-    dtype = node.outs[0].aval.dtype
-    # Keys cannot be added, and places beyond 2**31 do not fit into int32.
-    if is_key(node.outs[0].aval) or max(node.in_shapes[0], default=0) >= 2**31:
-        return None
-    return "or" if dtype == jnp.bool_ else "add"
