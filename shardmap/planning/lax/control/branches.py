@@ -11,6 +11,7 @@ from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import Factor, Need
 from shardmap.planning.engine.slices import Box, Interval, hull_of, whole
 from shardmap.planning.lax.control.body import (
+    ELSEWHERE,
     BodyShard,
     Boxes,
     Inner,
@@ -23,6 +24,8 @@ Branches: TypeAlias = tuple[tuple[BodyShard, ...], tuple[Factor, ...]]
 
 class Cond(Inner):
     """``cond``: a shard reads the hull of the boxes that the branches need."""
+
+    remedy = f"{ELSEWHERE}; or compute all branches, and choose with jnp.where"
 
     def __init__(self, node: Node, table: RuleTable) -> None:
         super().__init__(node)

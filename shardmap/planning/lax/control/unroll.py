@@ -1,7 +1,6 @@
-"""Unrolls loops and branches at which a cut ends.
+"""Unrolls loops at which a cut ends.
 
-A loop of known length becomes its steps, so that a sum inside of a step ends a stage. A
-branch becomes all branches and a choice between their results.
+A loop of known length becomes its steps, so that a sum inside of a step ends a stage.
 """
 
 import jax
@@ -28,13 +27,11 @@ SAMPLE = 3
 def unrolled(
     graph: Graph, node: Node, most: int, steps: int | None = None
 ) -> list[Operand] | None:
-    """The results of a loop's steps, or of all branches, which are added.
+    """The results of a loop's steps, which are added.
 
     Returns:
       None, and adds nothing, if there would be more than ``most`` equations.
     """
-    if node.primitive is p.cond_p:
-        return every_branch(graph, node)
     if has_unvmapped(node.params["jaxpr"]):
         return None  # Bounds of hundreds of steps, of which most are never run.
     length: int = node.params["length"]
@@ -80,24 +77,5 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
     return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
 
 
-def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
-    """Adds all branches, which are all computed, and a choice between their results."""
-    branches = node.params["branches"]
-    if any(e.primitive is p.while_p for jaxpr in branches for e in equations(jaxpr)):
-        return None  # A branch that is not chosen might never end.
-    index, *operands = node.ins
-    results = [graph.inline(jaxpr, operands) for jaxpr in branches]
-
-    def choose(index: jax.Array, *cases: jax.Array) -> jax.Array:
-        last = np.int32(len(cases) - 1)
-        which = lax.clamp(np.int32(0), index.astype("int32"), last)
-        return lax.select_n(which, *cases)
-
-    chosen = []
-    for cases in zip(*results, strict=True):
-        chosen += graph.call(choose, [index, *cases])
-    return chosen
-
-
-PRIMITIVES = frozenset({p.scan_p, p.cond_p})
+PRIMITIVES = frozenset({p.scan_p})
 """The primitives that can be unrolled."""

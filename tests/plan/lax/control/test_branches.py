@@ -55,13 +55,17 @@ def test_a_result_of_a_literal():
     check_cut(fun, np.int32(1), X, in_slices=(None, {0: 4}))
 
 
-def test_branches_with_sums_in_64_bits():
+def test_a_branch_that_takes_a_mean_is_whole():
     def fun(x):
         return lax.cond(x[0, 0] > 0, lambda x: x - x.mean(), lambda x: x * 2, x)
 
-    with jax.enable_x64(True):
-        for x in (X.astype(np.float64) + 9, X.astype(np.float64) - 9):
-            check_cut(fun, x, in_slices={0: 4}, tolerance=1e-12)
+    with pytest.warns(UserWarning, match="runs as a whole"):
+        shard_plan = plan(fun, X, in_slices={0: 4})
+    assert "compute all branches, and choose with jnp.where" in str(shard_plan)
+    assert_same(shard_plan.run(X), jax.jit(fun)(X))
+    check_cut(
+        lambda x: jnp.where(x[0, 0] > 0, x - x.mean(), x * 2), X, in_slices={0: 4}
+    )
 
 
 def test_the_gradient_of_a_diagonal_has_no_branches():

@@ -1,4 +1,4 @@
-"""Loops and branches that are unrolled so that a cut passes, and maps."""
+"""Loops that are unrolled so that a cut passes, and maps."""
 
 import itertools
 
@@ -201,32 +201,6 @@ def test_a_loop_to_a_tolerance_says_what_would_be_cut():
     with pytest.warns(UserWarning, match="runs as a whole"):
         shard_plan = plan(fun, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
     assert "as that of lax.fori_loop or lax.scan is" in str(shard_plan.explain())
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_branches_that_shift_or_use_sums(which):
-    def fun(k, x):
-        branches = [
-            lambda x: jnp.roll(x, 1, 0),
-            lambda x: x - jnp.sin(x.sum(0))[None],
-            lambda x: x * 2,
-        ]
-        return lax.switch(k, branches, x)
-
-    check_cut(fun, np.int32(which), X, in_slices=(None, {0: (3, 5)}))
-
-
-def test_a_branch_that_may_never_end_is_not_computed_for_nothing():
-    def fun(k, x):
-        def endless(x):
-            return lax.while_loop(lambda y: y.sum() < 3, lambda y: y * 1, x)
-
-        return lax.cond(k > 0, endless, lambda x: x[::-1], x)
-
-    shard_plan = plan(fun, np.int32(0), X, in_slices=(None, {0: 2}))
-    assert shard_plan.num_shards == 1
-    np.testing.assert_array_equal(shard_plan.run(np.int32(0), X), X[::-1])
 
 
 def talking(x):
