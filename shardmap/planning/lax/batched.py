@@ -87,22 +87,16 @@ def triangular_solve(node: Node) -> Factors:
     return Factors(node, ins, ins[1:], wholes=wholes, cheap=False, each=MANY)
 
 
+MATRICES = [
+    *(p.cholesky_p, p.eig_p, p.eigh_p, p.hessenberg_p, p.householder_product_p),
+    *(p.lu_p, p.qr_p, p.schur_p, p.svd_p, p.tridiagonal_p),
+]
+
 RULES: dict[Any, RuleMaker] = {
-    p.approx_top_k_p: top_k,
-    p.cholesky_p: core(2),
-    p.eig_p: core(2),
-    p.eigh_p: core(2),
+    **dict.fromkeys([p.approx_top_k_p, p.top_k_p], top_k),
+    **dict.fromkeys(MATRICES, core(2)),
+    **dict.fromkeys([p.tridiagonal_solve_p, PIVOTS], core(1)),
     p.fft_p: lambda node: core(len(node.params["fft_lengths"]))(node),
-    p.hessenberg_p: core(2),
-    p.householder_product_p: core(2),
-    p.lu_p: core(2),
-    p.qr_p: core(2),
-    p.schur_p: core(2),
     p.sort_p: sort,
-    p.svd_p: core(2),
-    p.top_k_p: top_k,
     p.triangular_solve_p: triangular_solve,
-    p.tridiagonal_p: core(2),
-    p.tridiagonal_solve_p: core(1),
-    PIVOTS: core(1),
 }

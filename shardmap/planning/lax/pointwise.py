@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap.planning.engine.factors import Factors
-from shardmap.planning.engine.nodes import Node, Operand, Scalar
+from shardmap.planning.engine.nodes import Node, Scalar
 from shardmap.planning.engine.rules import RuleMaker, nothing_passes
 from shardmap.planning.lax.indexed.known import constant
 from shardmap.planning.lax.primitives import MULHI, NEWER, OPTIMIZATION_BARRIER
@@ -41,12 +41,6 @@ def _is_inexact(node: Node) -> bool:
     return bool(jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact))
 
 
-def _is_finite(operand: Operand) -> bool:
-    """Whether it is a finite constant: ``1 * inf + -2 * inf`` is NaN."""
-    known = constant(operand)
-    return known is not None and bool(np.isfinite(known).all())
-
-
 def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     """Linear in each operand if the other one is complete and finite.
 
@@ -61,7 +55,10 @@ def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
         out.size > partial.size or out.aval.dtype != partial.dtype
     ):
         return None
-    return combiner if not _is_inexact(node) or _is_finite(other) else None
+    # ``1 * inf + -2 * inf`` is NaN.
+    known = constant(other) if _is_inexact(node) else 1
+    is_finite = known is not None and np.isfinite(known).all()
+    return combiner if is_finite else None
 
 
 def _quotient(node: Node, combiner: str, pending: frozenset[int]) -> str | None:

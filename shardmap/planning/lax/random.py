@@ -93,16 +93,13 @@ def gamma(node: Node) -> Factors:
     return taken_whole(node, ONE_KEY, range(len(node.in_shapes[0])))
 
 
-key_axes = partial(in_parts, reason=Reason("these are the words of one key"))
+WORDS = Reason("these are the words of one key")
 
 RULES: dict[Any, RuleMaker] = {
+    **dict.fromkeys([p.random_fold_in_p, RANDOM_CLONE, RANDOM_SEED], pointwise()),
+    **dict.fromkeys([RANDOM_UNWRAP, RANDOM_WRAP], partial(in_parts, reason=WORDS)),
     p.random_bits_p: partial(by_position, is_split=False),
     p.random_split_p: partial(by_position, is_split=True),
-    p.random_fold_in_p: pointwise(),
     p.random_gamma_p: gamma,
     p.rng_bit_generator_p: partial(taken_whole, reason=SEQUENCE),
-    RANDOM_CLONE: pointwise(),
-    RANDOM_SEED: pointwise(),
-    RANDOM_UNWRAP: key_axes,
-    RANDOM_WRAP: key_axes,
 }

@@ -15,7 +15,6 @@ from jax.extend.core import primitives as p
 from shardmap.planning.engine.factors import Factors, Local, out_size, taken_whole
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, Scalar
 from shardmap.planning.engine.rules import (
-    Axis,
     Cut,
     Forward,
     Reason,
@@ -150,13 +149,11 @@ class Concatenate(Factors):
         lengths = [shape[self.axis] for shape in node.in_shapes]
         self.begins = list(itertools.accumulate(lengths[:-1], initial=0))
         axes = range(len(node.out_shapes[0]))
-        ins: list[list[Axis]] = [
-            [*axes[: self.axis], window, *axes[self.axis + 1 :]]
-            for window in (
-                Windowed(self.axis, Window(length, pad=begin))
-                for length, begin in zip(lengths, self.begins, strict=True)
-            )
+        windows = [
+            Windowed(self.axis, Window(length, pad=begin))
+            for length, begin in zip(lengths, self.begins, strict=True)
         ]
+        ins = [[w if k == self.axis else k for k in axes] for w in windows]
         super().__init__(node, ins, [axes], emitter=self._joined, passes=self._all_pass)
 
     def _joined(self, local: Local) -> Sequence[Any]:
@@ -183,11 +180,7 @@ class Concatenate(Factors):
 
 
 MOST_COPIES = 16
-"""The most copies that a tile concatenates. Each can be cut like the operand.
-
-More copies would make a large graph. They become a broadcast and a reshape, which are
-cut between copies.
-"""
+"""The most copies that a tile concatenates: each can be cut like the operand."""
 
 
 def split(x: jax.Array, axis: int, sizes: Sequence[int]) -> list[jax.Array]:

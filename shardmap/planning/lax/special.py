@@ -46,15 +46,15 @@ def collective(node: Node) -> Factors:
 
 
 def stateful(node: Node) -> Factors:
+    draws = node.primitive is p.rng_uniform_p
+    remedy = ": draw with jax.random.uniform and a key" if draws else ""
     raise Refused(
         f"{node.name} at {node.source} reads or changes state, and shards run in any "
-        f"order{REMEDIES.get(node.primitive, '')}"
+        f"order{remedy}"
     )
 
 
 STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.rng_uniform_p, p.swap_p]
-
-REMEDIES = {p.rng_uniform_p: ": draw with jax.random.uniform and a key"}
 
 RULES: dict[Any, RuleMaker] = {
     **dict.fromkeys(STATEFUL, stateful),

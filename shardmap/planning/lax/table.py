@@ -15,20 +15,23 @@ from shardmap._jax.primitives import (
     expansion,
     linear_solve,
 )
+from shardmap._jax.rules import Vmap
 from shardmap._jax.walk import equations
+from shardmap.map.collectives.split import vectorized
 from shardmap.map.collectives.table import COLLECTIVES
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import (
     Calls,
     Graph,
     Node,
     Operand,
+    PlanPrimitive,
     Rewrite,
 )
 from shardmap.planning.engine.rules import RuleMaker, Stages
 from shardmap.planning.lax import (
     batched,
-    maps,
     pointwise,
     prefix,
     random,
@@ -38,7 +41,7 @@ from shardmap.planning.lax import (
     special,
     window,
 )
-from shardmap.planning.lax.control import branches, loops, rows
+from shardmap.planning.lax.control import loops, rows
 from shardmap.planning.lax.indexed import dynamic, gather, scatter
 from shardmap.planning.lax.primitives import CUSTOM_VMAP
 from shardmap.planning.lax.staged import (
@@ -98,24 +101,34 @@ def implemented(graph: Graph, node: Node) -> Sequence[Operand] | None:
 
 
 def of_rows(graph: Graph, node: Node) -> Sequence[Operand] | None:
-    """Does the same inside of a loop of rows."""
-    return rows.unvmapped(graph, node) or implemented(graph, node)
+    """Keeps what rows are told of all rows, inside of a loop of rows."""
+    primitive = PlanPrimitive(node.name)
+    if primitive not in rows.UNVMAPPED:
+        return implemented(graph, node)
+    return graph.add(primitive, {}, node.ins, [out.aval for out in node.outs])
+
+
+def mapped(graph: Graph, node: Node) -> list[Operand]:
+    """Writes a map as one vectorized function."""
+    params = node.params
+    axis = Vmap(params["axis_name"], params["axis_size"])
+    ins, outs = params["in_axes"], list(params["out_axes"])
+    function = vectorized(params["call_jaxpr"], axis, ins, outs)
+    return graph.call(function, node.ins, fixed=False)
 
 
 DECOMPOSITIONS: dict[Any, Rewrite] = {
     p.cond_p: chosen,
     p.linear_solve_p: solved,
     p.while_p: rows.vmapped,
+    **dict.fromkeys([spmap_p, MapPrimitive], mapped),
     **({} if EXPANDABLE is None else {EXPANDABLE: expanded}),
 }
 
+OF_CALLS = [p.call_p, p.closed_call_p, p.custom_jvp_call_p, p.custom_vjp_call_p]
 LOOKED_THROUGH = {
-    p.call_p: "call_jaxpr",
-    p.closed_call_p: "call_jaxpr",
-    p.custom_jvp_call_p: "call_jaxpr",
-    p.custom_vjp_call_p: "call_jaxpr",
-    p.jit_p: "jaxpr",
-    p.remat_p: "jaxpr",
+    **dict.fromkeys(OF_CALLS, "call_jaxpr"),
+    **dict.fromkeys([p.jit_p, p.remat_p], "jaxpr"),
     CUSTOM_VMAP: "call",
 }
 """The calls that are inlined, and the parameter that holds the jaxpr."""
@@ -128,7 +141,6 @@ CALLS = Calls(
         **reshape.REWRITES,
         **scatter.REWRITES,
         **shape.REWRITES,
-        **maps.REWRITES,
         **DECOMPOSITIONS,
     },
     implemented,
@@ -154,7 +166,7 @@ OF_ROWS = RuleTable(special.collective, CALLS._replace(otherwise=of_rows))
 def control(table: RuleTable) -> dict[Any, RuleMaker]:
     """The rules of what holds jaxprs, whose equations have the rules of a table."""
     return {
-        p.cond_p: lambda node: branches.Cond(node, table),
+        p.cond_p: lambda node: loops.Cond(node, table),
         p.scan_p: lambda node: loops.Scan(node, table),
         split_scan.PIECE: lambda node: split_scan.Piece(node, table),
         split_scan.JOINED: split_scan.Joined,

@@ -340,7 +340,8 @@ class Inner(Rule):
         self.outs: Names = [[None] * len(s) for s in node.out_shapes]
         self.rows: list[Hashable | None] = []
         # A place is an axis of an operand or a result; results are numbered behind the
-        # operands. Per body: the loop of each place inside of it.
+        # operands. A loop is named by its first place. Per body: the loop of each place
+        # inside of it.
         self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
         self.parts: dict[Any, dict[int, Combiner]] = {}
         self.parts_of: dict[Any, list[dict[int, Combiner]]] = {}
@@ -406,14 +407,14 @@ class Inner(Rule):
             if (name := every[number][axis]) in wanted
         }
 
-    def limited(self, loops: Mapping[Factor, Interval]) -> dict[Factor, Interval]:
+    def limited(self, loops: Mapping[Any, Interval]) -> dict[Factor, Interval]:
         """The loops that run over a part only."""
-        sizes = {
-            name: size
-            for axes, shape in zip(self.ins, self.node.in_shapes, strict=True)
-            for name, size in zip(axes, shape, strict=True)
+        shapes = self.node.in_shapes
+        return {
+            (k, axis): part
+            for (k, axis), part in loops.items()
+            if part != (0, shapes[k][axis])
         }
-        return {name: part for name, part in loops.items() if part != (0, sizes[name])}
 
     def spans(self, boxes: Boxes) -> dict[Any, Interval]:
         """The part of each loop that boxes of results have."""
@@ -470,13 +471,11 @@ class Inner(Rule):
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         cuts_of: dict[Any, list[Cut]] = {}
-        at: dict[Any, tuple[int, int]] = {}
         lost = []
         for k, (axes, row) in enumerate(zip(self.ins, cuts, strict=True)):
             for axis, (name, cut) in enumerate(zip(axes, row, strict=True)):
                 if name is not None:
                     cuts_of.setdefault(name, []).append(cut)
-                    at.setdefault(name, (k, axis))
                 elif cut.at:
                     lost.append(Lost(cut.origins, self.why.get((k, axis), MIXED)))
         met: dict[Any, Cut] = {}
@@ -491,14 +490,11 @@ class Inner(Rule):
         outs = [[met.get(name, UNCUT) for name in axes] for axes in self.outs]
         contracted = [
             Contraction(
-                name,
-                self.node.in_shapes[at[name][0]][at[name][1]],
-                *at[name],
-                met[name],
-                self.parts[name],
+                (k, axis),
+                self.node.in_shapes[k][axis],
+                *(k, axis, met[k, axis], self.parts[k, axis]),
             )
-            for name in met
-            if self.parts.get(name)
+            for k, axis in filter(self.parts.get, met)
         ]
         return Forward(outs, contracted, lost)
 

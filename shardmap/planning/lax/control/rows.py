@@ -47,14 +47,6 @@ UNVMAPPED: dict[PlanPrimitive, tuple[str, Callable[[jax.Array], jax.Array]]] = {
 which others are in it. Inside of a loop of rows, a shard looks at its own."""
 
 
-def unvmapped(graph: Graph, node: Node) -> Sequence[Operand] | None:
-    """Keeps the primitives of `UNVMAPPED` as they are."""
-    primitive = PlanPrimitive(node.name)
-    if primitive not in UNVMAPPED:
-        return None
-    return graph.add(primitive, {}, node.ins, [out.aval for out in node.outs])
-
-
 class OfRows(Factors):
     """``i j ->`` of the rows of a shard: the result is no part of another one."""
 

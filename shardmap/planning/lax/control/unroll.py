@@ -27,38 +27,27 @@ SAMPLE = 3
 def unrolled(
     graph: Graph, node: Node, most: int, steps: int | None = None
 ) -> list[Operand] | None:
-    """The results of a loop's steps, which are added.
+    """The results of a loop's first steps, whose rows are repeated for the others.
 
     Returns:
       None, and adds nothing, if there would be more than ``most`` equations.
     """
     if has_unvmapped(node.params["jaxpr"]):
         return None  # Bounds of hundreds of steps, of which most are never run.
-    length: int = node.params["length"]
-    count = length if steps is None else min(length, steps)
-    if not length or count * size_of_step(node) > most:
-        return None
-    return _steps(graph, node, count)
-
-
-def size_of_step(node: Node) -> int:
-    """The number of equations of a step of a scan; inner loops count once."""
-    return sum(1 for _ in equations(node.params["jaxpr"])) + 3 * len(node.ins)
-
-
-def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
-    """Adds the first steps of a scan; their rows are repeated for the others."""
     params, ins = node.params, node.ins
     length, body = params["length"], params["jaxpr"]
     consts, carries = scan_counts(params)
     first = consts + carries
+    count = length if steps is None else min(length, steps)
+    if not length or count * size_of_step(node) > most:
+        return None
     carry = list(ins[consts:first])
 
     def rows_of(x: jax.Array) -> list[jax.Array]:
-        return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(steps)]
+        return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(count)]
 
     def stacked(*rows: jax.Array) -> jax.Array:
-        counts = [len(part) for part in np.array_split(range(length), steps)]
+        counts = [len(part) for part in np.array_split(range(length), count)]
         pairs = zip(rows, counts, strict=True)
         return lax.concatenate([lax.broadcast(row, (n,)) for row, n in pairs], 0)
 
@@ -68,13 +57,18 @@ def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
 
     rows = [graph.call(rows_of, [x]) for x in ins[first:]]
     outs_of: dict[int, list[Operand]] = {}
-    order = range(steps)
+    order = range(count)
     for k in reversed(order) if params["reverse"] else order:
         operands = [*ins[:consts], *carry, *(row[k] for row in rows)]
         outs = graph.inline(body, operands)
         carry, outs_of[k] = list(map(carried, outs[:carries])), outs[carries:]
-    columns = zip(*(outs_of[k] for k in range(steps)), strict=True)
+    columns = zip(*(outs_of[k] for k in range(count)), strict=True)
     return [*carry, *(x for column in columns for x in graph.call(stacked, column))]
+
+
+def size_of_step(node: Node) -> int:
+    """The number of equations of a step of a scan; inner loops count once."""
+    return sum(1 for _ in equations(node.params["jaxpr"])) + 3 * len(node.ins)
 
 
 PRIMITIVES = frozenset({p.scan_p})

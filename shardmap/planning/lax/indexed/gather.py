@@ -48,6 +48,7 @@ class Gather(Factors):
     """See the module.
 
     Attributes:
+      along: the axes of the result that are those of the indices.
       full: the operand's axes that are taken in full.
       single: those that are taken in single places.
       stretches: those whose places are known and local, and their windows.
@@ -61,7 +62,8 @@ class Gather(Factors):
         indices: list[Axis] = [f"i{k}" for k in range(len(indices_shape))]
         out: list[Factor] = [None] * len(node.out_shapes[0])
         wholes: dict[Factor, Reason] = {indices[-1]: INDEXED}
-        for axis, factor in zip(batch_axes(node), indices[:-1], strict=True):
+        self.along = [k for k in range(len(out)) if k not in numbers.offset_dims]
+        for axis, factor in zip(self.along, indices[:-1], strict=True):
             out[axis] = factor
         batching = numbers.operand_batching_dims, numbers.start_indices_batching_dims
         for axis, index_axis in zip(*batching, strict=True):
@@ -154,16 +156,10 @@ class Gather(Factors):
         # One shard fills in: the sum would have one fill value per shard.
         for axis in self.single:
             outside &= starts.get(axis, 0) == 0
-        outside = lax.broadcast_in_dim(outside, result.shape, batch_axes(node))
+        outside = lax.broadcast_in_dim(outside, result.shape, self.along)
         fill = jnp.zeros(1, result.dtype)
         fill = fill.at[1].get(mode="fill", fill_value=node.params["fill_value"])
         return [jnp.where(outside, fill, result)]
-
-
-def batch_axes(node: Node) -> list[int]:
-    """The axes of the result that are those of the indices."""
-    offsets = node.params["dimension_numbers"].offset_dims
-    return [axis for axis in range(len(node.out_shapes[0])) if axis not in offsets]
 
 
 RULES: dict[Any, RuleMaker] = {p.gather_p: Gather}
