@@ -184,7 +184,7 @@ def test_a_primitive_of_another_library_is_what_it_does():
     assert shard_plan.num_shards == 4
 
 
-@pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+@pytest.mark.parametrize("kind", ["lax", "checkpointed", "bounded"])
 def test_loops_of_equinox(kind):
     internal = pytest.importorskip("equinox.internal", reason="needs equinox")
 
@@ -225,7 +225,7 @@ def test_solvers_of_diffrax(is_adaptive, is_saved):
     assert shard_plan.num_shards == 3
 
 
-def test_a_loop_of_equinox_of_bounded_steps_is_whole():
+def test_a_loop_of_equinox_of_many_bounded_steps_is_whole():
     internal = pytest.importorskip("equinox.internal", reason="needs equinox")
 
     @jax.vmap
