@@ -1,5 +1,7 @@
 """The plan that most tests run, its result, and a server of S3."""
 
+import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -35,13 +37,14 @@ def s3(monkeypatch):
     command = [sys.executable, "-m", "moto.server", "-H", address[0], "-p", address[1]]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
         try:
-            store = s3fs.S3FileSystem(skip_instance_cache=True, listings_expiry_time=0)
-            for _ in range(100):
-                try:
-                    store.mkdir("bucket")
+            # Until it answers, s3fs would give up after a few tries.
+            end = time.monotonic() + 120
+            while server.poll() is None and time.monotonic() < end:
+                with contextlib.suppress(OSError), socket.create_connection(address):
                     break
-                except OSError:
-                    time.sleep(0.3)
+                time.sleep(0.1)
+            store = s3fs.S3FileSystem(skip_instance_cache=True, listings_expiry_time=0)
+            store.mkdir("bucket")
             yield store
         finally:
             server.kill()
