@@ -19,13 +19,6 @@ GAP = "..."
 """Stands for what is left out of a picture."""
 
 
-class Cell(NamedTuple):
-    """The number of a shard, None for a gap, and its devices, such as ``0-3``."""
-
-    number: int | None
-    holders: str
-
-
 class Grid(NamedTuple):
     """Shards in rows and columns.
 
@@ -34,13 +27,13 @@ class Grid(NamedTuple):
         the whole array.
       rows: the label of each row; one empty label if no dimension goes down.
       columns: the label of each column.
-      cells: one cell for each row and column.
+      cells: for each row and column the devices of the shard, such as ``0-3``.
     """
 
     place: str
     rows: list[str]
     columns: list[str]
-    cells: list[list[Cell]]
+    cells: list[list[str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,8 +88,8 @@ class Drawing:
         >>> drawing.header, drawing.ways
         ('(6,) on 8 devices, (3,) on each', 'dimension 0 across')
         >>> [grid], more = drawing.grids()
-        >>> grid.columns, [cell.holders for cell in grid.cells[0]]
-        (['0:3', '3:6'], ['0-3', '4-7'])
+        >>> grid.columns, grid.cells
+        (['0:3', '3:6'], [['0-3', '4-7']])
         """
         outer = self.cut[:-2]
         counts = tuple(len(self.labels[dim]) for dim in outer)
@@ -104,13 +97,10 @@ class Drawing:
             [""] if dim is None else self.labels[dim] for dim in self._directions
         )
         boxes = self.holders.reshape(*counts, len(all_rows), len(all_columns), -1)
-        numbers = np.arange(math.prod(boxes.shape[:-1])).reshape(boxes.shape[:-1])
         rows, columns = (_shown(len(each), most) for each in (all_rows, all_columns))
 
-        def cell(*place: int | None) -> Cell:
-            if None in place:
-                return Cell(None, GAP)
-            return Cell(int(numbers[place]), ranges(boxes[place]))
+        def cell(*place: int | None) -> str:
+            return GAP if None in place else ranges(boxes[place])
 
         def grid(place: tuple[int, ...]) -> Grid:
             index = [":"] * len(self.labels)

@@ -5,7 +5,8 @@ reader's light or dark scheme, and fits a phone.
 """
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from shardmap.explaining.draw.document import (
@@ -19,7 +20,7 @@ from shardmap.explaining.draw.document import (
     Table,
     paragraph,
 )
-from shardmap.explaining.draw.grids import Drawing, Grid, drawing_of_spec
+from shardmap.explaining.draw.grids import GAP, Drawing, Grid, drawing_of_spec
 from shardmap.explaining.draw.style import CLASS, COLOURS, CSS
 from shardmap.explaining.report import describe
 from shardmap.sharding.spec import ShardingSpec
@@ -143,26 +144,27 @@ def _drawing(drawing: Drawing) -> str:
     grids, more = drawing.grids()
     if not drawing.cut:  # One box, with the number of copies.
         [[cell]] = grids[0].cells
-        said = f"whole on device{'s' * (drawing.copies > 1)} {cell.holders}"
+        said = f"whole on device{'s' * (drawing.copies > 1)} {cell}"
         box = f'<span class="copies">x {drawing.copies:,}</span>'
         return f'<p class="quiet">{box} {said}</p>'
-    tables = "".join(_grid(grid, drawing) for grid in grids)
+    tints = itertools.cycle(range(COLOURS))
+    tables = "".join(_grid(grid, drawing.header, tints) for grid in grids)
     caption = "; ".join(filter(None, (more, drawing.ways)))
     return f'{_scrolling(tables)}<p class="quiet">{escape(caption)}</p>'
 
 
-def _grid(grid: Grid, drawing: Drawing) -> str:
+def _grid(grid: Grid, header: str, tints: Iterator[int]) -> str:
     caption = f"<caption>{escape(grid.place)}</caption>" if grid.place else ""
-    label = escape(f"{drawing.header} {grid.place}".rstrip())
+    label = escape(f"{header} {grid.place}".rstrip())
     columns = "".join(f'<th scope="col">{_narrow(each)}</th>' for each in grid.columns)
     head = f"<thead><tr><td></td>{columns}</tr></thead>" if any(grid.columns) else ""
     rows = []
     for row, cells in zip(grid.rows, grid.cells, strict=True):
         boxes = "".join(
-            f"<td>{cell.holders}</td>"
-            if cell.number is None
-            else f'<td class="shard tint{cell.number % COLOURS}">'
-            f"{_narrow(cell.holders, ',')}</td>"
+            f"<td>{GAP}</td>"
+            if cell == GAP
+            else f'<td class="shard" style="background:var(--tint{next(tints)})">'
+            f"{_narrow(cell, ',')}</td>"
             for cell in cells
         )
         rows.append(f'<tr><th scope="row">{_narrow(row)}</th>{boxes}</tr>')

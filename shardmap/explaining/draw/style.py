@@ -113,15 +113,11 @@ def _css() -> str:
         f"  --{name}: light-dark({light}, {dark});\n"
         for name, (light, dark) in PALETTE.items()
     )
-    tints = "".join(
-        f"  & .tint{number} {{ background: var(--tint{number}); }}\n"
-        for number in range(COLOURS)
-    )
     themes = "".join(
         f"{theme} {_SCOPE} {{ color-scheme: {scheme}; }}\n"
         for theme, scheme in _THEMES.items()
     )
-    return f"{_SCOPE} {{\n{colours}{_RULES.strip(chr(10))}\n{tints}}}\n{themes}".strip()
+    return f"{_SCOPE} {{\n{colours}{_RULES.strip(chr(10))}\n}}\n{themes}".strip()
 
 
 CSS = _css()

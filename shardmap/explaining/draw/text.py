@@ -170,7 +170,7 @@ def _boxes(drawing: Drawing, most: int = 8, most_grids: int = 4) -> Iterator[str
 
 def _lines_of_grid(grid: Grid, whole: str) -> list[str]:
     """Lays shards out in boxes, with a label left of each row and above each column."""
-    texts = [[f"{whole}{cell.holders}" for cell in row] for row in grid.cells]
+    texts = [[f"{whole}{cell}" for cell in row] for row in grid.cells]
     width = max(len(text) for row in [*texts, grid.columns] for text in row)
     margin = 4 + max(map(len, grid.rows))
     rule = " " * (margin + 1) + "+" + ("-" * (width + 2) + "+") * len(grid.columns)

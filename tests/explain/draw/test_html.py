@@ -160,7 +160,8 @@ def test_a_page_of_thousands_of_devices_is_small():
 
 def shards(text):
     """The devices of each shard that is drawn, and its tint."""
-    cells = re.findall(r'<td class="shard tint(\d)">(.*?)</td>', text)
+    shard = r'<td class="shard" style="background:var\(--tint(\d)\)">(.*?)</td>'
+    cells = re.findall(shard, text)
     return [(said.replace("<wbr>", ""), int(tint)) for tint, said in cells]
 
 
