@@ -38,8 +38,6 @@ _Key = TypeVar("_Key")
 
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 5
 """How many are shown; the others are in a fold."""
-MOST_PATHS = 2
-"""How many of the arrays of an argument are named."""
 LEAST_SHOWN = 0.01
 """Values that are a smaller part of the peak memory are not listed."""
 
@@ -220,11 +218,9 @@ def _argument(arrays: Sequence[ArrayLayout]) -> Block:
     said = f": {what}, {size(whole)}"
     if first.shard_bytes is not None and held != whole:
         said += f"; a device has {f'{of_type}, ' if of_type else ''}{size(held)}"
-    names = Code(", ".join(array.path for array in arrays[:MOST_PATHS]))
     if len(arrays) == 1:
-        return paragraph(names, said)
-    more = len(arrays) - MOST_PATHS
-    title = (names, f" and {more:,} more" if more > 0 else "", said)
+        return paragraph(Code(first.path), said)
+    title = (Code(first.path), f" and {len(arrays) - 1:,} more", said)
     rows = [
         Row((Code(each.path), Code(each.type), size(each.bytes), of_device))
         for each in arrays

@@ -91,6 +91,7 @@ _RULES = """
     color: var(--text); background: var(--back); border: 1px solid var(--quiet);
     box-shadow: 3px 3px var(--back), 4px 4px var(--quiet); }
   @media (max-width: 864px) {
+    & { line-height: 1.4; }
     & .titled, & .titled tbody { display: block; }
     & .titled thead { position: absolute; clip-path: inset(50%); width: 1px;
       height: 1px; overflow: hidden; white-space: nowrap; }
