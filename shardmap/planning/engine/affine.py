@@ -238,19 +238,6 @@ def variables(guards: Guards, values: Sequence[int]) -> list[Any]:
     ]
 
 
-def is_more(factors: Iterable[Any], limit: Any) -> bool:
-    """Returns True if the product of non-negative numbers is more than a limit."""
-    numbers = list(factors)
-    values = [n.value if isinstance(n, Affine) else n for n in numbers]
-    least = limit.value if isinstance(limit, Affine) else limit
-    if math.prod(values) > least:
-        # This holds for larger factors too. Guards cannot have products.
-        larger = all([n >= value for n, value in zip(numbers, values, strict=True)])
-        return larger and bool(limit <= least)
-    smaller = all([n <= value for n, value in zip(numbers, values, strict=True)])
-    return not (smaller and bool(limit >= least))
-
-
 def is_known(number: Any) -> bool:
     """Returns True if a number is the same for all starts that satisfy the guards."""
     if not isinstance(number, Affine):

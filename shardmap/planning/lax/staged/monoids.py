@@ -29,7 +29,6 @@ from shardmap.planning.engine.factors import Factors, Local, out_size
 from shardmap.planning.engine.monoids import Monoid, Part, start
 from shardmap.planning.engine.nodes import (
     Graph,
-    Node,
     Operand,
     PlanPrimitive,
     Value,
@@ -154,9 +153,6 @@ def add_state(
     return graph.add(primitive, {"rule": rule}, operands, avals)
 
 
-def _rule(node: Node) -> Factors:
-    rule: Factors = node.params["rule"](node)
-    return rule
-
-
-RULES: dict[Any, RuleMaker] = {SUM: _rule, PLACE: _rule}
+RULES: dict[Any, RuleMaker] = dict.fromkeys(
+    (SUM, PLACE), lambda node: node.params["rule"](node)
+)
