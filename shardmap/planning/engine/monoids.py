@@ -51,11 +51,7 @@ def start(combiner: Combiner, dtype: DTypeLike) -> np.ndarray:
 
 
 def together(results: Iterable[tuple[Combiner, Value]]) -> list[tuple[int, ...]]:
-    """The places of results that combine with each other, in groups.
-
-    Args:
-      results: how each combines, and the value that it is of.
-    """
+    """The places of results that combine with each other, in groups."""
     groups: dict[Any, list[int]] = {}
     for place, (combiner, value) in enumerate(results):
         key = value.producer if isinstance(combiner, Part) else place

@@ -81,12 +81,8 @@ class Stage:
     """The results of one level, and the loops that compute them.
 
     Attributes:
-      number: the level.
-      results: the values that it makes.
       reads: the arguments, constants and values of earlier stages that it reads.
-      loops: the loops that the results run over.
       families: the results that the same shards make.
-      num_shards: the number of shards.
     """
 
     def __init__(

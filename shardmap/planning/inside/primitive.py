@@ -38,12 +38,9 @@ from shardmap.units import AUTO, Auto
 
 
 class Options(NamedTuple):
-    """The options of a function, and of the functions that JAX derives from it.
+    """The options of a function, and of those that JAX derives. See `chunked`.
 
-    Attributes:
-      partial: whether reduced axes are cut.
-      memory: the bytes that pieces whose number is not given may take.
-      finds: whether the axes that are cut are found too.
+    It ``finds`` the axes to cut if none are given.
     """
 
     partial: bool

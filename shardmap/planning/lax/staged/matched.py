@@ -67,13 +67,7 @@ class _Term(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A sum of products of one or two values.
-
-    Attributes:
-      terms: the factors.
-      out: the names of the axes of the result.
-      total: sums the products of other factors.
-    """
+    """A sum of products of one or two values; ``total`` sums those of others."""
 
     terms: list[_Term]
     out: Names

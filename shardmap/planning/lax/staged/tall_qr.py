@@ -130,10 +130,7 @@ def householder_signs(top: jax.Array) -> jax.Array:
     """The signs that Householder reflections give the columns of Q.
 
     Reflection ``k`` maps a column to the k-th axis, away from the column. All of them
-    act on the first rows of Q as an elimination (Ballard and others, 2014).
-
-    Args:
-      top: the first rows of Q, a square matrix.
+    act on its first rows, ``top``, as an elimination (Ballard and others, 2014).
     """
     columns = top.shape[0]
 
