@@ -266,7 +266,19 @@ def decorator_with_options(transformation: Callable[..., Any]) -> Callable[..., 
     return transform
 
 
-class Auto:
+class Constant:
+    """A constant of a module, which prints and pickles as its name."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+class Auto(Constant):
     """Cuts an axis into as few pieces as fit into the given memory.
 
     Example:
@@ -277,11 +289,7 @@ class Auto:
       841.471
     """
 
-    def __repr__(self) -> str:
-        return "AUTO"
-
-    def __reduce__(self) -> str:
-        return "AUTO"
+    name = "AUTO"
 
 
 AUTO = Auto()

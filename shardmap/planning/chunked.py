@@ -3,7 +3,16 @@
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import jax
 import jax.extend.core
@@ -212,31 +221,26 @@ class ChunkedFunction(Generic[P, R]):
             warnings.warn(text, stacklevel=2)
 
 
+class Keywords(TypedDict, total=False):
+    """The keyword arguments of `chunked`."""
+
+    memory: int | str | None
+    partial: bool
+    remat: bool | Callable[..., Any]
+    strict: bool
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+
+
 @overload
 def chunked(
-    fun: Callable[P, R],
-    in_slices: "InSlices" = None,
-    *,
-    memory: int | str | None = None,
-    partial: bool = True,
-    remat: bool | Callable[..., Any] = True,
-    strict: bool = False,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    fun: Callable[P, R], in_slices: "InSlices" = None, **keywords: Unpack[Keywords]
 ) -> ChunkedFunction[P, R]: ...
 
 
 @overload
 def chunked(
-    fun: None = None,
-    in_slices: "InSlices" = None,
-    *,
-    memory: int | str | None = None,
-    partial: bool = True,
-    remat: bool | Callable[..., Any] = True,
-    strict: bool = False,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    fun: None = None, in_slices: "InSlices" = None, **keywords: Unpack[Keywords]
 ) -> Callable[[Callable[P, R]], ChunkedFunction[P, R]]: ...
 
 

@@ -13,13 +13,13 @@ from shardmap._jax.types import PyTree
 from shardmap.planning.engine.rules import UNCUT, Cut
 from shardmap.planning.sources.files import page_shape
 from shardmap.planning.sources.stores import borders
-from shardmap.units import Auto, integer_of, is_integer, shown
+from shardmap.units import Auto, Constant, integer_of, is_integer, shown
 
 MOST = 10_000_000
 """The most pieces of an axis, which are listed."""
 
 
-class _Each:
+class _Each(Constant):
     """Cuts an axis into pieces of length 1. Without a dict, cuts every axis this way.
 
     Example:
@@ -31,11 +31,7 @@ class _Each:
       6
     """
 
-    def __repr__(self) -> str:
-        return "EACH"
-
-    def __reduce__(self) -> str:
-        return "EACH"
+    name = "EACH"
 
 
 EACH = _Each()
@@ -61,7 +57,7 @@ class Pieces:
         integer_of("the length of pieces", self.length, least=1)
 
 
-class _AsChunked:
+class _AsChunked(Constant):
     """Cuts an axis at the chunks of a zarr array, an h5py dataset or a Dask array.
 
     Example:
@@ -72,11 +68,7 @@ class _AsChunked:
       {0: [(0, 4), (4, 8), (8, 10)]}
     """
 
-    def __repr__(self) -> str:
-        return "AS_CHUNKED"
-
-    def __reduce__(self) -> str:
-        return "AS_CHUNKED"
+    name = "AS_CHUNKED"
 
 
 AS_CHUNKED = _AsChunked()

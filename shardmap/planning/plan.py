@@ -190,15 +190,8 @@ def _by_position(
             f"plan(...).run(..., {taken[0]}=...). If {name} has such an argument, bind "
             f"it before, with functools.partial({name}, {taken[0]}=...)"
         )
-    if not inputs and not _takes_nothing(fun):
-        raise TypeError(f"plan takes the arguments of {name} too: plan({name}, *args)")
-    unknown = [option for option in kwargs if not _takes(fun, option)]
-    if unknown:
-        raise TypeError(
-            f"plan got {unknown[0]}=, which is no option of plan nor an argument of "
-            f"{name}: did you mean in_slices= or memory=?"
-        )
     count, has_names = len(inputs) - bool(kwargs), bool(kwargs)
+    _check_call(fun, name, inputs[:count], kwargs)
 
     def call(*given: PyTree) -> PyTree:
         named = given[count] if has_names else {}
@@ -209,29 +202,24 @@ def _by_position(
     return call
 
 
-def _takes_nothing(fun: Callable[..., PyTree]) -> bool:
-    """Whether a function can be called without arguments, as far as it says."""
+def _check_call(
+    fun: Callable[..., PyTree],
+    name: str,
+    args: tuple[PyTree, ...],
+    kwargs: Mapping[str, PyTree],
+) -> None:
+    """Refuses arguments that a function does not take, as far as its signature says."""
     try:
-        inspect.signature(fun).bind()
-    except TypeError:
-        return False
-    except ValueError:  # Some builtins have no signature.
-        pass
-    return True
-
-
-def _takes(fun: Callable[..., PyTree], name: str) -> bool:
-    """Whether a function takes a keyword argument, as far as its signature says."""
-    try:
-        parameters = inspect.signature(fun).parameters
+        signature = inspect.signature(fun)
     except (TypeError, ValueError):  # Some builtins have none.
-        return True
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return True
-    if name not in parameters:
-        return False
-    return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"plan takes the arguments of {name} and its own options, as plan({name}, "
+            f"*args, in_slices=..., memory=...): {error}"
+        ) from None
 
 
 def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
@@ -372,10 +360,10 @@ class ShardPlan:
     def _arrays(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
     ) -> tuple[PyTree, ...]:
+        """The arguments; those of `plan` if none are given."""
+        if not (args or kwargs):
+            return self._given()
         return in_order(args, kwargs, self._cut_program.statics)
-
-    def _bare(self, out: PyTree) -> PyTree:
-        return out if self._labels is None else self._labels.out(out)
 
     def _labelled(self, bare: PyTree) -> PyTree:
         return bare if self._labels is None else self._labels.result(bare)
@@ -398,8 +386,7 @@ class ShardPlan:
           >>> shard_plan.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
-        arrays = self._arrays(args, kwargs) if args or kwargs else self._given()
-        return self._labelled(to_dask(self._cut_program, arrays))
+        return self._labelled(to_dask(self._cut_program, self._arrays(args, kwargs)))
 
     def run(
         self,
@@ -475,6 +462,7 @@ class ShardPlan:
             decoding = self._memory - read_bytes(self._cut_program)
             if executor is None and max_in_flight is None:
                 max_in_flight = 1 if 2 * self.peak_bytes > self._memory else None
+        out = self._out if out is None else out
         if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
             is_workers = unknown[0].endswith(("workers", "jobs", "processes"))
             raise TypeError(
@@ -489,8 +477,8 @@ class ShardPlan:
             )
         results = run(
             self._cut_program,
-            self._arrays(args, kwargs) if args or kwargs else self._given(),
-            self._bare(self._out if out is None else out),
+            self._arrays(args, kwargs),
+            out if self._labels is None else self._labels.out(out),
             executor=executor,
             max_in_flight=max_in_flight,
             progress=progress,

@@ -207,15 +207,12 @@ def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
                 read = weight * math.prod(shape_of(box))
                 elements[value] = elements.get(value, 0) + read
     about = "about " if any(stage.spread().step > 1 for stage in stages) else ""
-    # A piece of a chunk costs all of it.
-    for name, value in zip(cut_program.names, cut_program.graph.inputs, strict=True):
-        if value in elements:
-            elements[value] *= cut_program.chunks_read.get(name, 1)
-    names = zip(cut_program.names, cut_program.graph.inputs, strict=True)
     names_by_times: dict[str, list[str]] = {}
-    for name, value in names:
-        if elements.get(value):
-            times = f"{elements[value] / value.size:.3g}"
+    for name, value in zip(cut_program.names, cut_program.graph.inputs, strict=True):
+        # A piece of a chunk costs all of it.
+        read = elements.get(value, 0) * cut_program.chunks_read.get(name, 1)
+        if read:
+            times = f"{read / value.size:.3g}"
             often = {"1": "once", "2": f"{about}twice"}.get(
                 times, f"{about}{times} times"
             )

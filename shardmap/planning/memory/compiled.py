@@ -7,14 +7,16 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import jax
 
 from shardmap.planning.engine.keys import box_bytes, nbytes
-from shardmap.planning.engine.nodes import Scalar, Value
-from shardmap.planning.engine.recipe import Recipe, StaticRecipe
+from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.recipe import Recipe
 from shardmap.planning.engine.slices import shape_of
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.memory.estimate import Peak, described, shard_peak
+from shardmap.planning.memory.estimate import Part, Peak, shard_peak
 from shardmap.planning.run.buffers import depth
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
 from shardmap.planning.run.tasks import targets
@@ -65,7 +67,8 @@ class SampledShard(NamedTuple):
       moved: the bytes that it reads and returns.
       copied: those of them that a loop copies: parts of larger values, and parts that
         it adds to others.
-      whole: those of what is moved, and of what is copied, in values that are not cut.
+      whole: the bytes of what is moved, and of what is copied, in values that are not
+        cut.
       held: about what it holds besides.
     """
 
@@ -78,7 +81,7 @@ class SampledShard(NamedTuple):
 
 _SHARDS: "weakref.WeakKeyDictionary[Stage, dict[int, SampledShard]]"
 _SHARDS = weakref.WeakKeyDictionary()
-_TEMPORARIES: "weakref.WeakKeyDictionary[CutProgram, dict[Any, int | None]]"
+_TEMPORARIES: "weakref.WeakKeyDictionary[jax.stages.Wrapped, int | None]"
 _TEMPORARIES = weakref.WeakKeyDictionary()
 
 
@@ -93,10 +96,9 @@ def _few(stage: Stage) -> list[tuple[int, list[SampledShard]]]:
 def _largest_shards(stage: Stage) -> list[SampledShard]:
     """The largest shards that compute something different, the largest first."""
     shards = [_shard(stage, number) for number in sample(stage)]
-    shards.sort(key=lambda each: -(each.moved + each.held.bytes))
-    distinct = {each.recipe.static: each for each in reversed(shards)}
-    shards = [each for each in shards if distinct[each.recipe.static] is each]
-    return shards[:COMPILED]
+    shards.sort(key=lambda each: each.moved + each.held.bytes)
+    last = {each.recipe.static: k for k, each in enumerate(shards)}
+    return [shards[k] for k in sorted(last.values(), reverse=True)[:COMPILED]]
 
 
 def _shard(stage: Stage, number: int) -> SampledShard:
@@ -142,54 +144,36 @@ def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
       cut_program: the plan.
       in_loops: whether shards are bodies of loops, whose arguments and results exist.
     """
-    largest, most, moved = _most_kept(cut_program), 0, 0
+    peaks, most, moved = [Peak(0)], 0, 0
     for place, stage in enumerate(cut_program.stages):
-        kept = sum(map(nbytes, _kept(cut_program, place, in_scratch=False)))
+        kept = _kept(cut_program, place, in_scratch=False)
         beside = kept_bytes(cut_program, place)
         most = max(most, beside)
+        if in_loops:
+            beside = sum(map(nbytes, kept))
         families = _few(stage)
         moved += sum(
             count * sum(each.moved for each in shards) // len(shards)
             for count, shards in families
         )
         for shard in (each for _, shards in families for each in shards):
+            held, parts = shard.held, [Part(value, value.shape) for value in kept]
             if not in_loops:
-                peak = _with_reads(shard)
                 read = _while_read(cut_program, shard) + cut_program.decoded
-                more = beside + max(read - peak.bytes, 0)
-                peak = peak.plus(more, beside)
+                taken, whole = max(shard.moved, read - held.bytes), shard.whole[0]
+                parts += [
+                    Part(value, shape_of(box)) for value, box in shard.recipe.reads
+                ]
             elif stage.num_shards == 1 and not kept:
-                peak = shard.held
+                taken = whole = 0
             else:
-                peak = shard.held.plus(kept + shard.copied, kept + shard.whole[1])
-            if peak.bytes > largest.bytes:
-                if largest.is_kept and largest.largest >= peak.largest:
-                    peak = largest._replace(bytes=peak.bytes, whole=peak.whole)
-                largest = peak
-    return Estimate(largest, most, moved, cut_program.num_shards)
-
-
-def _most_kept(cut_program: CutProgram) -> Peak:
-    """The values that are kept in memory for later stages, where they are the most."""
-    every = [
-        _kept(cut_program, place, in_scratch=False)
-        for place in range(len(cut_program.stages))
-    ]
-    kept = max(every, key=lambda values: sum(map(nbytes, values)), default=())
-    value, total = max(kept, key=nbytes, default=None), sum(map(nbytes, kept))
-    peak = described(total, total, value, value.shape if value else ())
-    return peak._replace(is_kept=value is not None)
-
-
-def _with_reads(shard: SampledShard) -> Peak:
-    peak = shard.held.plus(shard.moved, shard.whole[0])
-    if not shard.recipe.reads:
-        return peak
-    value, box = max(shard.recipe.reads, key=lambda each: box_bytes(*each))
-    if peak.largest >= box_bytes(value, box):
-        return peak
-    shape = value.aval.update(shape=shape_of(box)).str_short()
-    return Peak(peak.bytes, peak.whole, box_bytes(value, box), shape)
+                taken, whole = shard.copied, shard.whole[1]
+            parts += [held.largest] if held.largest else []
+            largest = max(parts, key=lambda each: each.bytes, default=None)
+            taken, whole = taken + beside, whole + beside
+            peaks.append(Peak(held.bytes + taken, held.whole + whole, largest))
+    peak = max(peaks, key=lambda each: each.bytes)
+    return Estimate(peak, most, moved, cut_program.num_shards)
 
 
 def temporaries(cut_program: CutProgram, stage: Stage) -> int:
@@ -201,28 +185,15 @@ def temporaries(cut_program: CutProgram, stage: Stage) -> int:
 
 
 def _temporaries(cut_program: CutProgram, stage: Stage, shard: SampledShard) -> int:
-    known = _TEMPORARIES.setdefault(cut_program, {})
-    if (key := _computation(stage, shard.recipe.static)) not in known:
-        with cut_program.settings():
-            function = cut_program.compiled(stage, shard.recipe)
-            avals = arg_avals(shard.recipe)
-            analysis = function.lower(*avals).compile().memory_analysis()
-        known[key] = None if analysis is None else int(analysis.temp_size_in_bytes)
-    measured = known[key]
+    with cut_program.settings():
+        function = cut_program.compiled(stage, shard.recipe)
+        if function not in _TEMPORARIES:
+            compiled = function.lower(*arg_avals(shard.recipe)).compile()
+            analysis = compiled.memory_analysis()
+            told = None if analysis is None else int(analysis.temp_size_in_bytes)
+            _TEMPORARIES[function] = told
+    measured = _TEMPORARIES[function]
     return shard.held.bytes if measured is None else measured
-
-
-def _computation(stage: Stage, static: StaticRecipe) -> Any:
-    """What a shard computes. It is equal for the steps of an unrolled loop."""
-    nodes = {node.number: node for node in stage.backwards}
-    avals = [str(value.aval.dtype) for value in static.read_values]
-    steps = []
-    for step in static.steps:
-        node = nodes[step.node]
-        scalars = [x.value for x in node.ins if isinstance(x, Scalar)]
-        primitive = node.primitive, id(node.params), tuple(map(str, scalars))
-        steps.append((*primitive, step._replace(node=0)))
-    return tuple(avals), static.read_shapes, tuple(steps), static.outs
 
 
 def _while_read(cut_program: CutProgram, shard: SampledShard) -> int:

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 from jax.extend.core import primitives as p
 
 from shardmap._jax.walk import jaxprs_in
-from shardmap.planning.engine.keys import nbytes
+from shardmap.planning.engine.keys import itemsize
 from shardmap.planning.engine.nodes import Node, Refused, Value, flatten
 from shardmap.planning.engine.recipe import StaticRecipe
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.lax.control.rows import ROWS
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.lax.table import CALLS, TABLE
@@ -26,19 +25,26 @@ from shardmap.planning.lax.table import CALLS, TABLE
 ALIASES = frozenset({p.copy_p, p.reshape_p, p.squeeze_p, OPTIMIZATION_BARRIER})
 """Primitives whose result is the memory of their operand."""
 
-REPEATED = frozenset({p.broadcast_in_dim_p, p.iota_p})
-"""Primitives that XLA computes again in each equation that uses the result."""
-
-IN_PLACE = frozenset(
-    {
-        *(p.dynamic_update_slice_p, p.scan_p, p.scatter_p, p.scatter_add_p),
-        *(p.scatter_max_p, p.scatter_min_p, p.while_p, ROWS),
-    }
-)
-"""Primitives, besides cheap ones, whose results may overwrite operands."""
-
 Name: TypeAlias = Hashable
 """Stands for a value of a program."""
+
+
+class Part(NamedTuple):
+    """A value, or a piece of it."""
+
+    value: Value
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        if not hasattr(self.value.aval, "dtype"):
+            return 0  # Such as a token.
+        return math.prod(self.shape) * itemsize(self.value.aval)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is not cut."""
+        return self.shape == self.value.shape
 
 
 class Peak(NamedTuple):
@@ -47,22 +53,12 @@ class Peak(NamedTuple):
     Attributes:
       bytes: all of it.
       whole: the bytes of it in values of which no piece is shorter than the value.
-      largest: the bytes of the largest value that is held then.
-      shape: that value, as jaxprs print it.
-      source: where it is made; empty if it is read.
-      is_kept: whether it is kept for later stages.
+      largest: the largest part that is held then.
     """
 
     bytes: int
     whole: int = 0
-    largest: int = 0
-    shape: str = ""
-    source: str = ""
-    is_kept: bool = False
-
-    def plus(self, nbytes: int, whole: int = 0) -> "Peak":
-        """The peak with more bytes, some of them in values that are not cut."""
-        return self._replace(bytes=self.bytes + nbytes, whole=self.whole + whole)
+    largest: Part | None = None
 
 
 class _Line(NamedTuple):
@@ -72,7 +68,8 @@ class _Line(NamedTuple):
     is_cheap: bool
     ins: Sequence[Name]
     outs: Sequence[Name]
-    inside: "_Held"
+    inside: int
+    is_whole: bool
 
     @property
     def fuses(self) -> bool:
@@ -80,56 +77,43 @@ class _Line(NamedTuple):
         return self.is_cheap or self.node.primitive in COMBINERS
 
 
-class _Held(NamedTuple):
-    """Something that is counted: its bytes, and whether it is not cut."""
-
-    bytes: float
-    is_whole: bool
-
-
 def _peak(
-    lines: Sequence[_Line], ends: Collection[Name], sizes: Mapping[Name, _Held]
-) -> tuple[float, float, Name]:
-    """The most bytes at once, those of values that are not cut, and the largest value.
+    lines: Sequence[_Line], ends: Collection[Name], parts: Mapping[Name, Part]
+) -> Peak:
+    """The most that is held at once.
 
     Args:
       lines: the equations.
       ends: the values that are returned, whose memory is not counted.
-      sizes: the values that the equations make.
+      parts: the values that the equations make.
     """
-    last, free = _lifetimes(lines, ends, sizes)
+    last, free = _lifetimes(lines, ends, parts)
     ending: dict[int, list[Name]] = {}
     for name, number in last.items():
         ending.setdefault(number, []).append(name)
-    live: dict[Name, float] = {}
-    held = whole = 0.0
-    most: tuple[float, float, Name] = 0.0, 0.0, None
+    live: dict[Name, Part] = {}
+    held = whole = 0
+    most = Peak(0)
     for number, line in enumerate(lines):
-        gone = [name for name in ending.get(number, ()) if name in live]
-        is_in_place = line.is_cheap or line.node.primitive in IN_PLACE
-        left = [live[name] for name in gone] if is_in_place else []
-        spared = 0.0
         for name in line.outs:
-            if name in sizes and name not in free:
-                live[name] = size = sizes[name].bytes
-                held += size
-                whole += size * sizes[name].is_whole
-                if size in left:
-                    left.remove(size)
-                    spared += size
-        now = held - spared + line.inside.bytes
-        if now > most[0]:
-            uncut = min(whole + line.inside.bytes * line.inside.is_whole, now)
-            most = now, uncut, max(live, key=live.__getitem__, default=None)
-        for name in gone:
-            size = live.pop(name)
-            held -= size
-            whole -= size * sizes[name].is_whole
+            if name in parts and name not in free:
+                live[name] = part = parts[name]
+                held += part.bytes
+                whole += part.bytes * part.is_whole
+        if held + line.inside > most.bytes:
+            uncut = whole + line.inside * line.is_whole
+            largest = max(live.values(), key=lambda each: each.bytes, default=None)
+            most = Peak(held + line.inside, uncut, largest)
+        for name in ending.get(number, ()):
+            if name in live:
+                part = live.pop(name)
+                held -= part.bytes
+                whole -= part.bytes * part.is_whole
     return most
 
 
 def _lifetimes(
-    lines: Sequence[_Line], ends: Collection[Name], sizes: Mapping[Name, _Held]
+    lines: Sequence[_Line], ends: Collection[Name], parts: Mapping[Name, Part]
 ) -> tuple[dict[Name, int], set[Name]]:
     """The last equation that needs each value, and the values that take no memory.
 
@@ -150,12 +134,12 @@ def _lifetimes(
                 free.add(name)
                 # What uses it reads the operands of what makes it.
                 until = max(until, last[name])
-        dying = [name for name in line.ins if name not in last and name in sizes]
+        dying = [name for name in line.ins if name not in last and name in parts]
         for name in line.ins:
             last[name] = max(last.get(name, 0), until)
         if line.is_cheap and len(line.outs) == 1 and line.outs[0] in given:
-            size = sizes[line.outs[0]].bytes
-            given.update([name for name in dying if sizes[name].bytes == size][:1])
+            size = parts[line.outs[0]].bytes
+            given.update([name for name in dying if parts[name].bytes == size][:1])
     return last, free | given
 
 
@@ -165,16 +149,14 @@ def _is_fused(line: _Line, users: Sequence[_Line]) -> bool:
         return False
     if line.node.primitive in ALIASES:
         return True
-    once = len(users) == 1 or line.node.primitive in REPEATED
-    return once and all(user.fuses for user in users)
+    return len(users) == 1 and users[0].fuses
 
 
 def shard_peak(stage: Stage, static: StaticRecipe) -> Peak:
     """About what a shard holds besides what it reads and returns."""
     nodes = {node.number: node for node in stage.backwards}
     ends = {ref.slot for ref in static.outs if ref is not None}
-    values: dict[Any, tuple[Value, tuple[int, ...]]] = {}
-    sizes: dict[Name, _Held] = {}
+    parts: dict[Name, Part] = {}
     lines = []
     for step in static.steps:
         node, outs = nodes[step.node], []
@@ -182,20 +164,14 @@ def shard_peak(stage: Stage, static: StaticRecipe) -> Peak:
         for slot, (value, shape) in enumerate(results, step.first):
             if shape is not None:
                 outs.append(slot)
-                values[slot] = value, shape
-                size = nbytes(value) * _share(value, shape)
-                sizes[slot] = _Held(size, shape == value.shape)
+                parts[slot] = Part(value, shape)
         ins = [ref.slot for ref in step.ins if ref is not None]
-        share = _share(*values[outs[0]])
-        inner = _Held(_inside(node) * share, share == 1)
+        made = parts[outs[0]]
+        share = math.prod(made.shape) / max(math.prod(made.value.shape), 1)
+        inside = math.ceil(_inside(node) * share)
         is_cheap = stage.analysis.rules[step.node].cheap
-        lines.append(_Line(node, is_cheap, ins, outs, inner))
-    most, whole, largest = _peak(lines, ends, sizes)
-    return described(most, whole, *values.get(largest, (None, ())))
-
-
-def _share(value: Value, shape: tuple[int, ...]) -> float:
-    return math.prod(shape) / max(math.prod(value.shape), 1)
+        lines.append(_Line(node, is_cheap, ins, outs, inside, made.is_whole))
+    return _peak(lines, ends, parts)
 
 
 def _inside(node: Node) -> int:
@@ -211,23 +187,13 @@ def _body(jaxpr: Any) -> int:
     except Refused:
         return 0
     ends = {v for v in graph.outputs if isinstance(v, Value)}
-    sizes: dict[Name, _Held] = {}
-    lines = []
-    for node in graph.nodes:
-        sizes |= {v: _Held(nbytes(v), False) for v in node.outs}
-        is_cheap = TABLE.rule(node).cheap
-        inner = _Held(_inside(node), False)
-        lines.append(_Line(node, is_cheap, node.ins, node.outs, inner))
-    return math.ceil(_peak(lines, ends, sizes)[0])
-
-
-def described(
-    most: float, whole: float, value: Value | None, shape: tuple[int, ...]
-) -> Peak:
-    """A peak, with the part of a value that is the largest then."""
-    if value is None:
-        return Peak(math.ceil(most), int(whole))
-    source = value.producer.source if value.producer else ""
-    size = math.ceil(nbytes(value) * _share(value, shape))
-    text = value.aval.update(shape=shape).str_short()
-    return Peak(math.ceil(most), int(whole), size, text, source)
+    lines = [
+        _Line(node, TABLE.rule(node).cheap, node.ins, node.outs, _inside(node), False)
+        for node in graph.nodes
+    ]
+    parts: dict[Name, Part] = {
+        v: Part(v, getattr(v.aval, "shape", ()))
+        for node in graph.nodes
+        for v in node.outs
+    }
+    return _peak(lines, ends, parts).bytes

@@ -502,22 +502,25 @@ def _refusal(problem: Problem, refused: Attempt) -> str:
     """Names the least that any way takes, and what would help."""
     held = refused.estimate.held
     count = math.prod(pieces for _, pieces in refused.way.cuts)
-    largest, shape, source, is_kept = held[2:]
-    if refused.bytes > 2 * held.bytes:
-        largest = refused.bytes - held.bytes
-        shape, source, is_kept = "scratch memory of XLA's kernels", "", False
     pieces, remedy = "as a whole", "" if problem.finds else ", or cut other axes"
     if count > 1:
         pieces = f"in {count:,} pieces"
     elif any(each and each != AUTO for row in problem.asked for each in row):
         pieces = "in the pieces that in_slices gives"
         remedy = ", or cut into more pieces, or use AUTO"
-    place = f" made at {source}" if source else ""
-    if is_kept:
-        place += ", kept for later stages"
-        if largest > IN_MEMORY and not problem.in_loops:
-            remedy += ", or a folder as scratch"
-    value = f", of it {size(largest)} in {shape}{place}" if largest else ""
+    value = ""
+    if refused.bytes > 2 * held.bytes:
+        scratch = size(refused.bytes - held.bytes)
+        value = f", of it {scratch} in scratch memory of XLA's kernels"
+    elif (part := held.largest) is not None:
+        value = f", of it {size(part.bytes)} in "
+        value += part.value.aval.update(shape=part.shape).str_short()
+        if part.value.producer and part.value.producer.source:
+            value += f" made at {part.value.producer.source}"
+        if any(part.value in kept for kept in refused.program.kept):
+            value += ", kept for later stages"
+            if part.bytes > IN_MEMORY and not problem.in_loops:
+                remedy += ", or a folder as scratch"
     exact = f" ({refused.bytes:,} bytes)" if refused.bytes >= 1024 else ""
     enough = math.ceil(1.02 * refused.bytes)  # Other pieces may take a little more.
     return (
