@@ -55,11 +55,8 @@ def cut_function(
 ) -> CutProgram:
     """Makes the `CutProgram` of a plan. See `plan`.
 
-    Args:
-      positional: the number of positional arguments, which ``in_slices`` cuts. A dict
-        of the keyword arguments may follow them in ``args``; it stays whole.
-      statics: the positions and names of static arguments.
-      out: returns the array-like for each leaf of a result of this structure.
+    Behind ``positional`` arguments, a dict of those by name may follow, which stays
+    whole. ``out`` returns the array-like for each leaf of a result of this structure.
     """
     leaves, in_tree = jax.tree.flatten(args)
     cut_args = args[:positional]
@@ -210,11 +207,7 @@ class _Chunks:
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:
-    """Refuses a plan with a shard that starts beyond 32 bits.
-
-    Raises:
-      ValueError: one does, and JAX has no 64-bit numbers now.
-    """
+    """Refuses a shard that starts beyond 32 bits, if JAX has no 64-bit numbers now."""
     values = [*cut_program.graph.inputs, *cut_program.graph.constants]
     values += [out for node in cut_program.graph.nodes for out in node.outs]
     if max((size for v in values for size in v.shape), default=0) < 2**31:
@@ -236,12 +229,7 @@ def _like(dtype: np.dtype) -> str:
 
 
 def _aval_of(leaf: Any, name: str) -> Any:
-    """The argument for `jax.make_jaxpr`: a JAX array, a number, or a shape and dtype.
-
-    Raises:
-      TypeError: it is no array of numbers or booleans.
-      ValueError: it is masked, or the length of an axis is not known.
-    """
+    """The argument for `jax.make_jaxpr`: an array, a number, or a shape and dtype."""
     if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
         return leaf
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):

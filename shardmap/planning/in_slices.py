@@ -114,16 +114,7 @@ def asked_points(
 ) -> Asked:
     """For each axis of each leaf, the points of its cut, or `AUTO`.
 
-    Args:
-      who: the name of the function that was called.
-      in_slices: the cuts, as users write them.
-      args: the pytree to cut.
-      what: the name of ``args`` in messages.
-      option: the name of ``in_slices`` in messages.
-
-    Raises:
-      TypeError: something in ``in_slices`` is no cut.
-      ValueError: ``in_slices`` does not fit the arguments.
+    Messages call the function ``who``, ``args`` ``what``, and ``in_slices`` ``option``.
     """
     leaves = jax.tree_util.tree_leaves_with_path(args)
     one = what == "args" and len(args) == 1
@@ -229,15 +220,7 @@ def _children(tree: PyTree) -> list[PyTree] | None:
 
 
 def cuts_at(who: str, asked: Asked) -> list[list[Cut]]:
-    """Cuts at points that are known.
-
-    Args:
-      who: the name of the function that was called.
-      asked: the points.
-
-    Raises:
-      ValueError: some are `AUTO`.
-    """
+    """Cuts at points that are known; `AUTO` is refused in the name of ``who``."""
 
     def cut(leaf: int, axis: int, points: Points | Auto) -> Cut:
         if isinstance(points, Auto):
@@ -271,10 +254,6 @@ def times_read(leaves: Sequence[Any], asked: Asked) -> float:
     A chunk that pieces share is read by each of them. The chunks of a memory-mapped
     file are its pages.
 
-    Args:
-      leaves: the arrays.
-      asked: the points of their axes.
-
     >>> import types
     >>> times_read([types.SimpleNamespace(shape=(4,), chunks=(2,))], [((1, 2, 3),)])
     2.0
@@ -298,22 +277,9 @@ def times_read(leaves: Sequence[Any], asked: Asked) -> float:
 def cut_points(
     cut: AxisCut, size: int, chunks: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """The interior points of a cut as users write it.
+    """The interior points of a cut, as users write it, of an axis of a size.
 
-    Args:
-      cut: a number of near-equal pieces (at the most ``size``), a tuple of lengths, a
-        list of (start, stop) pairs or slices, `Pieces`, `AS_CHUNKED`, `EACH`, or None
-        for no cut.
-      size: the size of the axis.
-      chunks: where its chunks begin, except the first; None: it has no chunks. A number
-        of pieces begins at chunks, if it is not larger than the number of chunks.
-
-    Returns:
-      The points, ascending, without 0 and ``size``.
-
-    Raises:
-      TypeError: ``cut`` is none of these.
-      ValueError: the pieces do not cover the axis, or there are fewer than one.
+    A number of pieces begins at ``chunks``, if there are as many.
 
     >>> cut_points(3, 10), cut_points(EACH, 3), cut_points([(0, 1), (1, 3)], 3)
     ((4, 7), (1, 2), (1,))
@@ -394,8 +360,6 @@ def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
     for pair in cut:
         if isinstance(pair, slice) and pair.step in (None, 1):
             pair = pair.indices(size)[:2]
-        if isinstance(pair, range) and pair.step == 1:
-            pair = (pair.start, pair.stop)
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise TypeError(
                 f"a list of cuts holds (start, stop) pairs, got {shown(pair)}"

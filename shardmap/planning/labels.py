@@ -154,11 +154,7 @@ def _taken_apart(value: Any) -> tuple[list[str], Rebuild, list[Any]]:
 
 
 def named_cuts(in_slices: Any, args: tuple[PyTree, ...]) -> Any:
-    """Turns cuts by names of dimensions into cuts by axes.
-
-    Raises:
-      ValueError: a name is no dimension of the argument.
-    """
+    """Turns cuts by names of dimensions into cuts by axes."""
     if in_slices is None:
         return None
     if isinstance(in_slices, tuple) and len(in_slices) == len(args):

@@ -178,11 +178,7 @@ OPTIONS = frozenset(
 def _by_position(
     fun: Callable[..., PyTree], inputs: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
 ) -> Callable[..., PyTree]:
-    """Returns ``fun`` as a function of arguments `in_order`, such as ``own``.
-
-    Raises:
-      TypeError: a keyword argument has the name of an option of a plan.
-    """
+    """Returns ``fun`` as a function of arguments `in_order`."""
     name = getattr(fun, "__name__", type(fun).__name__)
     if taken := sorted(OPTIONS & kwargs.keys()):
         raise TypeError(

@@ -140,9 +140,7 @@ class Estimate(NamedTuple):
 def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
     """About what a cut function takes, by its equations.
 
-    Args:
-      cut_program: the plan.
-      in_loops: whether shards are bodies of loops, whose arguments and results exist.
+    In loops, the arguments and results of shards exist anyway.
     """
     peaks, most, moved = [Peak(0)], 0, 0
     for place, stage in enumerate(cut_program.stages):

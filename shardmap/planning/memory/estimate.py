@@ -95,15 +95,22 @@ def _peak(
     held = whole = 0
     most = Peak(0)
     for number, line in enumerate(lines):
+        gone = [live[name] for name in ending.get(number, ()) if name in live]
+        overwritten = [part.bytes for part in gone if line.is_cheap]
+        now = line.inside
         for name in line.outs:
             if name in parts and name not in free:
                 live[name] = part = parts[name]
                 held += part.bytes
                 whole += part.bytes * part.is_whole
-        if held + line.inside > most.bytes:
-            uncut = whole + line.inside * line.is_whole
+                if part.bytes in overwritten:
+                    overwritten.remove(part.bytes)
+                    now -= part.bytes
+        now += held
+        if now > most.bytes:
+            uncut = min(whole + line.inside * line.is_whole, now)
             largest = max(live.values(), key=lambda each: each.bytes, default=None)
-            most = Peak(held + line.inside, uncut, largest)
+            most = Peak(now, uncut, largest)
         for name in ending.get(number, ()):
             if name in live:
                 part = live.pop(name)

@@ -47,9 +47,6 @@ READ_OFTEN = 3
 """Cuts of which a stage moves more than so many times the bytes of the function whole
 are compared with others."""
 
-SHARD_BYTES = 2**14
-"""Each further shard takes about as long as moving so many bytes."""
-
 ALMOST = 9 / 8
 """Where nothing fits, pieces take about so many times what is not cut."""
 
@@ -229,11 +226,7 @@ class _Spent(Exception):
 
 
 def program_within(problem: Problem) -> CutProgram:
-    """The function, cut so that its shards take at most ``problem.memory``.
-
-    Raises:
-      ValueError: it does not fit, whatever is cut.
-    """
+    """The function, cut so that its shards fit; a ValueError says what would do."""
     search = _Search(problem)
     try:
         fits = search.run()
@@ -281,7 +274,10 @@ class _Search:
             for _ in range(CLASSES):
                 way = whole.way._replace(cuts=cuts, along_chunks=along_chunks)
                 tried = list(self._sized_ways(way, classes, least))
-                for attempt in sorted(tried, key=self._cost):
+                # Those that seem to fit come first.
+                for attempt in sorted(
+                    tried, key=lambda x: (x.bytes > self._memory, self._moved(x))
+                ):
                     if attempt.bytes <= NEAR * self._memory:
                         if fits := self._judged(attempt):
                             return fits
@@ -336,20 +332,20 @@ class _Search:
         points = self._problem.points(attempt.way)
         return attempt.estimate.moved * self._problem.times_read(points)
 
-    def _cost(self, attempt: Attempt) -> tuple[bool, float]:
-        """By what cuts that may fit are sorted: those that seem to fit come first."""
-        is_doubtful = attempt.bytes > self._memory
-        shards = SHARD_BYTES * attempt.estimate.shards
-        return is_doubtful, self._moved(attempt) + shards
-
     def _most(self, way: Way) -> int:
         """The most pieces of the axes of a way whose number is sought."""
         axes, _ = way.cuts[-1]
         return min(self._problem.most(axes, way.along_chunks), MOST_PIECES)
 
-    def _promise(self, attempt: Attempt) -> float:
-        """By what cuts are sorted that are cut along a further class, too."""
-        return self._floor(attempt) * self._moved(attempt)
+    def _promise(self, attempt: Attempt) -> tuple[bool, float]:
+        """By what cuts are sorted that are cut along a further class, too.
+
+        Those come first that leave, and move, little. If half of it does not fit, only
+        what is left counts.
+        """
+        floor = self._floor(attempt)
+        is_far = floor > 2 * self._memory
+        return is_far, floor if is_far else floor * self._moved(attempt)
 
     def _floor(self, attempt: Attempt) -> float:
         """About what pieces of one element would take."""
@@ -411,7 +407,7 @@ class _Search:
     def _judged(self, attempt: Attempt) -> Attempt | None:
         """A cut that fits, as XLA says, in about the fewest pieces."""
         fits: Attempt | None = None
-        for _ in range(TRIES):
+        for first in (True, *[False] * (TRIES - 1)):
             if self._compiles_long(attempt):
                 break
             attempt = self._judge(attempt)
@@ -423,7 +419,7 @@ class _Search:
             elif fits or ALMOST * attempt.uncut > self._memory:
                 break
             else:
-                pieces = max(pieces, math.ceil(before * 9 / 8))
+                pieces = max(pieces, math.ceil(before * (9 / 8 if first else 3 / 2)))
             way = attempt.way.in_pieces(min(pieces, self._most(attempt.way)))
             if way == attempt.way:
                 break
