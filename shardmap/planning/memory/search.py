@@ -37,6 +37,9 @@ VERDICTS = 3
 NEAR = 1.5
 """An estimate may be so far from what XLA takes. It is asked up to there."""
 
+FINER = 8
+"""So many times the pieces are tried once if XLA contradicts an estimate."""
+
 ROOMY = 0.6
 """Shards that take less than this part of the memory are made larger, once."""
 
@@ -416,8 +419,12 @@ class _Search:
                 if fits or attempt.bytes >= ROOMY * self._memory or 2 * pieces > before:
                     return attempt
                 fits = attempt
-            elif fits or ALMOST * attempt.uncut > self._memory:
+            elif fits:
                 break
+            elif ALMOST * attempt.uncut > self._memory:
+                if not first or attempt.bytes > NEAR * self._memory:
+                    break
+                pieces = FINER * before  # What is cut may be of another stage.
             else:
                 pieces = max(pieces, math.ceil(before * (9 / 8 if first else 3 / 2)))
             way = attempt.way.in_pieces(min(pieces, self._most(attempt.way)))
