@@ -139,9 +139,15 @@ _CHANGES = {
     "jax.lax.associative_scan.",
     "chunked": "in_slices= of chunked sets the cuts, and memory= the memory of a "
     "piece. Fewer, larger pieces need more memory.",
-    "spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; batch_size= "
-    "for another number of elements at once; axis_size=, or longer arrays, for more "
-    "elements. Of nested maps, the outermost has the devices.",
+    "spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; axis_size=, "
+    "or longer arrays, for more elements.",
+    "spmap in steps": "Give devices=, or mesh= and mesh_axes=, for other devices; a "
+    "larger batch_size= to vectorise more elements at once.",
+    "vectorised spmap": "Give devices=, or mesh= and mesh_axes=, for other devices; "
+    "batch_size= to vectorise fewer elements at once; axis_size=, or longer arrays, "
+    "for more elements.",
+    "spmap inside": "The outermost map has the devices: give it more of them, or give "
+    "both maps mesh= and mesh_axes= of one mesh.",
 }
 """What changes how an axis runs, by its kind."""
 
@@ -152,6 +158,12 @@ def _axis(axis: Axis, said: set[str]) -> Group:
         kind = "loop in turn"
     elif kind == "vmap" and axis.devices > 1:
         kind = "sharding"
+    elif kind == "spmap" and axis.depth and any("spmap" in each for each in said):
+        kind = "spmap inside"
+    elif kind == "spmap" and axis.steps != 1:
+        kind = "spmap in steps"
+    elif kind == "spmap" and axis.vectorised > 1:
+        kind = "vectorised spmap"
     blocks = []
     if kind not in said:
         blocks.append(paragraph(f"To change: {_CHANGES[kind]}"))

@@ -62,7 +62,7 @@ def test_pictures_have_the_numbers_of_the_devices(fun, ids):
         drawn = re.search(r"0:\d+ \| *([\d,-]+) *\|", str(report))
         assert {*map(int, drawn[1].split(","))} == first
         page = report._repr_html_().replace("<wbr>", "")
-        boxes = re.findall(r'class="shard [^>]*>([^<]*)', page)
+        boxes = re.findall(r'class="shard"[^>]*>([^<]*)', page)
         assert {*map(str, ids)} == {n for box in boxes for n in box.split(",")}
 
 

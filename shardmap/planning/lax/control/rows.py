@@ -141,8 +141,8 @@ def _bounded(node: Node) -> Callable[..., list[jax.Array]] | None:
     inner, first = closed.jaxpr, closed.jaxpr.invars[consts:]
     if not has_unvmapped(inner) or len(first) > carries or len(node.outs) > carries:
         return None
-    last = inner.eqns[-1]
-    if last.primitive is not p.cond_p or inner.outvars != last.outvars:
+    last = next((e for e in inner.eqns if e.outvars == inner.outvars), None)
+    if last is None or last.primitive is not p.cond_p:
         return None
     stays, goes = last.params["branches"]
     kept = dict(zip(stays.jaxpr.invars, last.invars[1:], strict=True))
@@ -151,7 +151,8 @@ def _bounded(node: Node) -> Callable[..., list[jax.Array]] | None:
     # A truth value chooses the branch.
     chosen = (e.invars for e in inner.eqns if e.outvars == last.invars[:1])
     outs = [*next(chosen), *last.invars[1:]]
-    before = closed.replace(jaxpr=inner.replace(eqns=inner.eqns[:-1], outvars=outs))
+    eqns = [e for e in inner.eqns if e is not last]
+    before = closed.replace(jaxpr=inner.replace(eqns=eqns, outvars=outs))
 
     def call(*ins: jax.Array) -> list[jax.Array]:
         def operands(state: list[jax.Array]) -> list[jax.Array]:
