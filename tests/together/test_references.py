@@ -118,7 +118,7 @@ def squared(x):
 squared.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * ct * x,))
 
 
-def written(x):
+def doubled(x):
     ref = jax.new_ref(x)
     ref[...] *= 2
     return ref[...]
@@ -127,9 +127,9 @@ def written(x):
 @pytest.mark.parametrize(
     "around",
     [
-        lambda w: jax.jit(written)(w),
-        lambda w: lax.cond(w[0] > 0, written, jnp.sin, w),
-        lambda w: lax.scan(lambda c, _: (written(c), None), w, length=2)[0],
+        lambda w: jax.jit(doubled)(w),
+        lambda w: lax.cond(w[0] > 0, doubled, jnp.sin, w),
+        lambda w: lax.scan(lambda c, _: (doubled(c), None), w, length=2)[0],
     ],
     ids=["jit", "cond", "scan"],
 )

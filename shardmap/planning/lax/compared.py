@@ -26,8 +26,7 @@ MOVES = frozenset({*shape.RULES, p.gather_p, p.reshape_p})
 EXACT = frozenset(
     {
         *(p.abs_p, p.add_p, p.clamp_p, p.convert_element_type_p, p.copy_p),
-        *(p.device_put_p, p.max_p, p.min_p, p.neg_p, p.select_n_p),
-        *(p.stop_gradient_p, p.sub_p, *MOVES),
+        *(p.max_p, p.min_p, p.neg_p, p.select_n_p, p.sub_p, *MOVES),
     }
 )
 """Primitives that give the same bits, whatever XLA fuses them with.
