@@ -4,7 +4,6 @@ They compute the total of each piece, the total of all pieces before each, and t
 running reduction of each piece, combined with the latter.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,23 +13,12 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.arrays.combining import identity
-from shardmap.planning.engine.factors import Factors, Local
+from shardmap.planning.engine.factors import Local
 from shardmap.planning.engine.nodes import Graph, Node, Operand
-from shardmap.planning.engine.rules import (
-    MANY,
-    Cut,
-    Reason,
-    RuleMaker,
-    Stages,
-    Windowed,
-)
+from shardmap.planning.engine.rules import Cut, Reason, RuleMaker, Stages
 from shardmap.planning.lax.batched import but_one
-from shardmap.planning.lax.staged.pieces import (
-    PIECES,
-    Numbers,
-    WithinPiece,
-    of_each_piece,
-)
+from shardmap.planning.lax.reduce import wide
+from shardmap.planning.lax.staged.pieces import of_each_piece, within_pieces
 
 CARRIED = Reason(
     "each element depends on all before it", "cut another axis, which is independent"
@@ -57,10 +45,12 @@ def in_stages(
     axes = list(range(len(operand.shape)))
 
     def running(x: jax.Array) -> jax.Array:
-        return node.primitive.bind(_wide(x), axis=axis, reverse=reverse)
+        # Small floats are rounded once, as in sums.
+        x = x.astype(wide(x.dtype))
+        return node.primitive.bind(x, axis=axis, reverse=reverse)
 
     def total(piece: jax.Array, start: Any) -> list[jax.Array]:
-        piece = _wide(piece)
+        piece = piece.astype(wide(piece.dtype))
         reduced = reduce(piece, axis=axis, keepdims=True)
         return [reduced.astype(piece.dtype)]
 
@@ -71,7 +61,7 @@ def in_stages(
         return lax.pad(running(totals), neutral, around)
 
     def of_box(local: Local) -> list[jax.Array]:
-        """A box, from where its first piece starts, or in reverse to its last end."""
+        """A box of the pieces that it lies in."""
         value, around = local.values
         begin, *lengths = local.holes[0, axis]
         piece = len(lengths) - 1 if reverse else 0
@@ -84,30 +74,14 @@ def in_stages(
         *(graph, total, operand, axes, [axes]), factor=axis, edges=edges
     )
     [rest] = graph.call(before, totals)
-    seen = WithinPiece(edges[-1], edges=edges, start=not reverse, stop=reverse)
-    numbers = Numbers(len(edges) - 1, edges=edges)
-    rule = functools.partial(
-        Factors,
-        ins=[
-            [Windowed(k, window) if k == axis else k for k in axes]
-            for window in (seen, numbers)
-        ],
-        outs=[axes],
-        emitter=of_box,
-        cheap=False,
-        complete=frozenset({1}),
-        each=MANY,
-    )
-    return graph.add(PIECES, {"rule": rule}, [operand, rest], [operand.aval])
+    return [
+        within_pieces(
+            *(graph, of_box, (operand, rest), [axes, axes]), factor=axis, edges=edges
+        )
+    ]
 
 
 STAGES: dict[Any, Stages] = dict.fromkeys(KINDS, in_stages)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    """Small floats as float32, to be rounded once, as in sums."""
-    small = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    return x.astype(jnp.float32) if small else x
 
 
 RULES: dict[Any, RuleMaker] = dict.fromkeys(

@@ -120,22 +120,28 @@ def of_transposed(graph: Graph, node: Node) -> Sequence[Operand] | None:
     return graph.add(node.primitive, params, ins, [node.outs[0].aval])
 
 
+def wide(dtype: Any) -> Any:
+    """The dtype in which sums are computed: float32 for small floats."""
+    small = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if small else dtype
+
+
 def wide_sum(
     graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """Sums small floats in float32 and rounds once, as XLA does."""
     params, dtype = dict(node.params), node.outs[0].aval.dtype
-    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= 4:
+    if (widest := wide(dtype)) == dtype:
         return None
     is_product = "preferred_element_type" in params
     if is_product:
         if not isinstance(params["precision"], tuple | None):
             return None  # An algorithm, which fixes the type of the sum.
-        params["preferred_element_type"] = np.dtype(np.float32)
+        params["preferred_element_type"] = widest
 
     def summed(*operands: jax.Array) -> Any:
         if not is_product:
-            operands = tuple(x.astype(jnp.float32) for x in operands)
+            operands = tuple(x.astype(widest) for x in operands)
         return node.primitive.bind(*operands, **params).astype(dtype)
 
     return graph.call(summed, node.ins)

@@ -57,7 +57,6 @@ class InnerBody:
     Args:
       node, jaxpr, table: the equation, the jaxpr, and the rules of its equations.
       carried: (output, input) of a loop: the output becomes the input of the next step.
-      looked: the inputs that the condition of a loop needs complete.
       partial: whether loops that it sums over can be cut.
       outputs: what of its graph is analysed in place of its outputs.
 
@@ -74,7 +73,6 @@ class InnerBody:
         jaxpr: AnyJaxpr,
         table: RuleTable,
         carried: Sequence[tuple[int, int]] = (),
-        looked: Iterable[int] = (),
         partial: bool = True,
         outputs: Callable[[Graph], list[Operand]] | None = None,
     ) -> None:
@@ -88,7 +86,7 @@ class InnerBody:
         self.nodes = {n.number: n for n in self.graph.nodes}
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
         self.backwards, _ = needed(self.graph.outputs, self.stops)
-        self._carried, self._looked = carried, frozenset(looked)
+        self._carried = carried
         self._partial = partial
         analysis = self._analysed(lambda key: True)
         self.classes = analysis.classes
@@ -186,8 +184,7 @@ class InnerBody:
             for number, into in self._carried:
                 if outputs[number] in sums:
                     sums.setdefault(inputs[into], sums[outputs[number]])
-        looked = {inputs[k] for k in self._looked}
-        if len(sizes) > 1 or not looked.isdisjoint(sums):
+        if len(sizes) > 1:
             return None
         entering: dict[Operand, Pending] = {
             v: Pending(sums[v], ((loop, 0),)) for v in inputs if v in sums
@@ -395,8 +392,11 @@ class Inner(Rule):
             self.parts[name], self.parts_of[name] = joint, sums
 
     def leave_whole(self, names: Collection[Hashable]) -> None:
-        for axes in (*self.ins, *self.outs, self.rows):
-            axes[:] = [None if name in names else name for name in axes]
+        for k, axes in enumerate([*self.ins, *self.outs, self.rows]):
+            for axis, name in enumerate(axes):
+                if name in names:
+                    axes[axis] = None
+                    self.why.setdefault((k, axis), Reason(MIXED.why, self.remedy))
 
     def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
         """Loop inside of a body -> its name outside, for some names."""
@@ -447,6 +447,11 @@ class Inner(Rule):
             else lax.convert_element_type(value, out.aval.dtype)
             for value, out in zip(values, self.node.outs, strict=False)
         ]
+
+    def entering(self, values: Sequence[Any], step: BodyShard) -> list[Any]:
+        """The carried values of the first step, None where no step needs one."""
+        pairs = zip(values, step.wanted, strict=False)
+        return self.typed([x if is_wanted else None for x, is_wanted in pairs])
 
     def only_first(
         self,

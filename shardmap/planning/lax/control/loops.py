@@ -38,7 +38,7 @@ def _along(span: Interval, boxes: Boxes) -> list[Box | None]:
 
 
 class Looped(NamedTuple):
-    """What a shard computes of a loop, of a condition and of a step.
+    """What a shard computes of a scan.
 
     Attributes:
       crops: the parts of the results that are wanted.
@@ -48,23 +48,18 @@ class Looped(NamedTuple):
     step: BodyShard
     crops: Crops
     limited: tuple[Factor, ...]
-    length: int = 0
-    test: BodyShard | None = None
+    length: int
 
 
-class Loop(Inner):
-    """The base of both rules: values that a step takes from the step before."""
+class Repeated(NamedTuple):
+    """What a shard computes of a ``while``; see `Looped`."""
 
-    def entering(
-        self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
-    ) -> list[Any]:
-        """The carried values of the first step, None where no step needs one."""
-        pairs = zip(values, static.step.wanted, strict=False)
-        needed = [value if is_wanted else None for value, is_wanted in pairs]
-        return self.only_first(self.typed(needed), static.limited, starts)
+    test: BodyShard
+    step: BodyShard
+    crops: Crops
 
 
-class Scan(Loop):
+class Scan(Inner):
     """``scan``: its operands are constants, carried values, and rows for each step."""
 
     first_row = 0
@@ -138,7 +133,7 @@ class Scan(Loop):
 
         final, stacked = lax.scan(
             body,
-            self.entering(carries, static, starts),
+            self.only_first(self.entering(carries, step), static.limited, starts),
             list(values[first:]),
             length=static.length,
             reverse=self.node.params["reverse"],
@@ -147,11 +142,12 @@ class Scan(Loop):
         return crop([*final, *stacked], static.crops, starts[step.starts :])
 
 
-class While(Loop):
+class While(Inner):
     """``while``: carried values, and a condition that may look at all of them.
 
     The condition of a loop `ROWS` is made of one truth value for each row, and of some
-    for all: each row stays as it is once its own is false.
+    for all: each row stays as it is once its own is false. Loops that a step sums over
+    are whole: the next step, or the condition, needs the sum.
     """
 
     remedy = (
@@ -169,10 +165,8 @@ class While(Loop):
         test = params["cond_jaxpr"]
         self.test = InnerBody(node, test, table, partial=False, outputs=split)
         self.shapes = [result.shape for result in self.test.graph.outputs]
-        tested = self.test.needs(self.test.trace(list(map(whole, self.shapes))))
         carried = [(k, self.consts + k) for k in range(count)]
-        looked = [b for k, b in carried if tested[self.tests + k] is not None]
-        self.body = InnerBody(node, params["body_jaxpr"], table, carried, looked)
+        self.body = InnerBody(node, params["body_jaxpr"], table, carried)
         ins = [(k, 0) for k in range(len(node.ins))]
         outs = [(k, 0) for k in range(count)]
         self.rows = [None] * len(self.shapes[0])
@@ -183,12 +177,12 @@ class While(Loop):
         used = [self.outs[k] for k in params.get("used", ())]
         for name in {*self.rows} - {None}:
             is_used = any(name not in axes for axes in used)
-            if is_used or self.parts.get(name) or self.rows.count(name) > 1:
+            if is_used or self.rows.count(name) > 1:
                 self.leave_whole({name})
+        self.leave_whole({name for name, parts in self.parts.items() if parts})
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry, before = list(boxes), None
-        limited = self.limited(loops)
         while carry != before:
             before, spans = carry, self.spans(carry)
             first, *others = map(whole, self.shapes)
@@ -198,7 +192,7 @@ class While(Loop):
             results = [tuple(rows), *others]
             test = self.test.trace(results)
             looked = self.test.needs(test)
-            recipe = self.body.trace(carry, self.intervals(0, limited, carry))
+            recipe = self.body.trace(carry, self.intervals(0, {}, carry))
             needs = self.body.needs(recipe)
             carry = hulls(hulls(carry, looked[self.tests :]), needs[self.consts :])
             # The condition is that of these rows: all that is carried has them.
@@ -209,21 +203,17 @@ class While(Loop):
             ]
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
         shapes, begins = crops(boxes, carry)
-        static = Looped(
+        static = Repeated(
+            self.test.shard(test, results, [*looked[: self.tests], *carry]),
             self.body.shard(recipe, carry, [*needs[: self.consts], *carry]),
-            crops=shapes,
-            limited=tuple(limited),
-            test=self.test.shard(test, results, [*looked[: self.tests], *carry]),
+            shapes,
         )
-        firsts = [start for start, _ in limited.values()]
-        starts = (*test.starts, *recipe.starts, *begins, *firsts)
-        return Need(needed, static, starts)
+        return Need(needed, static, (*test.starts, *recipe.starts, *begins))
 
     def emit(
-        self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
+        self, values: Sequence[Any], static: Repeated, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        step, test = static.step, static.test
-        assert test is not None
+        test, step, shapes = static
         tested, consts = values[: self.tests], values[self.tests : self.front]
         starts_of_body = starts[test.starts :]
 
@@ -234,12 +224,8 @@ class While(Loop):
         def body(carried: Arrays) -> Arrays:
             return self.typed(self.body.run(step, [*consts, *carried], starts_of_body))
 
-        final = lax.while_loop(
-            goes_on,
-            body,
-            self.entering(values[self.front :], static, starts),
-        )
-        return crop(final, static.crops, starts_of_body[step.starts :])
+        final = lax.while_loop(goes_on, body, self.entering(values[self.front :], step))
+        return crop(final, shapes, starts_of_body[step.starts :])
 
 
 Branches: TypeAlias = tuple[tuple[BodyShard, ...], tuple[Factor, ...]]

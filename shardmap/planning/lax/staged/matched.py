@@ -13,14 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.planning.engine.factors import bind
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, made_by
 from shardmap.planning.engine.rules import Cut, Stages
-from shardmap.planning.lax.reduce import arg_fits, dot_names
+from shardmap.planning.lax.reduce import arg_fits, dot_names, wide
 from shardmap.planning.lax.staged.barrier import barrier
 from shardmap.planning.lax.staged.monoids import (
     EXPONENTIALS,
@@ -114,15 +113,15 @@ def as_state(
     if any(term.c is not None and not cut <= {*term.names} for term in product.terms):
         return None
     dtype = node.outs[0].aval.dtype
-    wide = _wide(dtype)
-    if any(term.x.aval.dtype.itemsize > wide.itemsize for term in product.terms):
+    widest = wide(dtype)
+    if any(term.x.aval.dtype.itemsize > widest.itemsize for term in product.terms):
         return None
     write = _exponentials if any(t.is_exponential for t in product.terms) else _moments
-    return write(graph, product, dtype, wide)
+    return write(graph, product, dtype, widest)
 
 
 def _exponentials(
-    graph: Graph, product: _Product, dtype: Any, wide: Any
+    graph: Graph, product: _Product, dtype: Any, widest: Any
 ) -> Sequence[Operand]:
     terms, out = product.terms, product.out
     [which] = [k for k, term in enumerate(terms) if term.is_exponential]
@@ -131,7 +130,7 @@ def _exponentials(
 
     def state(*values: jax.Array) -> list[jax.Array]:
         factors = list(values)
-        x = factors[which].astype(wide)
+        x = factors[which].astype(widest)
         largest = jnp.max(x, term.axes(out), keepdims=True)
         factors[which] = jnp.exp(x - finite(jnp, largest)).astype(values[which].dtype)
         return [term.beside(largest, out), product.total(factors)]
@@ -140,9 +139,9 @@ def _exponentials(
         largest: jax.Array, total: jax.Array, c: jax.Array, *d: jax.Array
     ) -> Any:
         centre, *divisors = (term.beside(x, out) for x in (c, *d))
-        total = scaled(jnp, (largest, total), centre.astype(wide))
+        total = scaled(jnp, (largest, total), centre.astype(widest))
         for divisor in divisors:
-            total = total / divisor.astype(wide)
+            total = total / divisor.astype(widest)
         return total.astype(dtype)
 
     arrays = add_state(
@@ -155,7 +154,7 @@ def _exponentials(
 
 
 def _moments(
-    graph: Graph, product: _Product, dtype: Any, wide: Any
+    graph: Graph, product: _Product, dtype: Any, widest: Any
 ) -> Sequence[Operand]:
     terms, out = product.terms, product.out
     is_square = terms[0] == terms[1]
@@ -164,7 +163,7 @@ def _moments(
     shared = [name if all(name in row for row in rows) else None for name in out]
 
     def state(*values: jax.Array) -> list[jax.Array]:
-        xs = [x.astype(wide) for x in values]
+        xs = [x.astype(widest) for x in values]
         axes = [term.axes(out) for term in different]
         count = math.prod(xs[0].shape[axis] for axis in axes[0])
         means, sums, away = [], [], []
@@ -181,7 +180,7 @@ def _moments(
     def result(*args: jax.Array) -> Any:
         arrays, centres = args[: -len(different)], args[-len(different) :]
         at = [
-            term.beside(c, out).astype(wide)
+            term.beside(c, out).astype(widest)
             for term, c in zip(different, centres, strict=True)
         ]
         _, products = around(jnp, arrays, at)
@@ -201,11 +200,6 @@ def _is_float(x: Operand) -> bool:
     return bool(jnp.issubdtype(x.aval.dtype, jnp.floating))
 
 
-def _wide(dtype: Any) -> Any:
-    """The dtype in which a sum of this dtype is computed."""
-    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
-
-
 def _unconverted(x: Operand) -> Operand:
     """The float that this is a conversion of, or itself."""
     while (node := made_by(x, p.convert_element_type_p)) and _is_float(node.ins[0]):
@@ -217,7 +211,7 @@ def _product_of(node: Node) -> _Product | None:
     """The product that a node sums; None if it is not one of floats."""
     if not _is_float(node.outs[0]):
         return None
-    wide = _wide(node.outs[0].aval.dtype)
+    widest = wide(node.outs[0].aval.dtype)
     operands: Sequence[Operand]
     if node.primitive is p.dot_general_p:
         precision = node.params["precision"]
@@ -225,7 +219,7 @@ def _product_of(node: Node) -> _Product | None:
             return None  # An algorithm, which fixes the type of the sum.
         *names, out = map(tuple, dot_names(node))
         operands = node.ins
-        params = {**node.params, "preferred_element_type": wide}
+        params = {**node.params, "preferred_element_type": widest}
 
         def total(factors: Sequence[jax.Array]) -> jax.Array:
             pairs = zip(factors, node.ins, strict=True)
@@ -249,7 +243,7 @@ def _product_of(node: Node) -> _Product | None:
         out = tuple(axis for axis in every if axis not in node.params["axes"])
 
         def total(factors: Sequence[jax.Array]) -> jax.Array:
-            product = functools.reduce(lax.mul, (x.astype(wide) for x in factors))
+            product = functools.reduce(lax.mul, (x.astype(widest) for x in factors))
             return lax.reduce_sum(product, node.params["axes"])
 
     terms = [

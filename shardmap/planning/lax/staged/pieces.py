@@ -73,32 +73,19 @@ class Numbers(_OfEdges):
         return (first, first + count), ()
 
 
-@dataclass(frozen=True)
 class WithinPiece(_OfEdges):
     """Each element of the result sees its piece: both axes are one loop.
 
-    Attributes:
-      start: whether an element sees those before it in its piece.
-      stop: whether an element sees those after it in its piece.
-
     >>> WithinPiece(9, edges=(0, 4, 6, 9)).reads((5, 8))
     ((4, 9), (1, 2, 3))
-    >>> WithinPiece(9, edges=(0, 4, 6, 9), stop=False).reads((5, 8))
-    ((4, 8), (1, 2, 2))
     """
 
-    start: bool = True
-    stop: bool = True
     same_loop = True
 
     def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
         """The elements, where the result starts in them, and the lengths of pieces."""
         first, count = self.numbers(result)
         ends = [self.places.at(first + k) for k in range(count + 1)]
-        if not self.start:
-            ends[0] = result[0]
-        if not self.stop:
-            ends[-1] = result[1]
         lengths = (b - a for a, b in itertools.pairwise(ends))
         return (ends[0], ends[-1]), (result[0] - ends[0], *lengths)
 
@@ -135,17 +122,8 @@ def of_each_piece(
         start = jnp.asarray(edges)[local.starts[factor]]
         return function(*local.values, start)
 
-    window = PieceWindow(edges[-1], edges=edges)
-    rule = functools.partial(
-        Factors,
-        ins=[[Windowed(f, window) if f == factor else f for f in axes]],
-        outs=outs,
-        starts=[factor],
-        wholes=wholes or {},
-        emitter=emitter,
-        cheap=False,
-        each=MANY,
-    )
+    windows = [PieceWindow(edges[-1], edges=edges)]
+    rule = _rule([axes], windows, outs, factor, wholes or {}, emitter, starts=[factor])
     stopped = {factor, *(wholes or {})}
     return [
         barrier(
@@ -155,6 +133,49 @@ def of_each_piece(
             graph.add(PIECES, {"rule": rule}, [operand], avals), outs, strict=True
         )
     ]
+
+
+def within_pieces(
+    graph: Graph,
+    emitter: Callable[[Local], Sequence[jax.Array]],
+    operands: tuple[Operand, Operand],
+    axes: Sequence[Sequence[Factor]],
+    factor: Factor,
+    edges: Points,
+    wholes: Mapping[Factor, Reason] | None = None,
+) -> Value:
+    """Adds a function of an operand and of what `of_each_piece` led to.
+
+    Its result is like the operand. The other arguments are those of `of_each_piece`.
+    """
+    windows = [
+        WithinPiece(edges[-1], edges=edges),
+        Numbers(len(edges) - 1, edges=edges),
+    ]
+    rule = _rule(
+        *(axes, windows, axes[:1], factor, wholes or {}, emitter),
+        complete=frozenset({1}),
+    )
+    [result] = graph.add(PIECES, {"rule": rule}, operands, [operands[0].aval])
+    return result
+
+
+def _rule(
+    axes: Sequence[Sequence[Factor]],
+    windows: Sequence[Window],
+    outs: Sequence[Sequence[Factor]],
+    factor: Factor,
+    wholes: Mapping[Factor, Reason],
+    emitter: Callable[[Local], Sequence[jax.Array]],
+    **options: Any,
+) -> RuleMaker:
+    """The maker of a rule in which each operand has a window along ``factor``."""
+    ins = [
+        [Windowed(f, window) if f == factor else f for f in row]
+        for row, window in zip(axes, windows, strict=True)
+    ]
+    options |= {"wholes": wholes, "emitter": emitter, "cheap": False, "each": MANY}
+    return functools.partial(Factors, ins=ins, outs=outs, **options)
 
 
 def edges_of(points: Sequence[int], size: int, least: int) -> Points:

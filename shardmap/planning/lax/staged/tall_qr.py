@@ -1,37 +1,27 @@
 """Cuts the QR and the SVD of tall matrices along their rows (TSQR).
 
-Each piece has an R factor. The R factor of all these, stacked, is that of the matrix.
-Its signs are changed to those of LAPACK, which follow from the first rows of Q. The
-singular values are those of R, as in LAPACK for matrices that are this tall.
+Each piece keeps its first rows, as many as there are columns, above the R factor of the
+others. The R factor of all these, stacked, is that of the matrix, with its signs: they
+follow from the first rows (Ballard and others, 2014). The singular values are those of
+R, as in LAPACK for matrices that are this tall.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.planning.engine.factors import Factors, Local
+from shardmap.planning.engine.factors import Local
 from shardmap.planning.engine.nodes import Graph, Node, Operand
-from shardmap.planning.engine.rules import (
-    MANY,
-    Cut,
-    Factor,
-    Reason,
-    Stages,
-    Windowed,
-)
+from shardmap.planning.engine.rules import Cut, Factor, Reason, Stages
 from shardmap.planning.lax.batched import CORE
 from shardmap.planning.lax.staged.pieces import (
-    PIECES,
-    Numbers,
-    WithinPiece,
     edges_of,
     of_each_piece,
+    within_pieces,
 )
 
 
@@ -56,7 +46,8 @@ def in_stages(
     if not is_tall(node):
         return None
     [operand] = node.ins
-    edges = edges_of(cuts[0][0].at, *operand.shape)
+    rows, columns = operand.shape
+    edges = edges_of(cuts[0][0].at, rows, 2 * columns)
     if len(edges) < 3:
         return None
     q, r = _qr(graph, operand, edges)
@@ -64,7 +55,6 @@ def in_stages(
         return [q, r]
     # An SVD returns the singular values, and u and the transposed v if asked for.
     [singular, *sides] = [out.aval for out in node.outs]
-    columns = operand.shape[1]
     small = [jax.core.ShapedArray((columns, columns), each.dtype) for each in sides]
     values, *vectors = graph.add(p.svd_p, node.params, [r], [singular, *small])
     if not vectors:
@@ -81,67 +71,39 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]
     columns = operand.shape[1]
 
     def of_piece(piece: jax.Array, start: Any) -> list[jax.Array]:
-        q, r = jnp.linalg.qr(piece)
-        return [r[None], q[:columns][None]]
+        r = jnp.linalg.qr(piece[columns:], mode="r")
+        return [jnp.concatenate([piece[:columns], r])[None]]
 
-    def of_all(triangles: jax.Array, tops: jax.Array) -> list[jax.Array]:
-        """R, and the matrix that the Q of each piece is multiplied with."""
-        q, r = jnp.linalg.qr(triangles.reshape(-1, columns))
-        turns = q.reshape(triangles.shape)
-        signs = householder_signs(jnp.matmul(tops[0], turns[0], precision="highest"))
-        return [turns * signs[None, None], r * jnp.conj(signs)[:, None]]
+    def of_all(factors: jax.Array) -> list[jax.Array]:
+        """The matrix that the Q of each piece is multiplied with, and R."""
+        q, r = jnp.linalg.qr(factors.reshape(-1, columns))
+        return [q.reshape(factors.shape), r]
 
     def rows(local: Local) -> list[jax.Array]:
         """The rows of Q: each piece that they lie in is factored again."""
         x, turns = local.values
         begin, *lengths = local.holes[0, 0]
-        pieces = jnp.split(x, np.cumsum(lengths)[:-1])
-        every = [
-            jnp.matmul(jnp.linalg.qr(piece)[0], turn, precision="highest")
-            for piece, turn in zip(pieces, turns, strict=True)
-        ]
+        every = []
+        for piece, turn in zip(
+            jnp.split(x, np.cumsum(lengths)[:-1]), turns, strict=True
+        ):
+            q, _ = jnp.linalg.qr(piece[columns:])
+            every.append(turn[:columns])
+            every.append(jnp.matmul(q, turn[columns:], precision="highest"))
         return [jnp.concatenate(every)[begin : begin + local.sizes["row"]]]
 
-    wholes: dict[Factor, Reason] = dict.fromkeys(range(5), CORE)
+    wholes: dict[Factor, Reason] = dict.fromkeys(range(3), CORE)
     of_pieces = of_each_piece(
-        *(graph, of_piece, operand, ["row", 0], [["row", 1, 2], ["row", 3, 4]]),
+        *(graph, of_piece, operand, ["row", 0], [["row", 1, 2]]),
         factor="row",
         edges=edges,
         wholes=wholes,
     )
     turns, r = graph.call(of_all, of_pieces)
-    within = Windowed("row", WithinPiece(edges[-1], edges=edges))
-    number = Windowed("row", Numbers(len(edges) - 1, edges=edges))
-    rule = functools.partial(
-        Factors,
-        ins=[[within, 0], [number, 1, 2]],
-        outs=[["row", 0]],
-        wholes=dict.fromkeys(range(3), CORE),
-        emitter=rows,
-        cheap=False,
-        complete=frozenset({1}),
-        each=MANY,
+    q = within_pieces(
+        *(graph, rows, (operand, turns), [["row", 0], ["row", 1, 2]]),
+        factor="row",
+        edges=edges,
+        wholes=wholes,
     )
-    q = graph.add(PIECES, {"rule": rule}, [operand, turns], [operand.aval])
-    return [*q, r]
-
-
-def householder_signs(top: jax.Array) -> jax.Array:
-    """The signs that Householder reflections give the columns of Q.
-
-    Reflection ``k`` maps a column to the k-th axis, away from the column. All of them
-    act on its first rows, ``top``, as an elimination (Ballard and others, 2014).
-    """
-    columns = top.shape[0]
-
-    def step(k: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        rest, signs = carry
-        pivot = rest[k, k]
-        sign = jnp.where(pivot.real < 0, 1.0, -1.0).astype(top.dtype)
-        later = jnp.arange(columns) > k
-        column = jnp.where(later, rest[:, k] / (pivot - sign), 0)
-        row = jnp.where(later, rest[k], 0)
-        return rest - column[:, None] * row[None], signs.at[k].set(sign)
-
-    signs = jnp.ones((columns,), top.dtype)
-    return lax.fori_loop(0, columns, step, (top, signs))[1]
+    return [q, r]

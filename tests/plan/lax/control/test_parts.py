@@ -149,7 +149,7 @@ def test_a_condition_sees_what_is_complete():
     assert_same(shard_plan.run(X), jax.jit(fun)(X))
 
 
-def test_a_loop_of_unknown_length_adds():
+def test_a_loop_of_unknown_length_that_adds_is_whole():
     def fun(times, x):
         def step(k, carry):
             return carry[0] * 0.5, carry[1] + (carry[0] * k).sum(0)
@@ -157,7 +157,8 @@ def test_a_loop_of_unknown_length_adds():
         return lax.fori_loop(0, times, step, (x, jnp.ones(x.shape[1])))
 
     shard_plan = check_cut(fun, np.int32(3), X, in_slices=(None, {0: (3, 5), 1: 2}))
-    assert shard_plan.num_shards == 4
+    assert shard_plan.num_shards == 2
+    assert "becomes stages if its number of steps" in str(shard_plan.explain())
 
 
 @pytest.mark.few(1)
