@@ -1,5 +1,6 @@
 """`chunked`: a function in pieces, one after the other, in one program."""
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,14 +17,15 @@ from typing import (
 
 import jax
 import jax.extend.core
+import jax.numpy as jnp
 
 from shardmap._jax import api_boundary
 from shardmap._jax.errors import explained_errors
-from shardmap._jax.stages import argument_names, trace_as
+from shardmap._jax.stages import argument_names
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.running import jit_in_turns
-from shardmap.arrays.trees import leaf_paths
+from shardmap.arrays.trees import Flattened, leaf_paths
 from shardmap.planning import report
 from shardmap.planning.engine.nodes import Refused
 from shardmap.planning.in_slices import Asked, InSlices, asked_points
@@ -35,20 +37,24 @@ from shardmap.planning.inside.primitive import (
     without_tracers,
 )
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.static import static_keys, with_statics, without_static
+from shardmap.planning.run.static import (
+    Arguments,
+    of_arguments,
+    static_keys,
+    with_statics,
+)
 from shardmap.units import bytes_of, check_bool, decorator_with_options, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Read(NamedTuple):
+class _Traced(NamedTuple):
     """One call, traced.
 
     Attributes:
       jaxpr: the function of ``operands``.
       asked: how each operand is cut.
-      names: the name of each operand.
       operands: the leaves of the arguments, then the values that the function closes
         over and that are tracers, or under an Explicit mesh.
       out_tree: the structure of the result.
@@ -56,7 +62,6 @@ class _Read(NamedTuple):
 
     jaxpr: ClosedJaxpr
     asked: Asked
-    names: list[str]
     operands: list[Any]
     out_tree: Any
 
@@ -84,11 +89,11 @@ class ChunkedFunction(Generic[P, R]):
 
     @api_boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        given, named = self._with_statics(args, kwargs)
+        arguments = self._arguments(args, kwargs)
         try:
-            return self._jitted(*given, **named)
+            return self._jitted(*arguments)
         except Exception:
-            self._check_arrays(given, named)
+            self._check_arrays(*arguments)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -109,9 +114,17 @@ class ChunkedFunction(Generic[P, R]):
         Returns:
           An `Explanation` of the pieces alone. `shardmap.explain` gives one of all.
         """
-        cut_program = self._cut_program(args, kwargs)
         from shardmap.explaining.explanation import Explanation
 
+        arguments = self._arguments(args, kwargs)
+        self._check_arrays(*arguments)
+        traced = self._traced(*arguments)
+        # One of its own, as equal jaxprs share the other.
+        cut_program = copy.copy(self._cut(traced))
+        names = [*leaf_paths("args", arguments[0]), *leaf_paths("kwargs", arguments[1])]
+        held = range(len(traced.operands) - len(names))
+        names += [f"closed-over value {number}" for number in held]
+        cut_program.names, cut_program.out_tree = names, traced.out_tree
         return Explanation(
             repr(self),
             pieces=tuple(report.explain(cut_program)),
@@ -119,25 +132,11 @@ class ChunkedFunction(Generic[P, R]):
             title=repr(self),
         )
 
-    def _with_statics(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments, without leaves of those that are static."""
-        if self._statics == ((), ()):
-            return args, kwargs
-        keys = static_keys(self._fun, args, kwargs, *self._statics)
+    def _arguments(self, args: Any, kwargs: Any) -> Arguments:
+        statics = self._statics
+        # Most functions have none.
+        keys = static_keys(self._fun, args, kwargs, *statics) if any(statics) else ()
         return with_statics(args, kwargs, keys)
-
-    def _cut_program(self, args: Any, kwargs: Any) -> CutProgram:
-        read = self._read(*self._with_statics(args, kwargs))
-        cut = self._cut(read.jaxpr, read.asked)
-        return CutProgram(
-            cut.closed,
-            cut.analysis,
-            cut.in_tree,
-            read.out_tree,
-            cut.cuts,
-            read.names,
-            stages=cut.stages,
-        )
 
     def _check_arrays(self, args: Any, kwargs: Any) -> None:
         """Raises a TypeError that names an argument which is no array of JAX's."""
@@ -158,53 +157,47 @@ class ChunkedFunction(Generic[P, R]):
                     )
                 raise TypeError(f"chunked argument {name} {why}") from None
 
-    def _read(self, args: Any, kwargs: Any) -> _Read:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        self._check_arrays(args, kwargs)
-        asked = asked_points("chunked", self._in_slices, args)
+    def _traced(self, *arguments: Any) -> _Traced:
+        leaves = jax.tree.leaves(arguments)
+        asked = asked_points("chunked", self._in_slices, arguments[0])
         keywords = leaves[len(asked) :]
-        asked += tuple(((),) * len(jax.numpy.shape(leaf)) for leaf in keywords)
-        out_tree = None
+        asked += tuple(((),) * jnp.ndim(leaf) for leaf in keywords)
+        call = of_arguments("chunked", self._fun, arguments)
 
-        def flat(*leaves: Any) -> list[Any]:
-            nonlocal out_tree
-            args, kwargs = jax.tree.unflatten(tree, leaves)
-            named = {name: without_static(x) for name, x in kwargs.items()}
-            result = self._fun(*map(without_static, args), **named)
-            results, out_tree = jax.tree.flatten(result)
-            return results
+        @functools.wraps(call)
+        def flat(*arguments: Any) -> Flattened:
+            return Flattened(*jax.tree.flatten(call(*arguments)))
 
-        trace_as(flat, "chunked", self._fun, args, kwargs)
         with explained_errors():
-            jaxpr = jax.make_jaxpr(flat)(*leaves)
+            jaxpr, result = jax.make_jaxpr(flat, return_shape=True)(*arguments)
         jaxpr, held = without_tracers(jaxpr)
         asked += tuple(((),) * value.ndim for value in held)
-        names = [*leaf_paths("args", args), *leaf_paths("kwargs", kwargs)]
-        names += [f"closed-over value {number}" for number in range(len(held))]
-        return _Read(jaxpr, asked, names, [*leaves, *held], out_tree)
+        return _Traced(jaxpr, asked, [*leaves, *held], result.tree)
 
-    def _cut(self, jaxpr: ClosedJaxpr, asked: Asked) -> CutProgram:
+    def _cut(self, traced: _Traced) -> CutProgram:
         try:
-            return primitive.cut(jaxpr, asked, self._options)
+            return primitive.cut(traced.jaxpr, traced.asked, self._options)
         except Refused as error:
             raise ValueError(f"chunked cannot cut {self!r}: {error}") from None
 
-    def _bind(self, *args: Any, **kwargs: Any) -> Any:
-        read = self._read(args, kwargs)
-        self._tell(self._cut(read.jaxpr, read.asked))
+    def _bind(self, *arguments: Any) -> Any:
+        traced = self._traced(*arguments)
+        self._tell(self._cut(traced))
         if self._remat is True:
             results = chunked_p.bind(
-                *read.operands,
-                jaxpr=read.jaxpr,
-                asked=read.asked,
+                *traced.operands,
+                jaxpr=traced.jaxpr,
+                asked=traced.asked,
                 options=self._options,
             )
         else:
-            flat = jax.extend.core.jaxpr_as_fun(read.jaxpr)
+            flat = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
             if self._remat is not False:
                 flat = jax.checkpoint(flat, policy=self._remat)
-            results = keeping_residuals(flat, read.operands, read.asked, self._options)
-        return jax.tree.unflatten(read.out_tree, results)
+            results = keeping_residuals(
+                flat, traced.operands, traced.asked, self._options
+            )
+        return jax.tree.unflatten(traced.out_tree, results)
 
     def _tell(self, cut_program: CutProgram) -> None:
         """Warns, or raises if strict, where no cut has an effect."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardmap._jax.context import check_live
 from shardmap._jax.errors import explained_errors
-from shardmap._jax.types import PyTree, TreeDef
+from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import (
     abstract_value,
     device_dtype,
@@ -30,39 +30,36 @@ from shardmap.planning.in_slices import (
     result_cuts,
     times_read,
 )
+from shardmap.planning.labels import without_labels
 from shardmap.planning.lax.follow import Cuts
 from shardmap.planning.lax.passes import analysed, graph_of, uncut
 from shardmap.planning.memory.compiled import peak_bytes, sample
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.out import misfit
+from shardmap.planning.run.out import arrays_of, misfit
+from shardmap.planning.run.static import Arguments, of_arguments
+from shardmap.planning.sources.labelled import plain
 from shardmap.planning.sources.stores import borders, decoded_bytes
 from shardmap.units import shown
 
 
 def cut_function(
     fun: Callable[..., PyTree],
-    args: tuple[PyTree, ...],
+    arguments: Arguments,
     in_slices: InSlices,
+    *,
+    out_slices: InSlices = None,
     partial: bool = True,
     memory: int | None = None,
-    out_slices: InSlices = None,
     scratch: Any = None,
-    positional: int | None = None,
+    out: PyTree = None,
     statics: Collection[int | str] = (),
-    out: Callable[[TreeDef], Sequence[Any]] | None = None,
 ) -> CutProgram:
-    """Makes the `CutProgram` of a plan. See `plan`.
-
-    Behind ``positional`` arguments, a dict of those by name may follow, which stays
-    whole. ``out`` returns the array-like for each leaf of a result of this structure.
-    """
-    leaves, in_tree = jax.tree.flatten(args)
-    cut_args = args[:positional]
-    names = leaf_paths("args", cut_args)
-    for by_name in args[len(cut_args) :]:
-        names += leaf_paths("kwargs", by_name)
+    """Makes the `CutProgram` of a plan. See `plan`."""
+    bare = plain(arguments)
+    leaves, in_tree = jax.tree.flatten(bare)
+    names = [*leaf_paths("args", bare[0]), *leaf_paths("kwargs", bare[1])]
     avals = list(map(_aval_of, leaves, names))
     narrowed = {
         name: (given, aval.dtype)
@@ -70,16 +67,19 @@ def cut_function(
         if isinstance(aval, jax.ShapeDtypeStruct) and isinstance(aval.dtype, np.dtype)
         if (given := np.dtype(leaf.dtype).newbyteorder("=")) != aval.dtype
     }
-    given = asked_points("plan", in_slices, cut_args)
+    given = asked_points("plan", in_slices, arguments[0])
+    # Those by name are whole.
     given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
+    traced = of_arguments("plan", fun, arguments)
+    traced, labels = without_labels(traced, arguments)
     with explained_errors():
-        closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
+        closed, out_shape = jax.make_jaxpr(traced, return_shape=True)(
             *jax.tree.unflatten(in_tree, avals)
         )
     check_live(closed.consts)
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     out_tree: Any = jax.tree.structure(out_shape)
-    written = out(out_tree) if out else [None] * out_tree.num_leaves
+    written = arrays_of(out_tree, out if labels is None else labels.out(out))
 
     def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
         every = cuts_at("plan", asked)
@@ -106,6 +106,7 @@ def cut_function(
             chunks_read=read,
             decoded=max(map(decoded_bytes, [*leaves, *written]), default=0),
             statics=statics,
+            labels=labels,
         )
 
     try:

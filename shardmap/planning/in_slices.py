@@ -2,7 +2,7 @@
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,8 +10,11 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
+from shardmap.arrays.array_likes import is_labelled
+from shardmap.arrays.trees import broadcast_axes
 from shardmap.planning.engine.rules import UNCUT, Cut
 from shardmap.planning.sources.files import page_shape
+from shardmap.planning.sources.labelled import array_of, is_dataset
 from shardmap.planning.sources.stores import borders
 from shardmap.units import Auto, Constant, integer_of, is_integer, shown
 
@@ -114,95 +117,74 @@ def asked_points(
 ) -> Asked:
     """For each axis of each leaf, the points of its cut, or `AUTO`.
 
-    Messages call the function ``who``, ``args`` ``what``, and ``in_slices`` ``option``.
+    Axes of xarray's arrays have names. Messages call the function ``who``, ``args``
+    ``what``, and ``in_slices`` ``option``.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(args)
-    one = what == "args" and len(args) == 1
-    if isinstance(in_slices, dict) and not _has_axes(in_slices) and one:
-        in_slices = (in_slices,)  # For the one argument, which is a dict.
-    specs = _spread(in_slices, args, option)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(args, is_leaf=is_labelled)
+    dims = [leaf.dims if is_labelled(leaf) else () for _, leaf in leaves]
+    names = {name for each in dims for name in each}
+
+    def is_cuts(spec: Any) -> bool:
+        return _is_cuts(spec, names)
+
+    if what == "args":
+        if isinstance(in_slices, list):
+            in_slices = tuple(in_slices)
+        if isinstance(in_slices, dict) and not is_cuts(in_slices) and len(args) == 1:
+            in_slices = (in_slices,)  # For the one argument, which is a dict.
+    described = f"the {what}, with None for what stays whole"
+    specs = broadcast_axes(option, in_slices, tree, described, is_cuts, who)
+    known: dict[int, set[Hashable]] = {}
+    for spec, each in zip(specs, dims, strict=True):
+        known.setdefault(id(spec), set()).update(each)
     asked: list[tuple[Points | Auto, ...]] = []
     for (path, leaf), spec in zip(leaves, specs, strict=True):
-        shape = np.shape(leaf)
-        name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
-        row: list[Points | Auto] = [()] * len(shape)
-        if isinstance(spec, _Each):
-            spec = dict.fromkeys(range(len(shape)), EACH)
-        for axis, cut in (spec or {}).items():
-            try:
-                number = _axis(axis, len(shape))
-                row[number] = (
-                    cut
-                    if isinstance(cut, Auto)
-                    else cut_points(cut, shape[number], borders(leaf, number))
-                )
-            except (TypeError, ValueError) as error:
-                raise type(error)(
-                    f"{who} cannot cut {name}, axis {axis}: {error}. "
-                    + (LISTS if path and not shape else f"{option} takes {CUTS}")
-                ) from None
-        asked.append(tuple(row))
+        where, has = jax.tree_util.keystr(path), known[id(spec)]
+        if not (spec is None or isinstance(spec, dict | _Each)):
+            hint = f", such as {{0: {spec}}}" if np.ndim(leaf) and _is_cut(spec) else ""
+            raise TypeError(
+                f"{option}{where} is {shown(spec)}, but stands for one array: give "
+                f"None, EACH or a dict {{axis: cut}}{hint}"
+            )
+        keys = spec if isinstance(spec, dict) and has else ()
+        if unknown := [k for k in keys if not (is_integer(k) or k in has)]:
+            raise ValueError(
+                f"{option} cuts the dimension {unknown[0]!r}, which the argument does "
+                f"not have: it has {sorted(map(str, has))}"
+            )
+        for name, array, axes in _arrays(leaf):
+            shape = np.shape(array)
+            row: list[Points | Auto] = [()] * len(shape)
+            every = range(len(shape))
+            cuts = dict.fromkeys(every, EACH) if isinstance(spec, _Each) else spec
+            for axis, cut in (cuts or {}).items():
+                if axis in has and axis not in axes:
+                    continue
+                try:
+                    number = axes.index(axis) if axis in axes else _axis(axis, shape)
+                    row[number] = (
+                        cut
+                        if isinstance(cut, Auto)
+                        else cut_points(cut, shape[number], borders(array, number))
+                    )
+                except (TypeError, ValueError) as error:
+                    raise type(error)(
+                        f"{who} cannot cut {what}{where}{name} of shape {shape}, axis "
+                        f"{axis}: {error}. "
+                        + (LISTS if path and not shape else f"{option} takes {CUTS}")
+                    ) from None
+            asked.append(tuple(row))
     return tuple(asked)
 
 
-def _has_axes(spec: Mapping[Any, Any]) -> bool:
-    """Returns True if the keys of a dict are axes, not names of parts of a dict."""
-    return all(isinstance(key, int | np.integer) for key in spec)
-
-
-def _axis(axis: object, rank: int) -> int:
-    number = integer_of("an axis", axis)
-    if not -rank <= number < rank:
-        has = {0: "a scalar has no axes", 1: "it has one axis"}
-        raise ValueError(has.get(rank, f"it has {rank} axes"))
-    return number % rank
-
-
-def _spread(spec: Any, tree: PyTree, where: str) -> list[LeafCuts]:
-    """One spec per leaf of ``tree``; ``spec`` is a prefix of it."""
-    children = _children(tree)
-    count = len(jax.tree.leaves(tree))
-    if children is None or spec is None or isinstance(spec, _Each):
-        if children is None and not (spec is None or isinstance(spec, dict | _Each)):
-            raise TypeError(
-                f"{where} is {shown(spec)}, but stands for one array: give None, EACH "
-                "or a dict {axis: cut}"
-                + (
-                    f", such as {{0: {spec}}}"
-                    if np.ndim(tree) and _is_cut(spec)
-                    else ""
-                )
-            )
-        return [spec] * count
-    if isinstance(spec, dict):
-        if isinstance(tree, dict) and set(spec) == set(tree):
-            return [
-                cuts
-                for key in sorted(tree)
-                for cuts in _spread(spec[key], tree[key], f"{where}[{key!r}]")
-            ]
-        if _has_axes(spec):
-            return [spec] * count
-        has = list(tree) if isinstance(tree, dict) else "none"
-        raise ValueError(f"{where} has the keys {list(spec)}, the arguments have {has}")
-    if not isinstance(spec, tuple | list):
-        mean = f": did you mean {{0: {spec}}}?" if _is_cut(spec) else ""
-        raise ValueError(
-            f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
-            f"{len(children)} of them, one for each part of the arguments, got "
-            f"{shown(spec)}{mean}"
-        )
-    if len(spec) != len(children):
-        raise ValueError(
-            f"{where} has {len(spec)} entries, but the number of "
-            f"{'arguments' if where == 'in_slices' else 'parts'} is {len(children)}: "
-            "give an entry for each, None for what stays whole"
-        )
-    return [
-        cuts
-        for k, (part, child) in enumerate(zip(spec, children, strict=True))
-        for cuts in _spread(part, child, f"{where}[{k}]")
-    ]
+def _is_cuts(spec: Any, names: Collection[Hashable]) -> bool:
+    """Whether this is None or a dict of cuts by axes, not a container of such."""
+    if not isinstance(spec, dict):
+        return spec is None
+    return any(map(_is_cut, spec.values())) or all(
+        is_integer(key) or (key in names and not isinstance(cut, dict))
+        for key, cut in spec.items()
+    )
 
 
 def _is_cut(spec: object) -> bool:
@@ -211,12 +193,26 @@ def _is_cut(spec: object) -> bool:
     return is_count or isinstance(spec, Pieces | Auto)
 
 
-def _children(tree: PyTree) -> list[PyTree] | None:
-    """The parts of a container, None for a leaf."""
-    children, treedef = jax.tree.flatten(tree, is_leaf=lambda part: part is not tree)
-    if jax.tree_util.treedef_is_leaf(treedef):
-        return None
-    return children
+def _arrays(leaf: Any) -> Iterator[tuple[str, Any, tuple[Hashable, ...]]]:
+    """Yields the name in a dataset of each array of a leaf, and the names of its axes.
+
+    They are in the order of `plain`.
+    """
+    if not is_labelled(leaf):
+        yield "", leaf, ()
+    elif is_dataset(leaf):
+        for key in sorted(leaf.data_vars, key=str):
+            yield f"[{str(key)!r}]", array_of(leaf[key].variable), leaf[key].dims
+    else:
+        yield "", array_of(leaf.variable), leaf.dims
+
+
+def _axis(axis: object, shape: tuple[int, ...]) -> int:
+    number, rank = integer_of("an axis", axis), len(shape)
+    if not -rank <= number < rank:
+        has = {0: "a scalar has no axes", 1: "it has one axis"}
+        raise ValueError(has.get(rank, f"it has {rank} axes"))
+    return number % rank
 
 
 def cuts_at(who: str, asked: Asked) -> list[list[Cut]]:
@@ -356,7 +352,7 @@ def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:
 
 
 def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
-    pairs = []
+    pairs: list[tuple[int, ...]] = []
     for pair in cut:
         if isinstance(pair, slice) and pair.step in (None, 1):
             pair = pair.indices(size)[:2]
@@ -366,16 +362,11 @@ def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
             )
         pairs.append(tuple(integer_of("a start or stop", n) for n in pair))
     position = 0
-    for start, stop in sorted(pairs):
+    for start, stop in [*sorted(pairs), (size, size)]:
         if start != position or stop < start:
             raise ValueError(
                 f"the pieces {sorted(pairs)} leave a gap, overlap or run backwards at "
                 f"{position}, on an axis of size {size}"
             )
         position = stop
-    if position != size:
-        raise ValueError(
-            f"the pieces {sorted(pairs)} end at {position}, but the axis has size "
-            f"{size}"
-        )
     return tuple(sorted({stop for _, stop in pairs} - {0, size}))

@@ -67,7 +67,7 @@ class Labels:
 def without_labels(
     fun: Callable[..., PyTree], args: tuple[PyTree, ...]
 ) -> tuple[Callable[..., PyTree], Labels | None]:
-    """Returns ``fun`` as a function of bare arrays, and the labels of its results.
+    """Returns ``fun`` as a function of `plain` arguments, and labels of its results.
 
     If no argument is labelled, returns ``fun`` itself and None.
     """
@@ -151,58 +151,3 @@ def _taken_apart(value: Any) -> tuple[list[str], Rebuild, list[Any]]:
         return full[ARRAY].rename(name) if is_array else full
 
     return [*map(str, about)], rebuild, [whole[k].data for k in about]
-
-
-def named_cuts(in_slices: Any, args: tuple[PyTree, ...]) -> Any:
-    """Turns cuts by names of dimensions into cuts by axes."""
-    if in_slices is None:
-        return None
-    if isinstance(in_slices, tuple) and len(in_slices) == len(args):
-        return tuple(map(_named, in_slices, args))
-    if not _has_names(in_slices):
-        return tuple(_named(in_slices, arg) for arg in args)
-    leaves = jax.tree.leaves(args, is_leaf=is_labelled)
-    known = {dim for leaf in leaves if is_labelled(leaf) for dim in leaf.dims}
-    _refuse_unknown(in_slices, known)
-    return jax.tree.map(
-        lambda leaf: _cuts(in_slices, leaf) if is_labelled(leaf) else None,
-        args,
-        is_leaf=is_labelled,
-    )
-
-
-def _has_names(spec: Any) -> bool:
-    return isinstance(spec, Mapping) and any(isinstance(k, str) for k in spec)
-
-
-def _named(spec: Any, arg: Any) -> Any:
-    if is_labelled(arg):
-        if not _has_names(spec):
-            return spec
-        _refuse_unknown(spec, set(arg.dims))
-        return _cuts(spec, arg)
-    if isinstance(spec, tuple | list) and isinstance(arg, tuple | list):
-        return type(spec)(map(_named, spec, arg))
-    if _has_names(spec) and isinstance(arg, Mapping):
-        return {
-            k: _named(each, arg[k]) if k in arg else each for k, each in spec.items()
-        }
-    return spec
-
-
-def _refuse_unknown(spec: Mapping[Any, Any], known: set[Any]) -> None:
-    unknown = [dim for dim in spec if dim not in known]
-    if unknown:
-        raise ValueError(
-            f"in_slices cuts the dimension {unknown[0]!r}, which the argument does not "
-            f"have: it has {sorted(map(str, known))}"
-        )
-
-
-def _cuts(spec: Mapping[Any, Any], arg: Any) -> Any:
-    def axes(dims: Any) -> dict[int, Any]:
-        return {k: spec[dim] for k, dim in enumerate(dims) if dim in spec}
-
-    if is_dataset(arg):
-        return {str(k): axes(v.dims) or None for k, v in arg.data_vars.items()}
-    return axes(arg.dims)

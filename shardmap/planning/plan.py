@@ -21,23 +21,19 @@ from typing import Any, NoReturn
 import jax
 
 from shardmap._jax import api_boundary
-from shardmap._jax.stages import trace_as
-from shardmap._jax.types import PyTree, TreeDef
+from shardmap._jax.types import PyTree
 from shardmap.planning import report
 from shardmap.planning.cutting import cut_function
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.in_slices import InSlices
-from shardmap.planning.labels import Labels, named_cuts, without_labels
-from shardmap.planning.memory.compiled import peak_bytes, read_bytes
+from shardmap.planning.memory.compiled import peak_bytes
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import to_dask
 from shardmap.planning.run.disk.scratch import checked
-from shardmap.planning.run.out import arrays_of
 from shardmap.planning.run.run import run
-from shardmap.planning.run.shards import Shards, index_of
-from shardmap.planning.run.static import in_order, static_keys, without_static
-from shardmap.planning.sources.labelled import plain
-from shardmap.units import bytes_of, check_bool, integer_of, shown
+from shardmap.planning.run.shards import Shard, Shards, index_of
+from shardmap.planning.run.static import Arguments, static_keys, with_statics
+from shardmap.units import bytes_of, check_bool, shown
 
 
 @api_boundary
@@ -118,28 +114,19 @@ def plan(
     check_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
+    _check_call(fun, args, kwargs)
     statics = static_keys(fun, args, kwargs, static_argnums, static_argnames)
-    inputs = in_order(args, kwargs, statics)
-    function, given = _by_position(fun, inputs, kwargs), _weakly(inputs)
-    function, labels = without_labels(function, inputs)
-    if labels is not None:
-        cut = tuple(None if k in statics else x for k, x in enumerate(args))
-        in_slices = named_cuts(in_slices, cut)
-
-    def written(tree: TreeDef) -> list[Any]:
-        return arrays_of(tree, out if labels is None else labels.out(out))
-
+    arguments = with_statics(args, kwargs, statics)
     cut_program = cut_function(
-        function,
-        plain(inputs),
+        fun,
+        arguments,
         in_slices,
+        out_slices=out_slices,
         partial=partial,
         memory=room,
-        out_slices=out_slices,
         scratch=place,
-        positional=len(args),
+        out=out,
         statics=statics,
-        out=written,
     )
     if narrowed := report.narrowed(cut_program):
         warnings.warn(
@@ -163,22 +150,13 @@ def plan(
             "explain() of the plan says why.",
             stacklevel=3,  # The caller of `api_boundary`.
         )
-    return ShardPlan(cut_program, labels, room, given, out)
+    return ShardPlan(cut_program, room, _weakly(arguments), out)
 
 
-OPTIONS = frozenset(
-    {
-        *("out", "executor", "max_in_flight", "progress", "retries", "checkpoint"),
-        *("scratch", "stage", "task", "values"),
-    }
-)
-"""The keyword options of a plan's methods."""
-
-
-def _by_position(
-    fun: Callable[..., PyTree], inputs: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
-) -> Callable[..., PyTree]:
-    """Returns ``fun`` as a function of arguments `in_order`."""
+def _check_call(
+    fun: Callable[..., PyTree], args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+) -> None:
+    """Refuses arguments that a function, or `ShardPlan.run`, does not take."""
     name = getattr(fun, "__name__", type(fun).__name__)
     if taken := sorted(OPTIONS & kwargs.keys()):
         raise TypeError(
@@ -186,31 +164,10 @@ def _by_position(
             f"plan(...).run(..., {taken[0]}=...). If {name} has such an argument, bind "
             f"it before, with functools.partial({name}, {taken[0]}=...)"
         )
-    count, has_names = len(inputs) - bool(kwargs), bool(kwargs)
-    _check_call(fun, name, inputs[:count], kwargs)
-
-    def call(*given: PyTree) -> PyTree:
-        named = given[count] if has_names else {}
-        by_name = {name: without_static(x) for name, x in named.items()}
-        return fun(*map(without_static, given[:count]), **by_name)
-
-    trace_as(call, "plan", fun, inputs[:count], inputs[count] if has_names else {})
-    return call
-
-
-def _check_call(
-    fun: Callable[..., PyTree],
-    name: str,
-    args: tuple[PyTree, ...],
-    kwargs: Mapping[str, PyTree],
-) -> None:
-    """Refuses arguments that a function does not take, as far as its signature says."""
     try:
-        signature = inspect.signature(fun)
-    except (TypeError, ValueError):  # Some builtins have none.
-        return
-    try:
-        signature.bind(*args, **kwargs)
+        inspect.signature(fun).bind(*args, **kwargs)
+    except ValueError:  # Some builtins have no signature.
+        pass
     except TypeError as error:
         raise TypeError(
             f"plan takes the arguments of {name} and its own options, as plan({name}, "
@@ -218,7 +175,7 @@ def _check_call(
         ) from None
 
 
-def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
+def _weakly(arguments: Arguments) -> Callable[[], Arguments]:
     """Returns a function that returns the arguments, as long as others hold them."""
 
     def ref(leaf: Any) -> Callable[[], Any]:
@@ -227,18 +184,18 @@ def _weakly(args: tuple[PyTree, ...]) -> Callable[[], tuple[PyTree, ...]]:
         except TypeError:  # Such as of a number.
             return lambda: leaf
 
-    leaves, tree = jax.tree.flatten(args)
-    refs = [ref(leaf) for leaf in leaves]
+    leaves, tree = jax.tree.flatten(arguments)
+    refs = list(map(ref, leaves))
 
-    def again() -> tuple[PyTree, ...]:
+    def again() -> Arguments:
         alive = [ref() for ref in refs]
         if any(x is None or isinstance(x, jax.ShapeDtypeStruct) for x in alive):
             raise ValueError(
                 "the arguments that the plan was made with are shapes only, or are "
                 "gone: pass them again"
             )
-        args_again: tuple[PyTree, ...] = jax.tree.unflatten(tree, alive)
-        return args_again
+        given: Arguments = jax.tree.unflatten(tree, alive)
+        return given
 
     return again
 
@@ -259,12 +216,11 @@ class ShardPlan:
     def __init__(
         self,
         cut_program: CutProgram,
-        labels: Labels | None = None,
-        memory: int | None = None,
-        given: Callable[[], tuple[PyTree, ...]] = tuple,
-        out: PyTree = None,
+        memory: int | None,
+        given: Callable[[], Arguments],
+        out: PyTree,
     ) -> None:
-        self._cut_program, self._labels, self._memory = cut_program, labels, memory
+        self._cut_program, self._memory = cut_program, memory
         self._given, self._out = given, out
 
     @property
@@ -353,16 +309,13 @@ class ShardPlan:
         explanation = self.explain()
         return "\n  ".join([explanation.title, *explanation.pieces])
 
-    def _arrays(
+    def _leaves(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
-    ) -> tuple[PyTree, ...]:
-        """The arguments; those of `plan` if none are given."""
-        if not (args or kwargs):
-            return self._given()
-        return in_order(args, kwargs, self._cut_program.statics)
-
-    def _labelled(self, bare: PyTree) -> PyTree:
-        return bare if self._labels is None else self._labels.result(bare)
+    ) -> list[Any]:
+        """The arguments, flat; those of `plan` if none are given."""
+        program = self._cut_program
+        given = with_statics(args, kwargs, program.statics)
+        return program.leaves(given if args or kwargs else self._given())
 
     def to_dask(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Returns the result as Dask arrays, which are not computed yet.
@@ -382,7 +335,7 @@ class ShardPlan:
           >>> shard_plan.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
-        return self._labelled(to_dask(self._cut_program, self._arrays(args, kwargs)))
+        return to_dask(self._cut_program, self._leaves(args, kwargs))
 
     def run(
         self,
@@ -449,16 +402,6 @@ class ShardPlan:
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is that of
             another plan or of other arguments.
         """
-        if max_in_flight is not None:
-            max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
-        retries = integer_of("retries", retries, least=0)
-        check_bool("progress", progress)
-        decoding = None
-        if self._memory is not None:
-            decoding = self._memory - read_bytes(self._cut_program)
-            if executor is None and max_in_flight is None:
-                max_in_flight = 1 if 2 * self.peak_bytes > self._memory else None
-        out = self._out if out is None else out
         if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
             is_workers = unknown[0].endswith(("workers", "jobs", "processes"))
             raise TypeError(
@@ -467,14 +410,14 @@ class ShardPlan:
                 + (
                     "executor=4 runs shards in four processes."
                     if is_workers
-                    else "The options are out, executor, max_in_flight, progress, "
-                    "retries, checkpoint, scratch, task and stage."
+                    else f"The options are {', '.join(RUN_OPTIONS)}."
                 )
             )
-        results = run(
+        return run(
             self._cut_program,
-            self._arrays(args, kwargs),
-            out if self._labels is None else self._labels.out(out),
+            self._leaves(args, kwargs),
+            self._out if out is None else out,
+            memory=self._memory,
             executor=executor,
             max_in_flight=max_in_flight,
             progress=progress,
@@ -483,6 +426,10 @@ class ShardPlan:
             scratch=scratch,
             task=task,
             stage=stage,
-            decoding=decoding,
         )
-        return None if results is None else self._labelled(results)
+
+
+RUN_OPTIONS = inspect.getfullargspec(ShardPlan.run).kwonlyargs
+
+OPTIONS = {*RUN_OPTIONS, *inspect.getfullargspec(Shard.args).kwonlyargs}
+"""The keyword options of a plan's methods."""

@@ -28,7 +28,12 @@ from tests.plan.plan_programs import X, Y
         (({0: (3, 3)}, {0: 0}), ValueError, r"lengths \(3, 3\) sum to 6"),
         (({"a": 2}, None), TypeError, "an axis must be an int"),
         ((4, None), TypeError, r"in_slices\[0\] is 4"),
-        (({0: 2},), ValueError, "has 1 entries, but the number of arguments is 2"),
+        (
+            ({0: 2},),
+            ValueError,
+            "plan in_slices must be a pytree prefix of the args, with None for what "
+            "stays whole: in_slices is a tuple of 1, but stands for a tuple of 2",
+        ),
     ],
 )
 def test_bad_cuts_are_named(in_slices, kind, message):
@@ -73,7 +78,7 @@ def test_cuts(cut, size, points):
         ((6, -1), ValueError, "negative"),
         ([(0, 2), (3, 5)], ValueError, "gap, overlap or run backwards at 2"),
         ([(0, 3), (2, 5)], ValueError, "gap, overlap"),
-        ([(0, 3)], ValueError, "end at 3, but the axis has size 5"),
+        ([(0, 3)], ValueError, "gap, overlap or run backwards at 3, on an axis of siz"),
         ([slice(0, 2), slice(3, 5)], ValueError, "gap, overlap or run backwards at 2"),
         ([slice(0, 5, 2)], TypeError, r"pairs, got slice\(0, 5, 2\)"),
         ([3], TypeError, r"\(start, stop\) pairs, got 3"),
@@ -114,7 +119,7 @@ def test_cuts_of_one_argument_that_is_a_dict():
     )
     assert shard_plan.num_shards == 3
     with pytest.raises(
-        ValueError, match=r"has the keys \[.v.\], the arguments have \[.w"
+        ValueError, match=r"with the keys \[.v.\], but stands for a dict .*\[.w"
     ):
         plan(lambda d: d["x"], args, in_slices={"v": None})
 

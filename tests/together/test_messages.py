@@ -576,10 +576,10 @@ CASES = {
             ("mesh_axes", ValueError, lambda: sm.spmap(double, mesh_axes=U, mesh=None)),
             ("in_parts", TypeError, lambda: sm.sharded_jit(double, in_parts=U)),
             ("memory", TypeError, lambda: sm.chunked(double, memory=U)),
-            ("in_slices", ValueError, lambda: sm.chunked(double, U)(FOUR)),
+            ("in_slices", TypeError, lambda: sm.chunked(double, U)(FOUR)),
             ("checkpoint", TypeError, lambda: plan_with(2).run(SIXTEEN, checkpoint=U)),
-            ("task", TypeError, lambda: plan_with(2).run(FOUR, task=U)),
-            ("executor", TypeError, lambda: plan_with(2).run(FOUR, executor=U)),
+            ("task", TypeError, lambda: plan_with(2).run(SIXTEEN, task=U)),
+            ("executor", TypeError, lambda: plan_with(2).run(SIXTEEN, executor=U)),
             ("plan", TypeError, lambda: sm.plan(double, U)),
             ("tap", TypeError, lambda: sm.tap(double, U)),
             ("interconnect", TypeError, lambda: sm.explain(double, interconnect=U)(1)),
@@ -636,8 +636,9 @@ CASES = {
     ),
     "a number of pieces without an axis": (
         lambda: sm.plan(double, FOUR, in_slices=8),
-        ValueError,
-        r"a sequence of 1 of them, .* got 8: did you mean \{0: 8\}\?$",
+        TypeError,
+        r"in_slices\[0\] is 8, but stands for one array: give None, EACH or a dict "
+        r"\{axis: cut\}, such as \{0: 8\}$",
     ),
     "a number of pieces for an array": (
         lambda: sm.plan(add, FOUR, FOUR, in_slices=(2, None)),
@@ -648,8 +649,8 @@ CASES = {
     "more entries of cuts than arguments": (
         lambda: sm.plan(double, FOUR, in_slices=({0: 2}, None)),
         ValueError,
-        r"^in_slices has 2 entries, but the number of arguments is 1: give an entry "
-        r"for each, None for what stays whole$",
+        r"^plan in_slices must be a pytree prefix of the args, with None for what "
+        r"stays whole: in_slices is a tuple of 2, but stands for a tuple of 1\.$",
     ),
     "cuts of a list of numbers": (
         lambda: sm.plan(double, [1, 2, 3], in_slices={0: 3}),

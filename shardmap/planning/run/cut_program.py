@@ -21,6 +21,7 @@ from shardmap.planning.engine.rules import Cut
 from shardmap.planning.engine.slices import Box, shape_of
 from shardmap.planning.engine.stages import Stage, stages_of
 from shardmap.planning.run.buffers import holds, read_box, refuse_masked, start_dtype
+from shardmap.planning.run.static import Arguments
 from shardmap.planning.sources.handlers import sliceable
 from shardmap.planning.sources.labelled import plain
 from shardmap.units import shown
@@ -54,6 +55,8 @@ class CutProgram:
       chunks_read: by name, of the arguments that lie in chunks, how many pieces read
         each chunk.
       decoded: the most bytes that a store holds while it reads a chunk of an argument.
+      statics: the static arguments, by position or name.
+      labels: the `Labels` of its results, if arguments have some.
 
     Attributes:
       parts: the number of partial results of each box of a value.
@@ -72,7 +75,7 @@ class CutProgram:
         chunks_read: Mapping[str, float] | None = None,
         decoded: int = 0,
         statics: Collection[int | str] = (),
-        stages: Sequence[Stage] = (),
+        labels: Any = None,
     ) -> None:
         self.closed, self.analysis = closed, analysis
         self.graph = analysis.graph
@@ -80,10 +83,10 @@ class CutProgram:
         self.cuts, self.names = cuts, names
         self.scratch, self.narrowed = scratch, narrowed or {}
         self.chunks_read = chunks_read or {}
-        self.decoded, self.statics = decoded, statics
+        self.decoded, self.statics, self.labels = decoded, statics, labels
         self.x64: bool = config_value("jax_enable_x64")
         self.partitionable: bool = config_value("jax_threefry_partitionable")
-        self.stages = [*stages] or stages_of(analysis)
+        self.stages = stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)
             for stage in self.stages
@@ -105,15 +108,19 @@ class CutProgram:
 
     @functools.cached_property
     def keywords(self) -> frozenset[str]:
-        """The names of the keyword arguments, which the last argument is a dict of."""
-        last: Any = (self.in_tree.children() or [None])[-1]
-        node = None if last is None else last.node_data()
-        return frozenset(node[1] if node is not None and node[0] is dict else ())
+        """The names of the keyword arguments."""
+        node: Any = self.in_tree.children()[1].node_data()
+        return frozenset(node[1])
 
     @functools.cached_property
     def result_names(self) -> list[str]:
         """The names in messages of the leaves of the results."""
         return result_names(self.out_tree)
+
+    def result(self, leaves: Sequence[Any]) -> PyTree:
+        """The result with these leaves; labelled, if arguments were."""
+        bare = jax.tree.unflatten(self.out_tree, leaves)
+        return bare if self.labels is None else self.labels.result(bare)
 
     @functools.cached_property
     def output_names(self) -> dict[Value, str]:
@@ -143,12 +150,12 @@ class CutProgram:
             return False
         return nbytes(value) > IN_MEMORY
 
-    def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
+    def leaves(self, arguments: Arguments) -> list[Any]:
         """The arguments, flat, after a check against those of the plan."""
-        leaves, tree = jax.tree.flatten(plain(arrays))
+        leaves, tree = jax.tree.flatten(plain(arguments))
         if tree != self.in_tree:
-            planned = len(self.in_tree.children())
-            given = len(jax.tree_util.treedef_children(tree))
+            planned = len(self.in_tree.children()[0].children())
+            given = len(arguments[0])
             if planned != given and not self.keywords:
                 raise ValueError(
                     f"the plan was made for {planned} "

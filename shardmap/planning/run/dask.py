@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
@@ -335,7 +334,7 @@ def run_on_cluster(
         client.cancel([*futures])
 
 
-def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
+def to_dask(cut_program: CutProgram, leaves: Sequence[Any]) -> PyTree:
     """See `ShardPlan.to_dask`."""
     try:
         da: Any = importlib.import_module("dask.array")
@@ -346,9 +345,8 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
             "Dask has no random keys, which this function returns: return "
             "jax.random.key_data of them"
         )
-    leaves = list(map(sliceable, cut_program.leaves(args)))
     outputs = cut_program.graph.outputs
-    graph = Graph(cut_program, leaves, {}, kept=outputs)
+    graph = Graph(cut_program, list(map(sliceable, leaves)), {}, kept=outputs)
     added = {v: graph.add_array(v) for v in outputs if isinstance(v, Value)}
     joined = graph.joined()
     arrays = [
@@ -357,7 +355,7 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
         else da.asarray(np.asarray(v.value, v.aval.dtype))
         for v in outputs
     ]
-    return jax.tree.unflatten(cut_program.out_tree, arrays)
+    return cut_program.result(arrays)
 
 
 def is_dask(array: Any) -> bool:

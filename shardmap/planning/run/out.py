@@ -30,7 +30,8 @@ def outputs(
     cut_program: CutProgram, out: PyTree, leaves: Sequence[Any]
 ) -> list[OutputPlace]:
     """The place of each output."""
-    given = arrays_of(cut_program.out_tree, out)
+    labels = cut_program.labels
+    given = arrays_of(cut_program.out_tree, out if labels is None else labels.out(out))
     places: list[OutputPlace] = []
     taken: set[Value | None] = set()
     for operand, array in zip(cut_program.graph.outputs, given, strict=True):

@@ -19,6 +19,7 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.planning.engine.stages import Stage
+from shardmap.planning.memory.compiled import peak_bytes, read_bytes
 from shardmap.planning.run.array_job import ArrayJob, place_in_job
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import is_client, run_on_cluster
@@ -31,7 +32,7 @@ from shardmap.planning.run.tasks import shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
 from shardmap.planning.sources.handlers import sliceable
 from shardmap.planning.sources.stores import decoding_within
-from shardmap.units import integer_of, shown
+from shardmap.units import check_bool, integer_of, shown
 
 TRIM_SECONDS = 0.05
 """The least time between two calls of glibc, which take a few milliseconds."""
@@ -39,9 +40,10 @@ TRIM_SECONDS = 0.05
 
 def run(
     cut_program: CutProgram,
-    args: tuple[PyTree, ...],
+    leaves: Sequence[Any],
     out: PyTree,
     *,
+    memory: int | None,
     executor: Any,
     max_in_flight: int | None,
     progress: bool,
@@ -50,9 +52,14 @@ def run(
     scratch: Any,
     task: Any,
     stage: Any,
-    decoding: int | None,
 ) -> PyTree:
-    """See `ShardPlan.run`; a store may hold so many bytes while it is ``decoding``."""
+    """See `ShardPlan.run`. Shards of the plan were made to fit into ``memory``."""
+    if max_in_flight is not None:
+        max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
+    elif memory is not None and executor is None:
+        max_in_flight = 1 if 2 * peak_bytes(cut_program) > memory else None
+    retries = integer_of("retries", retries, least=0)
+    check_bool("progress", progress)
     in_job = None if task is None else place_in_job(task)
     if stage is not None:
         stage = index_of("stages", stage, len(cut_program.stages))
@@ -70,7 +77,6 @@ def run(
         )
     with contextlib.ExitStack() as stack:
         engine, pool = stack.enter_context(_engine(executor, max_in_flight or 1))
-        leaves = cut_program.leaves(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise TypeError(
                 "plan.run reads and writes arrays on the host, and cannot run inside "
@@ -108,11 +114,12 @@ def run(
             work = engine(pool, cut_program, leaves, acc, saved)
             stages = cut_program.stages[: None if stage is None else stage + 1]
         trim, trimmed = None, time.monotonic()
-        if decoding is not None:
+        if memory is not None:
             # What glibc keeps of freed memory can be several times a shard.
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             stores = [*leaves, *given.values()]
-            stack.enter_context(decoding_within(stores, decoding))
+            room = memory - read_bytes(cut_program)
+            stack.enter_context(decoding_within(stores, room))
         for place, each in enumerate(stages):
             for value in acc.free(place):
                 remove(value)
@@ -143,7 +150,7 @@ def run(
         if array is not None and first is None:
             array[...] = result
         results.append(result if array is None else array)
-    return jax.tree.unflatten(cut_program.out_tree, results)
+    return cut_program.result(results)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,7 @@ from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run import buffers
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
 from shardmap.planning.run.failures import ShardError, WorkerError
-from shardmap.planning.run.out import misfit
-from shardmap.planning.run.static import in_order
+from shardmap.planning.run.static import with_statics
 from shardmap.planning.run.tasks import Target, targets
 from shardmap.planning.sources.handlers import sliceable
 from shardmap.units import error_text, integer_of
@@ -43,10 +42,10 @@ class Shard:
       >>> import shardmap as sm
       >>> x = np.arange(5, dtype=np.float32)
       >>> shard_plan = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
-      >>> out = np.zeros(4, np.float32)
+      >>> acc = None
       >>> for shard in shard_plan.shards:
-      ...     out = shard.reduce(shard.function(*shard.args(x)), out)
-      >>> out
+      ...     acc = shard.reduce(shard.function(*shard.args(x)), acc)
+      >>> acc.result()
       array([1., 1., 1., 1.], dtype=float32)
     """
 
@@ -69,7 +68,8 @@ class Shard:
             if value in parts:
                 parts[value].append(slices(box))
         cuts = [p if len(p) > 1 else next(iter(p), None) for p in parts.values()]
-        return jax.tree.unflatten(self._cut_program.in_tree, cuts)
+        args, kwargs = jax.tree.unflatten(self._cut_program.in_tree, cuts)
+        return (*args, kwargs) if kwargs else args
 
     def _of_outputs(self, computed: Mapping[Any, Any]) -> PyTree:
         outputs = list(map(computed.get, self._cut_program.graph.outputs))
@@ -93,7 +93,7 @@ class Shard:
     def args(
         self,
         *arrays: PyTree,
-        values: "Accumulator | PyTree" = None,
+        values: "Accumulator | None" = None,
         **kwargs: PyTree,
     ) -> tuple[Any, ...]:
         """Reads the arguments of `function`.
@@ -103,44 +103,34 @@ class Shard:
           values: the last result of `reduce`; required in a plan of several stages.
           **kwargs: the keyword arguments of the plan's function.
         """
-        inputs = in_order(arrays, kwargs, self._cut_program.statics)
-        given = self._cut_program.leaves(inputs)
-        leaves = list(map(sliceable, given))
-        self._refuse_stranger("values", values)
-        kept = {}
-        if isinstance(values, Accumulator):
+        cut_program = self._cut_program
+        arguments = with_statics(arrays, kwargs, cut_program.statics)
+        leaves = list(map(sliceable, cut_program.leaves(arguments)))
+        kept: Mapping[Value, Any] = {}
+        if values is not None:
+            self._refuse_stranger("values", values)
             values.refuse_unfinished(self)
             kept = values.kept
-        return self._cut_program.read(self.recipe, leaves, kept)
+        return cut_program.read(self.recipe, leaves, kept)
 
     def reduce(
-        self, result: Sequence[ArrayLike], acc: "Accumulator | PyTree" = None
-    ) -> "Accumulator | PyTree":
-        """Writes a result of `function` to its place.
+        self, result: Sequence[ArrayLike], acc: "Accumulator | None" = None
+    ) -> "Accumulator":
+        """Puts a result of `function` in its place.
 
         Args:
           result: the result of `function`.
-          acc: the result of `reduce` for earlier shards; None for the first. In a plan
-            of one stage it may be arrays in the structure of the result.
+          acc: the result of `reduce` for earlier shards; None for the first.
 
         Returns:
-          ``acc``, changed in place. After the last shard this is the result of the
-          function; in a plan of several stages, ``acc.result()`` is.
+          ``acc``, changed in place. After the last shard, ``acc.result()`` is the
+          result of the function.
         """
         if acc is None:
             acc = Accumulator(self._cut_program)
-            if len(self._cut_program.stages) == 1:
-                acc = acc.result(raw=True)
         self._refuse_stranger("acc", acc)
-        if isinstance(acc, Accumulator):
-            acc.mark(self)
-            acc.put(self.writes, result)
-            return acc
-        outputs = self._cut_program.graph.outputs
-        places = dict(zip(outputs, jax.tree.leaves(acc), strict=True))
-        for (box, combiner, value), part in zip(self.writes, result, strict=True):
-            if value in places:
-                buffers.put([places[value]], [box], combiner, [part])
+        acc.mark(self)
+        acc.put(self.writes, result)
         return acc
 
     def export(self) -> export.Exported:
@@ -158,34 +148,17 @@ class Shard:
             return export.export(self.function)(*arg_avals(self.recipe))
 
     def _refuse_stranger(self, name: str, acc: Any) -> None:
-        """Refuses an accumulator that results cannot be put into."""
-        if isinstance(acc, Accumulator):
-            if acc.cut_program is not self._cut_program:
-                raise ValueError(
-                    f"{name} is of another plan: give what reduce of this plan's "
-                    "shards returned, None at the first"
-                )
-            return
-        if acc is None:
-            return
-        if len(self._cut_program.stages) > 1:
-            raise ValueError(
-                f"{name} must be what reduce returned, None at the first: later stages "
-                f"of this plan need more than its results, got {type(acc).__name__}"
+        """Refuses what is no accumulator of this plan."""
+        if not isinstance(acc, Accumulator):
+            raise TypeError(
+                f"{name} must be what reduce returned, None at the first, got "
+                f"{type(acc).__name__}: plan.run(out=) writes to arrays"
             )
-        arrays = jax.tree.leaves(acc)
-        outputs = self._cut_program.graph.outputs
-        if len(arrays) != len(outputs):
+        if acc.cut_program is not self._cut_program:
             raise ValueError(
-                f"{name} has {len(arrays)} arrays, but the function returns "
-                f"{len(outputs)}"
+                f"{name} is of another plan: give what reduce of this plan's shards "
+                "returned, None at the first"
             )
-        shards = [
-            array if isinstance(v, Value) else None
-            for v, array in zip(outputs, arrays, strict=True)
-        ]
-        if problem := misfit(self._cut_program, shards):
-            raise ValueError(f"no results can be put into {name}: {problem}")
 
     @property
     def writes(self) -> list[Target]:
@@ -367,11 +340,11 @@ class Accumulator:
             if isinstance(array, np.memmap):
                 array.flush()
 
-    def result(self, raw: bool = False) -> PyTree:
-        """The function's result; random keys as their bits if ``raw``."""
-        return jax.tree.unflatten(self.cut_program.out_tree, self.outputs(raw))
+    def result(self) -> PyTree:
+        """The function's result."""
+        return self.cut_program.result(self.outputs())
 
-    def outputs(self, raw: bool = False) -> list[Any]:
+    def outputs(self) -> list[Any]:
         """As `result`, flat."""
         # Folds are unfinished if not all shards are done.
         for targets_of, fold in self._folds.items():
@@ -381,7 +354,7 @@ class Accumulator:
         for operand in self.cut_program.graph.outputs:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
-            elif is_key(operand.aval) and not raw:
+            elif is_key(operand.aval):
                 impl, data = key_impl(operand.aval), self.buffer(operand)
                 outputs.append(jax.random.wrap_key_data(data, impl=impl))
             else:

@@ -1,12 +1,16 @@
-"""Static arguments: a part of the structure of the arguments, without leaves."""
+"""The arguments of a call: positional and by name. Static ones have no leaves."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
 from shardmap.units import shown
+
+Arguments: TypeAlias = tuple[tuple[PyTree, ...], Mapping[str, PyTree]]
+"""Positional arguments and those by name, of which static ones have no leaves."""
 
 
 def static_keys(
@@ -51,24 +55,26 @@ def static_keys(
 
 def with_statics(
     args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree], keys: Collection[int | str]
-) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
-    """Arguments whose static ones, by position or name, have no leaves."""
+) -> Arguments:
+    """Arguments, whose static ones are those with these positions or names."""
     return (
         tuple(Static(x) if k in keys else x for k, x in enumerate(args)),
         {k: Static(x) if k in keys else x for k, x in kwargs.items()},
     )
 
 
-def without_static(x: PyTree) -> PyTree:
-    """The value of a static argument; any other argument as it is."""
+def of_arguments(
+    who: str, fun: Callable[..., PyTree], arguments: Arguments
+) -> Callable[..., PyTree]:
+    """``fun`` as a function of such ``arguments``; in errors, ``who`` traces it."""
+
+    def call(args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> PyTree:
+        named = {name: _value(x) for name, x in kwargs.items()}
+        return fun(*map(_value, args), **named)
+
+    trace_as(call, who, fun, *arguments)
+    return call
+
+
+def _value(x: PyTree) -> PyTree:
     return x.value if isinstance(x, Static) else x
-
-
-def in_order(
-    args: tuple[PyTree, ...],
-    kwargs: Mapping[str, PyTree],
-    statics: Collection[int | str] = (),
-) -> tuple[PyTree, ...]:
-    """Positional and keyword arguments, in the order of the graph's inputs."""
-    positional, named = with_statics(args, kwargs, statics)
-    return (*positional, named) if named else positional

@@ -13,12 +13,12 @@ ROWS = ({0: 8}, None)
 
 @pytest.fixture(scope="module")
 def cut():
-    return cut_function(columns, (np.zeros((64, 8), np.float32), W), ROWS)
+    return cut_function(columns, ((np.zeros((64, 8), np.float32), W), {}), ROWS)
 
 
 def compiled(fun, args, in_slices):
     """The functions of all shards, and how many stages these are of."""
-    cut = cut_function(fun, args, in_slices)
+    cut = cut_function(fun, (args, {}), in_slices)
     found = {
         cut.compiled(stage, stage.recipe(k)[1])
         for stage in cut.stages

@@ -123,7 +123,7 @@ def test_the_folder_of_other_software_is_refused(name, tmp_path, monkeypatch):
 
 def test_plans_of_other_cuts_and_constants_differ():
     def of(fun, pieces):
-        return fingerprint(cut_function(fun, (X,), ({0: pieces},)))
+        return fingerprint(cut_function(fun, ((X,), {}), ({0: pieces},)))
 
     def plus(table):
         return lambda x: x + table
