@@ -1,8 +1,13 @@
 """Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
 
+import contextlib
 import functools
+import operator
 import os
+import pathlib
+import tempfile
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,9 +23,10 @@ from shardmap.arrays.array_likes import (
     refusal,
 )
 from shardmap.arrays.trees import leaf_paths
+from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import joined_classes
-from shardmap.planning.engine.nodes import Graph, Refused, Value
-from shardmap.planning.engine.rules import Rule
+from shardmap.planning.engine.nodes import Graph, Operand, Refused, Value
+from shardmap.planning.engine.rules import Cut, Rule
 from shardmap.planning.in_slices import (
     Asked,
     InSlices,
@@ -81,12 +87,13 @@ def cut_function(
     out_tree: Any = jax.tree.structure(out_shape)
     written = arrays_of(out_tree, out if labels is None else labels.out(out))
 
-    def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
+    def make(
+        asked: Asked, partial: bool, keeps: bool, anew: Sequence[Sequence[Cut]] = ()
+    ) -> CutProgram:
         every = cuts_at("plan", asked)
         cuts, inside = every[: len(leaves)], every[len(leaves) :]
         analysis = analysed(
-            graph,
-            Cuts(cuts, partial, outputs=out_cuts, inside=inside, keeps=keeps),
+            graph, Cuts(cuts, partial, out_cuts, inside=inside, keeps=keeps, anew=anew)
         )
         # Of the arguments that lie in chunks, how many pieces read each chunk.
         read = {
@@ -101,7 +108,7 @@ def cut_function(
             out_tree,
             cuts,
             names,
-            scratch=scratch,
+            scratch=scratch or (pathlib.Path(tempfile.gettempdir()) if anew else None),
             narrowed=narrowed,
             chunks_read=read,
             decoded=max(map(decoded_bytes, [*leaves, *written]), default=0),
@@ -115,7 +122,7 @@ def cut_function(
             cut_program = make(given, partial, keeps=True)
         else:
             rules, values = uncut(graph)
-            chunks = _Chunks(graph, rules, leaves, written)
+            chunks = _Chunks(graph, rules, leaves, [] if out_slices else written)
             problem = Problem(
                 make,
                 graph,
@@ -132,12 +139,7 @@ def cut_function(
                 times_read=functools.partial(times_read, leaves),
                 whole_chunks=bool(chunks.out),
             )
-            try:
-                cut_program = program_within(problem)
-            except ValueError as error:
-                if not chunks.out:
-                    raise
-                raise ValueError(f"{error} {chunks.between()}") from None
+            cut_program = _within(problem, chunks, make)
         if problem_of_out := misfit(cut_program, written):
             raise ValueError(f"plan cannot write to out: {problem_of_out}")
     except Refused as error:
@@ -160,10 +162,10 @@ class _Chunks:
         leaves: Sequence[Any],
         out: Sequence[Any],
     ) -> None:
-        self._leaves, self._inputs = leaves, graph.inputs
+        self._leaves, self._inputs, self._outputs = leaves, graph.inputs, graph.outputs
         self.out = [
             (value, array)
-            for value, array in zip(graph.outputs, out, strict=True)
+            for value, array in zip(graph.outputs, out, strict=False)
             if isinstance(value, Value) and hasattr(array, "chunks")
         ]
         self._find = joined_classes(graph, rules).find if self.out else lambda key: key
@@ -180,31 +182,72 @@ class _Chunks:
     def __call__(self, leaf: int, axis: int) -> Points | None:
         """Where they begin along an axis of an argument; None: it has none."""
         key = self._class(self._inputs[leaf], axis)
-        return self._written.get(key, borders(self._leaves[leaf], axis))
+        return self._written.get(key, self.of_argument(leaf, axis))
+
+    def of_argument(self, leaf: int, axis: int) -> Points | None:
+        """Where chunks of an argument begin, whatever it is written to."""
+        return borders(self._leaves[leaf], axis)
 
     def of_both(self, leaf: int, axis: int) -> Points:
         """Those of them that begin a chunk of the argument, too."""
         read = borders(self._leaves[leaf], axis) or ()
         return tuple(sorted({*read}.intersection(self(leaf, axis) or ())))
 
-    def between(self) -> str:
-        """What to do if no cut at these borders fits."""
-        cells = {
-            self._class(value, axis): leaf.chunks[axis]
-            for value, leaf in zip(self._inputs, self._leaves, strict=True)
-            for axis in range(len(value.shape))
-            if borders(leaf, axis) is not None
-        }
+    def anew(self, memory: int) -> list[Sequence[Cut]]:
+        """Cuts of the results into as few pieces of whole chunks as fit."""
+        rows: dict[Operand, Sequence[Cut]] = {}
         for value, array in self.out:
-            chunks = tuple(
-                min(cell, cells.get(self._class(value, axis), cell))
-                for axis, cell in enumerate(array.chunks)
-            )
-        return (
-            "Shards write whole chunks of out. Within less memory, give run and plan a "
-            f"store between, in chunks such as {chunks}, and write from it to out: "
-            "plan(jnp.copy, between, memory=..., out=out).run()"
-        )
+            room, slab = (memory - decoded_bytes(array)) // 2, nbytes(value)
+            row = []
+            for axis in range(len(value.shape)):
+                starts = (0, *(borders(array, axis) or ()))
+                slab = max(slab // len(starts), 1)
+                several = min(max(room // slab, 1), len(starts))
+                row.append(Cut(starts[several::several], False, frozenset()))
+                slab *= several
+            rows[value] = row
+        return [rows.get(value, ()) for value in self._outputs]
+
+
+def _within(
+    problem: Problem, chunks: _Chunks, make: Callable[..., CutProgram]
+) -> CutProgram:
+    """The function, cut to fit: in one pass over its chunks, or rechunked on disk.
+
+    Pieces that end at chunks of ``out`` may not fit, or read chunks of the arguments
+    often. Then results are cut where those begin, kept in ``scratch``, and cut anew.
+    """
+    anew = chunks.anew(problem.memory)
+    if not any(cut.at for row in anew for cut in row):
+        return program_within(problem)
+    rechunked = replace(
+        problem,
+        make=functools.partial(make, anew=anew),
+        chunks=chunks.of_argument,
+        best=lambda leaf, axis: (),
+        whole_chunks=False,
+    )
+    inputs = problem.graph.inputs
+
+    def read(cut_program: CutProgram) -> float:
+        times = [cut_program.chunks_read.get(name, 1) for name in cut_program.names]
+        return sum(map(operator.mul, times, map(nbytes, inputs)))
+
+    try:
+        one_pass = program_within(problem)
+    except ValueError as error:
+        try:
+            return program_within(rechunked)
+        except ValueError:
+            raise error from None
+    # To keep a byte and read it again takes about as long as to decode one.
+    kept = sum(nbytes(value) for value, _ in chunks.out)
+    if read(one_pass) > sum(map(nbytes, inputs)) + kept:
+        with contextlib.suppress(ValueError):
+            cut_program = program_within(rechunked)
+            if read(cut_program) + kept < read(one_pass):
+                return cut_program
+    return one_pass
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:

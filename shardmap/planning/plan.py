@@ -76,10 +76,12 @@ def plan(
         process, two shards run at once if both fit. Other processes, and threads of an
         executor, use as much each.
       scratch: a folder where runs store values of more than 1 MiB for later stages.
-        Default: in memory.
+        Default: in memory, or the folder of `tempfile` for a result on its way to
+        ``out``.
       out: where `ShardPlan.run` writes the result, as it takes it. With ``memory``,
         axes that reach the result are cut where chunks of these arrays begin, so that
-        each chunk is written once.
+        each chunk is written once. Where this would read chunks of the arguments often,
+        the result is kept in ``scratch``, and written from there.
       static_argnums: the positions of arguments that are not arrays, as for `jax.jit`.
         In ``in_slices`` they are None; `ShardPlan.run` takes them again.
       static_argnames: the names of such arguments.

@@ -40,6 +40,7 @@ class Cuts:
       outputs: cuts of the results, in addition to those that reach them.
       inside: the cuts of the first values of `begins`.
       keeps: whether values may be kept that could be recomputed.
+      anew: cuts of the results that begin when these are complete, in a later stage.
       most_equations: the most equations of a loop whose steps become stages.
     """
 
@@ -48,6 +49,7 @@ class Cuts:
     outputs: Sequence[Sequence[Cut]] | None = None
     inside: Sequence[Sequence[Cut]] = ()
     keeps: bool = True
+    anew: Sequence[Sequence[Cut]] = ()
     most_equations: int = unroll.MOST_IN_STAGES
 
 

@@ -25,6 +25,7 @@ from shardmap.planning.lax.table import CALLS, TABLE
 def cut_inside(graph: Graph, cuts: Cuts) -> None:
     """Begins the cuts of results, and of values inside, which `uncut` numbers."""
     barrier.ask(graph, cuts.outputs or ())
+    barrier.recut(graph, cuts.anew)
     barrier.begin(graph, cuts.inside)
 
 

@@ -97,7 +97,8 @@ def run(
             if in_job:
                 job = ArrayJob(cut_program, leaves, in_job, saved, stage)
         scratch = cut_program.scratch if scratch is None else checked(scratch)
-        kept_there = scratch_arrays(cut_program, None if job else scratch)
+        has_own = job or engine is None  # The folder of the job, workers of Dask.
+        kept_there = scratch_arrays(cut_program, None if has_own else scratch)
         arrays, remove = stack.enter_context(kept_there)
         acc = job or Accumulator(cut_program, {**given, **arrays})
         numbers = [

@@ -3,6 +3,7 @@
 import collections
 import errno
 import os
+import tempfile
 import warnings
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardmap.planning.plan import plan
+from shardmap.planning.run import cut_program
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded
 
@@ -159,25 +161,100 @@ def test_axes_of_the_result_are_cut_at_its_chunks(memory, cut, tmp_path):
     np.testing.assert_array_equal(out[:], x[:].T)
 
 
-def test_a_store_between_is_told_where_no_chunk_of_the_result_fits(tmp_path):
+def rechunked_stores(tmp_path, monkeypatch, chunks=(8, 24), out_chunks=(2, 640)):
+    """Two stores, the second with the first's axes turned, and how often each chunk is
+    read and written."""
     zarr = pytest.importorskip("zarr", reason="has chunks")
-    x = zarr.create_array(tmp_path / "x", shape=(640, 24), chunks=(8, 24), dtype="f4")
+    monkeypatch.setattr(cut_program, "IN_MEMORY", 100)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    x = zarr.create_array(tmp_path / "x", shape=(640, 24), chunks=chunks, dtype="f4")
     out = zarr.create_array(
-        tmp_path / "z", shape=(24, 640), chunks=(2, 640), dtype="f4"
+        tmp_path / "z", shape=(24, 640), chunks=out_chunks, dtype="f4"
     )
     x[:] = reals(*x.shape)
-    told = (
-        r"is too little: .* Shards write whole chunks of out\. Within less memory, "
-        r"give run and plan a store between, in chunks such as \(2, 8\), and write"
-    )
-    with pytest.raises(ValueError, match=told):
-        plan(jnp.transpose, x, memory="9 kB", out=out)
-    between = zarr.create_array(
-        tmp_path / "b", shape=out.shape, chunks=(2, 8), dtype="f4"
-    )
-    plan(jnp.transpose, x, memory="9 kB", out=between).run()
-    plan(jnp.copy, between, memory="22 kB", out=out).run()
+    counts = collections.defaultdict(collections.Counter)
+    store = type(out.store)
+    get, put = store.get, store.set
+
+    async def counted_get(self, key, *args, **options):
+        if self.root.name == "x":
+            counts["x"][key] += 1
+        return await get(self, key, *args, **options)
+
+    async def counted_set(self, key, value):
+        counts[self.root.name][key] += 1
+        await put(self, key, value)
+
+    monkeypatch.setattr(store, "get", counted_get)
+    monkeypatch.setattr(store, "set", counted_set)
+    return x, out, counts
+
+
+def of_chunks(counts):
+    """How often each chunk was read or written, and the number of chunks."""
+    often = [count for key, count in counts.items() if key.startswith("c/")]
+    return {*often}, len(often)
+
+
+@pytest.mark.parametrize("executor", [None, 1])
+def test_rows_become_columns_by_files(executor, tmp_path, monkeypatch):
+    x, out, counts = rechunked_stores(tmp_path, monkeypatch)
+    shard_plan = plan(jnp.transpose, x, memory="22 kB", out=out)
+    assert [stage.num_shards > 1 for stage in shard_plan.stages] == [True, True]
+    assert shard_plan.peak_bytes <= 22_000
+    assert f"scratch {tmp_path / 'temporary'}: 60.0 KiB at most" in str(shard_plan)
+    assert "together the shards read args[0] once" in str(shard_plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert shard_plan.run(executor=executor) is out
+    if executor is None:  # Other processes count for themselves.
+        assert of_chunks(counts["x"]) == ({1}, 80)
+        assert of_chunks(counts["z"]) == ({1}, 12)
     np.testing.assert_array_equal(out[:], x[:].T)
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def test_a_function_that_needs_whole_rows_writes_whole_columns(tmp_path, monkeypatch):
+    x, out, counts = rechunked_stores(tmp_path, monkeypatch)
+
+    def fun(x):
+        return jnp.sort(x, 1).T
+
+    shard_plan = plan(fun, x, memory="22 kB", scratch=tmp_path / "given", out=out)
+    shard_plan.run()
+    assert of_chunks(counts["x"]) == ({1}, 80)
+    assert of_chunks(counts["z"]) == ({1}, 12)
+    np.testing.assert_array_equal(out[:], np.sort(x[:], 1).T)
+    assert not (tmp_path / "temporary").exists()
+    out[:] = 0
+    shard_plan.run(task=(0, 1), checkpoint=tmp_path / "job")
+    np.testing.assert_array_equal(out[:], np.sort(x[:], 1).T)
+
+
+def test_an_argument_that_is_the_result_is_rechunked(tmp_path, monkeypatch):
+    turned, x, counts = rechunked_stores(tmp_path, monkeypatch, (8, 24), (24, 8))
+    zarr = pytest.importorskip("zarr", reason="has chunks")
+    out = zarr.create_array(tmp_path / "y", shape=x.shape, chunks=(2, 640), dtype="f4")
+    x[:] = turned[:].T
+    shard_plan = plan(lambda x: (x, x.sum(0)), x, memory="22 kB", out=(out, None))
+    assert shard_plan.run()[0] is out
+    assert of_chunks(counts["y"]) == ({1}, 12)
+    np.testing.assert_array_equal(out[:], x[:])
+
+
+def test_one_pass_stays_where_it_reads_a_chunk_at_most_twice(tmp_path, monkeypatch):
+    x, out, counts = rechunked_stores(tmp_path, monkeypatch, (160, 12), (6, 640))
+    shard_plan = plan(jnp.transpose, x, memory="70 kB", out=out)
+    assert len(shard_plan.stages) == 1
+    shard_plan.run()
+    assert of_chunks(counts["x"]) == ({2}, 8)
+    assert of_chunks(counts["z"]) == ({1}, 4)
+
+
+def test_too_little_memory_for_a_chunk_of_the_result_is_told(tmp_path, monkeypatch):
+    x, out, _ = rechunked_stores(tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match=r"memory=8\.8 KiB is too little: .* Pass mem"):
+        plan(jnp.transpose, x, memory="9 kB", out=out)
     with pytest.raises(
         ValueError, match=r"cannot write to out: result is float32\[24, 6"
     ):

@@ -48,6 +48,16 @@ def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
             graph.outputs[k] = _beginning(graph, output, row)
 
 
+def recut(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
+    """Keeps the outputs of a graph that are cut, and cuts them in a stage behind."""
+    for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=False)):
+        if isinstance(output, Value) and any(cut.at for cut in row):
+            kept: Operand = output
+            if output.producer is None:
+                [kept] = graph.add(p.copy_p, {}, [output], [output.aval])
+            graph.outputs[k] = barrier(graph, kept, cuts=row)
+
+
 def _beginning(graph: Graph, value: Operand, cuts: Sequence[Cut]) -> Value:
     """Adds a barrier at which cuts begin, and which all others pass."""
     axes = range(len(cuts))

@@ -22,7 +22,8 @@ from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.disk.folder import make_folder, path_of
 from shardmap.units import size
 
-PREFIX = "shardmap-"
+PREFIX = "shardmap-scratch-"
+"""What is found under such a name, and is not locked, is removed."""
 
 
 def checked(scratch: Any) -> pathlib.Path | None:

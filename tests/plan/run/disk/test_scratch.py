@@ -193,7 +193,7 @@ def test_the_next_run_removes_what_one_has_left(how, place, monkeypatch):
         raise KeyboardInterrupt("while it is removed")
 
     if how == "killed":
-        (place / "shardmap-abc").mkdir(parents=True)
+        (place / "shardmap-scratch-abc").mkdir(parents=True)
     else:
         monkeypatch.setattr(shutil, "rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt, match="while it is removed"):
