@@ -114,8 +114,6 @@ class ChunkedFunction(Generic[P, R]):
         Returns:
           An `Explanation` of the pieces alone. `shardmap.explain` gives one of all.
         """
-        from shardmap.explaining.explanation import Explanation
-
         arguments = self._arguments(args, kwargs)
         self._check_arrays(*arguments)
         traced = self._traced(*arguments)
@@ -125,12 +123,7 @@ class ChunkedFunction(Generic[P, R]):
         held = range(len(traced.operands) - len(names))
         names += [f"closed-over value {number}" for number in held]
         cut_program.names, cut_program.out_tree = names, traced.out_tree
-        return Explanation(
-            repr(self),
-            pieces=tuple(report.explain(cut_program)),
-            stages=report.stage_costs(cut_program),
-            title=repr(self),
-        )
+        return report.explanation(cut_program, repr(self))
 
     def _arguments(self, args: Any, kwargs: Any) -> Arguments:
         statics = self._statics

@@ -26,7 +26,7 @@ from shardmap.planning import report
 from shardmap.planning.cutting import cut_function
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.in_slices import InSlices
-from shardmap.planning.memory.compiled import peak_bytes
+from shardmap.planning.memory.compiled import peak_bytes, read_bytes
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import to_dask
 from shardmap.planning.run.disk.scratch import checked
@@ -272,16 +272,7 @@ class ShardPlan:
           An `Explanation`, as `shardmap.explain` returns. Print it; ``pieces`` has its
           lines, and ``stages`` the numbers.
         """
-        from shardmap.explaining.explanation import Explanation
-
-        cut_program = self._cut_program
-        title = report.title(cut_program)
-        return Explanation(
-            title.partition(": ")[0],
-            pieces=(report.holds(cut_program), *report.explain(cut_program)),
-            stages=self.stage_costs,
-            title=title,
-        )
+        return report.explanation(self._cut_program)
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:
@@ -404,6 +395,11 @@ class ShardPlan:
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is that of
             another plan or of other arguments.
         """
+        decoding = None
+        if self._memory is not None:
+            decoding = self._memory - read_bytes(self._cut_program)
+            if executor is None and max_in_flight is None:
+                max_in_flight = 1 if 2 * self.peak_bytes > self._memory else None
         if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
             is_workers = unknown[0].endswith(("workers", "jobs", "processes"))
             raise TypeError(
@@ -419,7 +415,6 @@ class ShardPlan:
             self._cut_program,
             self._leaves(args, kwargs),
             self._out if out is None else out,
-            memory=self._memory,
             executor=executor,
             max_in_flight=max_in_flight,
             progress=progress,
@@ -428,6 +423,7 @@ class ShardPlan:
             scratch=scratch,
             task=task,
             stage=stage,
+            decoding=decoding,
         )
 
 

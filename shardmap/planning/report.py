@@ -27,6 +27,9 @@ from shardmap.planning.memory.compiled import (
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.units import size
 
+CHUNKS_READ = 1.5
+"""A remark says so if this many pieces read each chunk of an argument."""
+
 
 class StageCost(NamedTuple):
     """What one stage of a plan makes, reads and keeps.
@@ -69,26 +72,36 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
     )
 
 
-def title(cut_program: CutProgram) -> str:
-    """The function, and the numbers of shards and stages."""
-    name = function_name(cut_program.closed)
-    stages = len(cut_program.stages)
-    several = f" in {stages} stages" if stages > 1 else ""
-    return f"{name}: {cut_program.num_shards:,} shards{several}"
-
-
-def holds(cut_program: CutProgram) -> str:
-    """What a shard of a plan holds, and what all of them read."""
-    read = _reads(cut_program, cut_program.stages) or "nothing"
-    most = size(peak_bytes(cut_program))
-    return f"a shard holds at most {most}; together the shards read {read}"
-
-
-def explain(cut_program: CutProgram) -> Iterator[str]:
-    """For each axis of each argument: what its cut reaches, or why it is whole.
+def explanation(cut_program: CutProgram, name: str = "") -> Any:
+    """What became of each cut; of a plan, which has no name of its own, its bytes too.
 
     Then what is narrowed, where values are kept, and what each stage does.
     """
+    # It takes long to import.
+    from shardmap.explaining.explanation import Explanation
+
+    costs, title = stage_costs(cut_program), name
+    lines: list[str] = []
+    if not name:
+        name, stages = function_name(cut_program.closed), len(costs)
+        several = f" in {stages} stages" if stages > 1 else ""
+        title = f"{name}: {cut_program.num_shards:,} shards{several}"
+        most = size(peak_bytes(cut_program))
+        read = _reads(cut_program, cut_program.stages) or "nothing"
+        lines.append(f"a shard holds at most {most}; together the shards read {read}")
+    lines += [*_arguments(cut_program), *narrowed(cut_program)]
+    lines += [
+        f"chunks of {argument} are decoded {times:.3g} times: cut it AS_CHUNKED, or in "
+        "Pieces of a multiple of its chunks"
+        for argument, times in cut_program.chunks_read.items()
+        if times >= CHUNKS_READ
+    ]
+    lines += _stages(cut_program, costs)
+    return Explanation(name, pieces=tuple(lines), stages=costs, title=title)
+
+
+def _arguments(cut_program: CutProgram) -> Iterator[str]:
+    """Yields what the cut of each axis of an argument reaches, or why it is whole."""
     inputs = zip(
         cut_program.names, cut_program.graph.inputs, cut_program.cuts, strict=True
     )
@@ -98,17 +111,20 @@ def explain(cut_program: CutProgram) -> Iterator[str]:
             if not cut.at:
                 yield f"  axis {axis}: whole"
                 continue
-            yield f"  {_cut(cut_program, leaf, axis)}"
-            yield from (f"    {line}" for line in _fate(cut_program, leaf, axis))
-    yield from narrowed(cut_program)
-    yield from _chunks_read(cut_program)
-    costs = stage_costs(cut_program)
+            lengths = {b - a for a, b in pieces(cut.at, value.shape[axis])}
+            span = " to ".join(map(str, sorted({min(lengths), max(lengths)})))
+            yield f"  axis {axis}: cut into {len(cut.at) + 1} pieces of {span}"
+            yield from (f"    {line}" for line in _fate(cut_program, (leaf, axis)))
+
+
+def _stages(cut_program: CutProgram, costs: Sequence[StageCost]) -> Iterator[str]:
+    """Yields the lines of each stage under its number; equal stages once."""
     if cut_program.scratch is not None:
         most = max((cost.scratch_bytes for cost in costs), default=0)
         yield f"scratch {cut_program.scratch}: {size(most)} at most"
-    blocks = []
-    for stage, cost in zip(cut_program.stages, costs, strict=True):
-        first = f"{cost.shards:,} shards make {', '.join(_grouped(cost.makes))}"
+    numbers: dict[tuple[str, ...], list[int]] = {}
+    for number, (stage, cost) in enumerate(zip(cut_program.stages, costs, strict=True)):
+        made = f"{cost.shards:,} shards make {', '.join(_grouped(cost.makes))}"
         told = Counter(
             f"  keeps {_name(cut_program, result.value)}, {size(nbytes(result.value))}"
             for result in stage.results
@@ -119,18 +135,11 @@ def explain(cut_program: CutProgram) -> Iterator[str]:
             for line, often in told.items()
         ]
         drawn = _drawn_whole(cut_program, stage)
-        blocks.append([first + _costs(cut_program, stage, cost), *kept, *drawn])
-    yield from _by_stage(blocks)
-
-
-def _by_stage(blocks: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of each stage under its number; equal stages once."""
-    numbers: dict[tuple[str, ...], list[int]] = {}
-    for number, lines in enumerate(blocks):
-        numbers.setdefault(tuple(lines), []).append(number)
-    for (first, *others), those in numbers.items():
+        lines = made + _costs(cut_program, stage, cost), *kept, *drawn
+        numbers.setdefault(lines, []).append(number)
+    for (made, *others), those in numbers.items():
         listed = [*map(str, those[:8]), *["..."] * (len(those) > 8)]
-        yield f"stage{'s' * (len(those) > 1)} {', '.join(listed)}: {first}"
+        yield f"stage{'s' * (len(those) > 1)} {', '.join(listed)}: {made}"
         yield from others
 
 
@@ -155,20 +164,6 @@ def narrowed(cut_program: CutProgram) -> list[str]:
         "jax_enable_x64 is off"
         for (given, taken), names in groups.items()
     ]
-
-
-CHUNKS_READ = 1.5
-"""A remark says so if this many pieces read each chunk of an argument."""
-
-
-def _chunks_read(cut_program: CutProgram) -> Iterator[str]:
-    """The arguments whose chunks several pieces read, and what to do."""
-    for name, times in cut_program.chunks_read.items():
-        if times >= CHUNKS_READ:
-            yield (
-                f"chunks of {name} are decoded {times:.3g} times: cut it "
-                "AS_CHUNKED, or in Pieces of a multiple of its chunks"
-            )
 
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
@@ -245,17 +240,8 @@ def _grouped(names: Iterable[str]) -> list[str]:
     ]
 
 
-def _cut(cut_program: CutProgram, leaf: int, axis: int) -> str:
-    length = cut_program.graph.inputs[leaf].shape[axis]
-    lengths = {b - a for a, b in pieces(cut_program.cuts[leaf][axis].at, length)}
-    number = len(cut_program.cuts[leaf][axis].at) + 1
-    span = f"{min(lengths)} to {max(lengths)}" if len(lengths) > 1 else min(lengths)
-    return f"axis {axis}: cut into {number} pieces of {span}"
-
-
-def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
-    """Where a cut arrives, and where it stops."""
-    origin = leaf, axis
+def _fate(cut_program: CutProgram, origin: tuple[int, int]) -> list[str]:
+    """Where the cut of an argument's axis arrives, and where it stops."""
     reached: dict[tuple[str, str], list[str]] = {}
     for stage in cut_program.stages:
         for number, loop in enumerate(stage.loops):

@@ -67,17 +67,13 @@ def _made(
     """A jaxpr, whose graph this is, cut at points."""
     every, count = cuts_at("chunked", asked), len(jaxpr.in_avals)
     cuts, inside = every[:count], every[count:]
-    names = [f"operand {k}" for k in range(count)]
-    in_tree, out_tree = (
-        jax.tree.structure([0] * len(avals))
-        for avals in (jaxpr.in_avals, jaxpr.out_avals)
-    )
     # Each stage of a loop is compiled with all others, as one function.
     wanted = Cuts(
         cuts, partial, inside=inside, keeps=keeps, most_equations=MOST_EQUATIONS
     )
-    analysis = analysed(graph, wanted)
-    return CutProgram(jaxpr, analysis, in_tree, out_tree, cuts, names)
+    trees = jax.tree.structure(jaxpr.in_avals), jax.tree.structure(jaxpr.out_avals)
+    names = [f"operand {k}" for k in range(count)]
+    return CutProgram(jaxpr, analysed(graph, wanted), *trees, cuts, names)
 
 
 @functools.lru_cache(maxsize=256)
@@ -168,9 +164,11 @@ def bind(
     return chunked_p.bind(*operands, jaxpr=jaxpr, asked=asked, options=options)
 
 
-def _in_loops(*operands: Any, **params: Any) -> list[Any]:
-    jaxpr, forwarded = computed(params["jaxpr"])
-    cut_program = cut(jaxpr, params["asked"], params["options"])
+def _in_loops(
+    *operands: Any, jaxpr: ClosedJaxpr, asked: Asked, options: Options
+) -> list[Any]:
+    jaxpr, forwarded = computed(jaxpr)
+    cut_program = cut(jaxpr, asked, options)
     run: Callable[..., Any] = functools.partial(_run, jaxpr, cut_program)
     if cut_program.num_shards > 1:
         run = laid_out_as(jaxpr, run)
@@ -179,15 +177,6 @@ def _in_loops(*operands: Any, **params: Any) -> list[Any]:
         next(computed_outs) if number is None else operands[number]
         for number in forwarded
     ]
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled(**params: Any) -> Any:
-    return jax.jit(functools.partial(_in_loops, **params))
-
-
-def _implementation(*operands: Any, **params: Any) -> list[Any]:
-    return _compiled(**params)(*operands)
 
 
 def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, **__: Any) -> tuple[Any, Any]:
@@ -314,15 +303,13 @@ def _batching_rule(
     ]
     in_dims = [None if dim is None else 0 for dim in dims]
 
-    def fun(*args: Any) -> list[Any]:
-        return _evaluate(jaxpr, args)
-
     given = tuple(dim is not None for dim in dims)
     batched = differing_results(as_open_jaxpr(jaxpr), vmap.name, given)
     out_dims = [0 if is_batched else None for is_batched in batched]
     cuts = tuple(
         row if dim is None else ((), *row) for row, dim in zip(asked, dims, strict=True)
     )
+    fun = jex_core.jaxpr_as_fun(jaxpr)
     mapped = axis.vectorize(fun, in_dims, out_dims)
     return bind(mapped, moved, cuts, options), out_dims
 
@@ -383,7 +370,7 @@ def keeping_residuals(
     return run(*leaves)
 
 
-chunked_p.def_impl(_implementation)
+chunked_p.def_impl(jax.jit(_in_loops, static_argnames=("jaxpr", "asked", "options")))
 chunked_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[chunked_p] = _jvp_rule
 ad.primitive_transposes[chunked_p] = _transpose_rule

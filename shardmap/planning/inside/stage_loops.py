@@ -74,14 +74,11 @@ def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
 
 
 def _new_buffer(value: Value, combiner: Combiner) -> Any:
-    if is_key(value.aval):
-        data = data_aval(value.aval)
-        zeros = jnp.zeros(data.shape, data.dtype)
-        return jax.random.wrap_key_data(zeros, impl=key_impl(value.aval))
-    if combiner == "insert":
-        return jnp.zeros(value.shape, value.aval.dtype)
-    fill = jnp.asarray(start(combiner, value.aval.dtype))
-    return jnp.broadcast_to(fill, value.shape)
+    aval = data_aval(value.aval)
+    fill = 0 if combiner == "insert" else start(combiner, aval.dtype)
+    buffer = jnp.full(aval.shape, fill, aval.dtype)
+    impl = key_impl(value.aval)
+    return buffer if impl is None else jax.random.wrap_key_data(buffer, impl=impl)
 
 
 def _run_shards(

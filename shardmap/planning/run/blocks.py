@@ -5,9 +5,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
-from shardmap.planning.engine.slices import Box, Interval, slices
+from shardmap._jax.types import Value, has_explicit_sharding
+from shardmap.arrays import array_likes
+from shardmap.arrays.array_likes import device_put_array_like, handler_of
+from shardmap.planning.engine.slices import Box, Interval, shape_of, slices
 
 T = TypeVar("T")
 
@@ -78,3 +83,55 @@ def _inside(part: list[Interval], box: Box) -> Box:
         (start - first, stop - first)
         for (start, stop), (first, _) in zip(part, box, strict=True)
     )
+
+
+def sliceable(value: Value) -> Any:
+    """The value, or if it has no slices, an array that has them.
+
+    A handler makes it, or it is on several devices, and a slice of it would be a
+    program on all of them.
+    """
+    if isinstance(value, jax.Array):
+        is_whole = value.sharding.num_devices == 1
+        if not value.is_fully_addressable or (
+            is_whole and not has_explicit_sharding(jax.typeof(value))
+        ):
+            return value
+        return Shards(value)
+    if handler_of(type(value)) is None or hasattr(value, "__getitem__"):
+        return value
+    return device_put_array_like(value, SingleDeviceSharding(jax.local_devices()[0]))
+
+
+class Shards:
+    """An array on several devices, whose slices are read from those that hold them.
+
+    Programs on several devices, as ``array[index]``, may hang in several threads.
+    """
+
+    def __init__(self, array: jax.Array) -> None:
+        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+            array = jax.random.key_data(array)
+        self._array = array
+        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+        held = array_likes.boxes(array.sharding, array.shape).values()
+        shards = {box: array.addressable_data(k) for k, box in enumerate(held)}
+        self._blocks = Blocks(shards, array.ndim)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        rest = [slice(None)] * (len(self.shape) - len(index))
+        wanted = array_likes.box((*index, *rest), self.shape)
+        if wanted == tuple((0, size) for size in self.shape):
+            return np.asarray(self._array)  # JAX keeps it.
+        parts = (
+            (_part(shard, slices(there)), here)
+            for shard, there, here in self._blocks.overlapping(wanted)
+        )
+        return put_together(shape_of(wanted), self.dtype, parts)
+
+
+def _part(shard: jax.Array, index: tuple[slice, ...]) -> np.ndarray:
+    [device] = shard.devices()
+    if device.platform == "cpu":
+        return np.asarray(shard)[index]
+    return np.asarray(shard[index])

@@ -20,9 +20,9 @@ from shardmap.planning.engine.recipe import Recipe, StaticRecipe, emit
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.engine.slices import Box, shape_of
 from shardmap.planning.engine.stages import Stage, stages_of
+from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.buffers import holds, read_box, refuse_masked, start_dtype
 from shardmap.planning.run.static import Arguments
-from shardmap.planning.sources.handlers import sliceable
 from shardmap.planning.sources.labelled import plain
 from shardmap.units import shown
 

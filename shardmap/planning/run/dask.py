@@ -24,14 +24,13 @@ from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.slices import Box, shape_of, slices
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.blocks import Blocks, put_together
+from shardmap.planning.run.blocks import Blocks, put_together, sliceable
 from shardmap.planning.run.cut_program import CutProgram, Spec, spec
 from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.failures import ShardError, ShardFailure, contained
 from shardmap.planning.run.processes import Exported, RemoteAccess, run_job
 from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Start, Target, Task, all_tasks, run_fold
-from shardmap.planning.sources.handlers import sliceable
 
 SMALL = 2**10
 """The most bytes of an array that is sent with each task that needs it."""

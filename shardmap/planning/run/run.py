@@ -19,8 +19,8 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.memory.compiled import peak_bytes, read_bytes
 from shardmap.planning.run.array_job import ArrayJob, place_in_job
+from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import is_client, run_on_cluster
 from shardmap.planning.run.disk.checkpoint import Checkpoint
@@ -30,7 +30,6 @@ from shardmap.planning.run.processes import ProcessWorkers, own_processes
 from shardmap.planning.run.shards import Accumulator, index_of
 from shardmap.planning.run.tasks import shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
-from shardmap.planning.sources.handlers import sliceable
 from shardmap.planning.sources.stores import decoding_within
 from shardmap.units import check_bool, integer_of, shown
 
@@ -43,7 +42,6 @@ def run(
     leaves: Sequence[Any],
     out: PyTree,
     *,
-    memory: int | None,
     executor: Any,
     max_in_flight: int | None,
     progress: bool,
@@ -52,12 +50,11 @@ def run(
     scratch: Any,
     task: Any,
     stage: Any,
+    decoding: int | None,
 ) -> PyTree:
-    """See `ShardPlan.run`. Shards of the plan were made to fit into ``memory``."""
+    """See `ShardPlan.run`; a store may hold so many bytes while it is ``decoding``."""
     if max_in_flight is not None:
         max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
-    elif memory is not None and executor is None:
-        max_in_flight = 1 if 2 * peak_bytes(cut_program) > memory else None
     retries = integer_of("retries", retries, least=0)
     check_bool("progress", progress)
     in_job = None if task is None else place_in_job(task)
@@ -115,12 +112,11 @@ def run(
             work = engine(pool, cut_program, leaves, acc, saved)
             stages = cut_program.stages[: None if stage is None else stage + 1]
         trim, trimmed = None, time.monotonic()
-        if memory is not None:
+        if decoding is not None:
             # What glibc keeps of freed memory can be several times a shard.
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             stores = [*leaves, *given.values()]
-            room = memory - read_bytes(cut_program)
-            stack.enter_context(decoding_within(stores, room))
+            stack.enter_context(decoding_within(stores, decoding))
         for place, each in enumerate(stages):
             for value in acc.free(place):
                 remove(value)

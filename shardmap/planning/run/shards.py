@@ -15,11 +15,11 @@ from shardmap.planning.engine.nodes import Operand, Scalar, Value
 from shardmap.planning.engine.slices import slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run import buffers
+from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
 from shardmap.planning.run.failures import ShardError, WorkerError
 from shardmap.planning.run.static import with_statics
 from shardmap.planning.run.tasks import Target, targets
-from shardmap.planning.sources.handlers import sliceable
 from shardmap.units import error_text, integer_of
 
 

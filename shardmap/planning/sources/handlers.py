@@ -1,21 +1,13 @@
 """How values of a type are put on devices, and opened in other processes."""
 
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
-from shardmap._jax.types import Value, has_explicit_sharding
 from shardmap.arrays import array_likes
-from shardmap.arrays.array_likes import (
-    Box,
-    Handler,
-    device_put_array_like,
-    handler_of,
-)
+from shardmap.arrays.array_likes import Handler
 from shardmap.planning.sources.registry import (
     Describe,
     Grain,
@@ -129,62 +121,3 @@ def takes(count: int, function: Callable[..., object]) -> bool:
     except TypeError:
         return False
     return True
-
-
-def sliceable(value: Value) -> Any:
-    """The value, or if it has no slices, an array that has them.
-
-    A handler makes it, or it is on several devices, and a slice of it would be a
-    program on all of them.
-    """
-    if isinstance(value, jax.Array):
-        is_whole = value.sharding.num_devices == 1
-        if not value.is_fully_addressable or (
-            is_whole and not has_explicit_sharding(jax.typeof(value))
-        ):
-            return value
-        return Shards(value)
-    if handler_of(type(value)) is None or hasattr(value, "__getitem__"):
-        return value
-    return device_put_array_like(value, SingleDeviceSharding(jax.local_devices()[0]))
-
-
-class Shards:
-    """An array on several devices, whose slices are read from those that hold them.
-
-    Programs on several devices, as ``array[index]``, may hang in several threads.
-    """
-
-    def __init__(self, array: jax.Array) -> None:
-        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-            array = jax.random.key_data(array)
-        self._array = array
-        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
-        held = array_likes.boxes(array.sharding, array.shape).values()
-        self._shards = {box: array.addressable_data(k) for k, box in enumerate(held)}
-
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        rest = [slice(None)] * (len(self.shape) - len(index))
-        wanted = array_likes.box((*index, *rest), self.shape)
-        if wanted == tuple((0, size) for size in self.shape):
-            return np.asarray(self._array)  # JAX keeps it.
-        result = np.empty([stop - start for start, stop in wanted], self.dtype)
-        for box, shard in self._shards.items():
-            both = [
-                (max(a[0], b[0]), min(a[1], b[1]))
-                for a, b in zip(box, wanted, strict=True)
-            ]
-            if all(start < stop for start, stop in both):
-                there, here = (_inside(both, outer) for outer in (box, wanted))
-                [device] = shard.devices()
-                on_cpu = device.platform == "cpu"
-                result[here] = np.asarray(shard)[there] if on_cpu else shard[there]
-        return result
-
-
-def _inside(box: Iterable[tuple[int, int]], outer: Box) -> tuple[slice, ...]:
-    """The part of the outer box that a box in it is."""
-    return tuple(
-        slice(start - first, stop - first)
-        for (start, stop), (first, _) in zip(box, outer, strict=True)
-    )
