@@ -14,6 +14,7 @@ from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
 from shardmap.planning.lax.on_cpu import sorted_operands
 from shardmap.planning.lax.primitives import PIVOTS
+from shardmap.planning.lax.staged.pieces import edges_of, of_each_piece
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"
@@ -51,7 +52,40 @@ def axis_by_axis(
     return graph.call(transformed, node.ins)
 
 
-STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis}
+def largest_of_pieces(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand] | None:
+    """Writes a ``top_k`` as that of what the pieces have; None without two of them.
+
+    Each has k elements at least. Equal elements keep their order, as pieces do.
+    """
+    [operand] = node.ins
+    axis = len(operand.shape) - 1
+    edges = edges_of(cuts[0][axis].at, operand.shape[axis], node.params["k"])
+    if node.params.get("axis", axis) not in (axis, -1) or len(edges) < 3:
+        return None
+
+    def of_piece(piece: jax.Array, start: jax.Array) -> list[jax.Array]:
+        values, places = p.top_k_p.bind(piece, **node.params)
+        places = places + jnp.asarray(start, places.dtype)
+        return [lax.expand_dims(each, (axis,)) for each in (values, places)]
+
+    def of_all(values: jax.Array, places: jax.Array) -> list[jax.Array]:
+        values, places = (lax.collapse(x, x.ndim - 2) for x in (values, places))
+        best, index = p.top_k_p.bind(values, **node.params)
+        return [best, jnp.take_along_axis(places, index, axis)]
+
+    axes = range(axis + 1)
+    of_pieces = of_each_piece(
+        *(graph, of_piece, operand, axes, [[*axes, "k"]] * 2),
+        factor=axis,
+        edges=edges,
+        wholes={"k": CORE},
+    )
+    return graph.call(of_all, of_pieces)
+
+
+STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis, p.top_k_p: largest_of_pieces}
 
 
 def but_one(node: Node, axis: int, reason: Reason) -> Factors:

@@ -51,7 +51,6 @@ from shardmap.planning.lax.staged import (
     pieces,
     split_scan,
     tall_qr,
-    top_k,
 )
 
 
@@ -153,7 +152,6 @@ STAGES: dict[Any, Stages] = {
     **matched.STAGES,
     **prefix.STAGES,
     **tall_qr.STAGES,
-    **top_k.STAGES,
 }
 """The rewrites of equations at which cuts end."""
 

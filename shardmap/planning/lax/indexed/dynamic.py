@@ -1,19 +1,62 @@
 """Slices and updates of slices that start at a place that may be unknown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
+from jax.typing import ArrayLike
 
 from shardmap.planning.engine.factors import Factors, Local
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, Scalar
-from shardmap.planning.engine.rules import Axis, RuleMaker, Windowed
+from shardmap.planning.engine.rules import Axis, Reason, RuleMaker, Windowed
 from shardmap.planning.engine.slices import Window
 from shardmap.planning.lax.indexed.known import evaluated
-from shardmap.planning.lax.indexed.places import WRITTEN, as_int32
+
+WRITTEN = Reason(
+    "where the updates go is known only when it runs",
+    "cut only the operand, or another axis",
+)
+
+
+def as_int32(index: ArrayLike) -> jax.Array:
+    """Indices of any integer type; those far outside of an axis stay outside.
+
+    The start of a shard's box is subtracted from them, which would wrap around in small
+    or unsigned types.
+    """
+    index = jnp.asarray(index)
+    limits = np.iinfo(np.int32)
+    if index.dtype in (jnp.uint32, jnp.uint64):
+        # `jnp.clip` would turn the least int32 into a large unsigned number.
+        index = jnp.minimum(index, limits.max)
+    elif index.dtype.itemsize > 4:
+        index = jnp.clip(index, limits.min, limits.max)
+    return index.astype(jnp.int32)
+
+
+def moved(
+    index: jax.Array,
+    axes: Sequence[int],
+    starts: Mapping[int, ArrayLike],
+    last: Sequence[int] | None,
+) -> jax.Array:
+    """Places relative to the start of a box; those before it are negative.
+
+    They are clipped to the last place on each axis first, if that is given.
+    """
+    index = as_int32(index)
+    columns = []
+    for k, axis in enumerate(axes):
+        column = index[..., k]
+        if last is not None:
+            column = jnp.clip(column, 0, last[axis])
+        start = starts.get(axis)
+        columns.append(column if start is None else column - as_int32(start))
+    return jnp.stack(columns, -1)
 
 
 def dynamic_slice(graph: Graph, node: Node) -> list[Operand]:
@@ -65,21 +108,17 @@ def dynamic_update_slice(node: Node) -> Factors:
         if not part.size:
             return [operand]
         begins = [local.holes.get((1, k), (0,))[0] for k in axes]
-        # The place in the update of each element of the box.
-        inside: Any = True
+        rooms = [0] * len(shape)
         for k in shifted:
-            start = jnp.clip(as_int32(starts[k]), 0, shape[k] - update[k])
-            place = jnp.arange(operand.shape[k], dtype=jnp.int32) + local.starts[k]
-            place = place - start
-            here = (place >= 0) & (place < update[k])
-            along = [1] * len(shape)
-            along[k] = operand.shape[k]
-            inside = inside & here.reshape(along)
-            part = jnp.take(part, jnp.clip(place, 0, update[k] - 1), axis=k)
-        if inside is not True:
-            ends = [a + n for a, n in zip(begins, part.shape, strict=True)]
-            part = jnp.where(inside, part, lax.slice(operand, begins, ends))
-        return [lax.dynamic_update_slice(operand, part, begins)]
+            begins[k] = jnp.clip(as_int32(starts[k]), 0, shape[k] - update[k])
+            if operand.shape[k] != shape[k]:
+                # What lies beside the box is written beside it.
+                rooms[k] = update[k]
+                begins[k] = jnp.maximum(begins[k] - local.starts[k] + rooms[k], 0)
+        nothing = part.reshape(-1)[0]
+        wide = lax.pad(operand, nothing, [(room, room, 0) for room in rooms])
+        wide = lax.dynamic_update_slice(wide, part, list(map(jnp.int32, begins)))
+        return [lax.pad(wide, nothing, [(-room, -room, 0) for room in rooms])]
 
     return Factors(
         node,

@@ -28,8 +28,13 @@ from shardmap.planning.engine.rules import (
     nothing_passes,
 )
 from shardmap.planning.engine.slices import Window
-from shardmap.planning.lax.indexed.places import INDEXED, as_int32, moved
+from shardmap.planning.lax.indexed.dynamic import as_int32, moved
 from shardmap.planning.lax.indexed.ranges import gather_window, lines
+
+INDEXED = Reason(
+    "which elements are taken is known only when it runs",
+    "cut the indices, or an axis that is not indexed",
+)
 
 TOGETHER = Reason(
     "a place is looked up with those around it on this axis",

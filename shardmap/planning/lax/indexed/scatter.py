@@ -27,10 +27,15 @@ from shardmap.planning.engine.rules import (
     RuleMaker,
     Windowed,
 )
+from shardmap.planning.lax.indexed.dynamic import WRITTEN, moved
 from shardmap.planning.lax.indexed.known import one_place
-from shardmap.planning.lax.indexed.places import ALL_OVER, WRITTEN, moved
 from shardmap.planning.lax.indexed.ranges import lines, scatter_window
 from shardmap.planning.lax.primitives import SCATTER_SUB
+
+ALL_OVER = Reason(
+    "the updates of each piece go to places all over it",
+    "cut only the operand, or put them in order",
+)
 
 WINDOWS = Reason(
     "windows of it are written, at several or unknown places or partly outside",
