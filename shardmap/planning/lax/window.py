@@ -157,18 +157,11 @@ def reduce_window(node: Node) -> Factors:
 
 def select_and_scatter_add(node: Node) -> Factors:
     """The gradient of a pooling: axes that are not pooled pass."""
-    params = node.params
-    windows = zip(
-        params["window_dimensions"],
-        params["window_strides"],
-        params["padding"],
-        *node.in_shapes,
-        strict=True,
-    )
+    windows = zip(node.params["window_dimensions"], *node.in_shapes, strict=True)
     passing = {
         axis
-        for axis, (extent, stride, (before, _), count, size) in enumerate(windows)
-        if (extent, stride, before, size) == (1, 1, 0, count)
+        for axis, (extent, count, size) in enumerate(windows)
+        if extent == 1 and count == size
     }
     return taken_whole(node, POOLED, passing)
 

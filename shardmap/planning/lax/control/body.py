@@ -91,23 +91,15 @@ class InnerBody:
         analysis = self._analysed(lambda key: True)
         self.classes = analysis.classes
         self._sums: dict[AxisKey, list[ReducedLoop]] = {}
-        # Loop -> result of a node that sums over it -> how its parts combine.
-        summed: dict[AxisKey, dict[Operand, Combiner]] = {}
         for each in analysis.reductions:
-            loop, _ = each.loop
-            self._sums.setdefault(loop, []).append(each)
-            parts_of = summed.setdefault(loop, {})
-            for out in self.nodes[each.node].outs:
-                pending = analysis.pending.get(out)
-                if pending and each.loop in pending.reductions:
-                    parts_of[out] = pending.combiner
+            self._sums.setdefault(each.loop[0], []).append(each)
         self.parts: dict[AxisKey, dict[int, Combiner]] = {}
         self.of_rows: set[AxisKey] = set()
         self.broken = self._ended(analysis)
         for loop, reductions in self._sums.items():
             nodes = [self.nodes[each.node] for each in reductions]
             of_rows = [each.primitive in UNVMAPPED for each in nodes]
-            parts = self._parts(loop, summed[loop])
+            parts = self._parts(loop, analysis)
             if parts is None or any(of_rows) > all(of_rows):
                 self.broken[loop] = nodes[0]
             else:
@@ -160,9 +152,7 @@ class InnerBody:
                 ends.setdefault(find(key), node)
         return ends
 
-    def _parts(
-        self, loop: AxisKey, summed: Mapping[Operand, Combiner]
-    ) -> dict[int, Combiner] | None:
+    def _parts(self, loop: AxisKey, all_cut: Analysis) -> dict[int, Combiner] | None:
         """The outputs that are sums over a loop; None if it cannot be cut.
 
         A carried value that is one enters as a partial sum.
@@ -176,7 +166,13 @@ class InnerBody:
             if self.classes.find((value.number, axis)) == loop
         }
         # What a sum reaches, in this step or a later one, is a partial sum.
-        sums, count = dict(summed), -1
+        sums: dict[Operand, Combiner] = {
+            out: pending.combiner
+            for each in self._sums[loop]
+            for out in self.nodes[each.node].outs
+            if (pending := all_cut.pending.get(out)) and each.loop in pending.reductions
+        }
+        count = -1
         while count < (count := len(sums)):
             for node in self.graph.nodes:
                 for how in [sums[v] for v in node.ins if v in sums]:
@@ -192,12 +188,12 @@ class InnerBody:
         analysis = self._analysed(
             lambda key: self.classes.find(key) == loop, self.classes, entering
         )
-        pending = analysis.pending
-        states = {k: pending[x] for k, x in enumerate(outputs) if x in pending}
+        partial = analysis.pending
+        states = {k: partial[x] for k, x in enumerate(outputs) if x in partial}
         if (
             any(each.origins for each in analysis.ended)
             # It would end a stage, as it is needed complete.
-            or not pending.keys().isdisjoint(analysis.kept)
+            or not partial.keys().isdisjoint(analysis.kept)
             # In a double sum over one loop, a piece would meet only itself.
             or any(len(state.reductions) > 1 for state in states.values())
         ):
@@ -295,10 +291,6 @@ def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
     return [hull_of(pair) for pair in zip(a, b, strict=True)]
 
 
-def _united(parts: Iterable[dict[int, Combiner]]) -> dict[int, Combiner]:
-    return {k: how for each in parts for k, how in each.items()}
-
-
 ALONG = Reason(
     "each step of the loop needs the one before it", "cut an axis inside of a step"
 )
@@ -324,7 +316,6 @@ class Inner(Rule):
       ins, outs: the loops of the axes of operands and results.
       rows: those of the axes of a condition, of which each has its own steps.
       parts: loop -> result -> how it combines, if it is a sum over the loop.
-      parts_of: the same for each body.
       why: (operand, axis) -> why it is needed whole.
     """
 
@@ -341,7 +332,6 @@ class Inner(Rule):
         # inside of it.
         self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
         self.parts: dict[Any, dict[int, Combiner]] = {}
-        self.parts_of: dict[Any, list[dict[int, Combiner]]] = {}
         self.why: dict[tuple[int, int], Reason] = {}
 
     def name_loops(
@@ -378,18 +368,15 @@ class Inner(Rule):
         del self._inside[len(bodies) :]
         self.leave_whole({loops.find(place) for place in self.why})
         for name in {name for axes in every for name in axes} - {None}:
-            rows = [
-                [body.parts.get(root, {}) for root in self._inner(k, [name])]
-                for k, (body, _) in enumerate(self._inside)
-            ]
-            sums = list(map(_united, rows))
             # Only one branch runs: a sum in one of them is one in all.
-            joint = _united(sums)
-            # In a double sum a piece of one loop would meet only that of the other.
-            is_double = list(map(len, sums)) != [sum(map(len, row)) for row in rows]
-            if is_double or any(joint | parts != joint for parts in sums):
-                self.leave_whole({name})
-            self.parts[name], self.parts_of[name] = joint, sums
+            joint: dict[int, Combiner] = {}
+            for sums in (self._sums_of(k, name) for k in range(len(bodies))):
+                # In a double sum a piece of one loop would meet only that of the other.
+                is_double = len({k for k, _ in sums}) < len(sums)
+                if is_double or any(joint.get(k, how) != how for k, how in sums):
+                    self.leave_whole({name})
+                joint |= dict(sums)
+            self.parts[name] = joint
 
     def leave_whole(self, names: Collection[Hashable]) -> None:
         for k, axes in enumerate([*self.ins, *self.outs, self.rows]):
@@ -406,6 +393,12 @@ class Inner(Rule):
             for (number, axis), root in self._inside[body][1].items()
             if (name := every[number][axis]) in wanted
         }
+
+    def _sums_of(self, body: int, name: Any) -> list[tuple[int, Combiner]]:
+        """The results of a body that sum over a loop, and how they combine."""
+        every = self._inside[body][0].parts
+        roots = self._inner(body, [name])
+        return [each for root in roots for each in every.get(root, {}).items()]
 
     def limited(self, loops: Mapping[Any, Interval]) -> dict[Factor, Interval]:
         """The loops that run over a part only."""
@@ -467,7 +460,7 @@ class Inner(Rule):
         behind = starts[len(starts) - len(limited) :]
         results = list(values)
         for name, at in zip(limited, behind, strict=True):
-            sums = () if body is None else self.parts_of[name][body]
+            sums = {} if body is None else dict(self._sums_of(body, name))
             for k, how in self.parts[name].items():
                 if k < len(values) and values[k] is not None and k not in sums:
                     nothing = start(how, results[k].dtype)

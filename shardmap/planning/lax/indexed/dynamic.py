@@ -107,18 +107,20 @@ def dynamic_update_slice(node: Node) -> Factors:
         operand, part, *starts = local.values
         if not part.size:
             return [operand]
-        begins = [local.holes.get((1, k), (0,))[0] for k in axes]
-        rooms = [0] * len(shape)
+        begins: list[Any] = [local.holes.get((1, k), (0,))[0] for k in axes]
+        rooms, wide = [0] * len(shape), operand
         for k in shifted:
             begins[k] = jnp.clip(as_int32(starts[k]), 0, shape[k] - update[k])
             if operand.shape[k] != shape[k]:
                 # What lies beside the box is written beside it.
                 rooms[k] = update[k]
                 begins[k] = jnp.maximum(begins[k] - local.starts[k] + rooms[k], 0)
-        nothing = part.reshape(-1)[0]
-        wide = lax.pad(operand, nothing, [(room, room, 0) for room in rooms])
+                beside = (*wide.shape[:k], rooms[k], *wide.shape[k + 1 :])
+                room = lax.broadcast(part.reshape(-1)[0], beside)
+                wide = lax.concatenate([room, wide, room], k)
         wide = lax.dynamic_update_slice(wide, part, list(map(jnp.int32, begins)))
-        return [lax.pad(wide, nothing, [(-room, -room, 0) for room in rooms])]
+        ends = [room + n for room, n in zip(rooms, operand.shape, strict=True)]
+        return [lax.slice(wide, rooms, ends)]
 
     return Factors(
         node,

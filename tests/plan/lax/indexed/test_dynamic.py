@@ -115,3 +115,15 @@ def test_of_unknown_starts_it_is_said():
     assert "only when it runs (cut only the operand, or another axis)" in str(
         shard_plan
     )
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("start", [-2, 4, 40])
+def test_updates_of_keys_at_unknown_places(start):
+    keys = jax.random.split(jax.random.key(0), 12)
+
+    def fun(keys, k):
+        put = lax.dynamic_update_slice_in_dim(keys, keys[:3], k, 0)
+        return jax.random.key_data(put)
+
+    check_cut(fun, keys, np.int32(start), in_slices=({0: 5}, None))
