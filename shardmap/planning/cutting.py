@@ -25,7 +25,7 @@ from shardmap.arrays.array_likes import (
 from shardmap.arrays.trees import leaf_paths
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import joined_classes
-from shardmap.planning.engine.nodes import Graph, Operand, Refused, Value
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Refused, Value
 from shardmap.planning.engine.rules import Cut, Rule
 from shardmap.planning.in_slices import (
     Asked,
@@ -38,7 +38,7 @@ from shardmap.planning.in_slices import (
 )
 from shardmap.planning.labels import without_labels
 from shardmap.planning.lax.follow import Cuts
-from shardmap.planning.lax.passes import analysed, graph_of, uncut
+from shardmap.planning.lax.passes import analysed, function_of
 from shardmap.planning.memory.compiled import peak_bytes, sample
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
@@ -93,7 +93,8 @@ def cut_function(
         every = cuts_at("plan", asked)
         cuts, inside = every[: len(leaves)], every[len(leaves) :]
         analysis = analysed(
-            graph, Cuts(cuts, partial, out_cuts, inside=inside, keeps=keeps, anew=anew)
+            prepared,
+            Cuts(cuts, partial, out_cuts, inside=inside, keeps=keeps, anew=anew),
         )
         # Of the arguments that lie in chunks, how many pieces read each chunk.
         read = {
@@ -117,17 +118,15 @@ def cut_function(
         )
 
     try:
-        graph = graph_of(closed)
+        prepared = function_of(closed)
         if memory is None:
             cut_program = make(given, partial, keeps=True)
         else:
-            rules, values = uncut(graph)
-            chunks = _Chunks(graph, rules, leaves, [] if out_slices else written)
+            chunks = _Chunks(*prepared, leaves, [] if out_slices else written)
             problem = Problem(
                 make,
-                graph,
-                rules,
-                values,
+                *prepared,
+                prepared.values,
                 given,
                 finds=in_slices is None,
                 partial=partial,
@@ -158,7 +157,7 @@ class _Chunks:
     def __init__(
         self,
         graph: Graph,
-        rules: Mapping[int, Rule],
+        rules: Mapping[Node, Rule],
         leaves: Sequence[Any],
         out: Sequence[Any],
     ) -> None:

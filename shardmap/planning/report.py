@@ -170,7 +170,7 @@ def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
     """Random numbers that a shard draws whole, though it uses a part of them."""
     lines: list[str] = []
     for node in reversed(stage.backwards if cut_program.num_shards > 1 else []):
-        wholes = cut_program.analysis.rules[node.number].wholes
+        wholes = cut_program.analysis.rules[node].wholes
         for reason in {*wholes.values()} & DRAWN_WHOLE:
             lines.append(f"  draws all of {node.name} ({node.source}) at once: ")
             lines[-1] += str(reason)

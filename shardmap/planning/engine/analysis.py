@@ -23,14 +23,14 @@ class ReducedLoop(NamedTuple):
     """A loop over a contracted factor of a node.
 
     Attributes:
-      node: the node's number.
+      node: the node.
       factor: the factor, as the node's rule calls it.
       size: the factor's size.
       loop: the loop.
       cut: how it is cut.
     """
 
-    node: int
+    node: Node
     factor: Factor
     size: int
     loop: LoopName
@@ -63,7 +63,7 @@ class Analysis:
 
     Attributes:
       graph: the graph.
-      rules: node number -> rule.
+      rules: the rules of its nodes.
       cuts: value -> the cuts of its axes.
       classes: which axes are one loop.
       pending: values that are partial in their stage.
@@ -75,7 +75,7 @@ class Analysis:
     """
 
     graph: Graph
-    rules: Mapping[int, Rule]
+    rules: Mapping[Node, Rule]
     cuts: Mapping[Operand, Sequence[Cut]]
     classes: UnionFind
     pending: Mapping[Operand, Pending]

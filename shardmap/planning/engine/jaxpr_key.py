@@ -81,7 +81,7 @@ def key_of(thing: Any) -> Hashable:
     return kind, thing
 
 
-def share_equal(graph: Graph) -> None:
+def share_equal(graph: Graph) -> Graph:
     """Replaces the results of an equation by those of an equal one before it.
 
     XLA does so too, but stages are compiled apart: the last bits of their results may
@@ -90,11 +90,11 @@ def share_equal(graph: Graph) -> None:
     """
     known: dict[Hashable, tuple[Value, ...]] = {}
 
-    def replaced(node: Node) -> Sequence[Operand] | None:
+    def replaced(graph: Graph, node: Node) -> Sequence[Operand] | None:
         ins = [key_of(x.value) if isinstance(x, Scalar) else x for x in node.ins]
         types = [x.aval for x in (*node.ins, *node.outs)]
         key = node.primitive, key_of(node.params), tuple(ins), tuple(types)
         earlier = known.setdefault(key, node.outs)
         return None if earlier is node.outs else earlier
 
-    graph.rewrite(replaced)
+    return graph.rewritten(replaced)

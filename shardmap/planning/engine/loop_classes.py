@@ -7,7 +7,7 @@ in all layers.
 
 from collections.abc import Mapping, Sequence
 
-from shardmap.planning.engine.nodes import Graph, Value
+from shardmap.planning.engine.nodes import Graph, Node, Value
 from shardmap.planning.engine.rules import Cut, Rule
 
 AxisKey = tuple[int, int]
@@ -37,13 +37,13 @@ class UnionFind:
 
 def loop_classes(
     graph: Graph,
-    rules: Mapping[int, Rule],
+    rules: Mapping[Node, Rule],
     carried: Sequence[tuple[int, int]] = (),
 ) -> UnionFind:
     """Which axes of a graph are one loop, whatever is cut. See `propagate`."""
     classes = UnionFind()
     for node in graph.nodes:
-        for group in rules[node.number].links():
+        for group in rules[node].links():
             keys = []
             for link in group:
                 value = (node.ins if link.side == "in" else node.outs)[link.number]
@@ -63,7 +63,7 @@ JOINED = 16
 """The pieces of the cuts that show where cuts pass."""
 
 
-def joined_classes(graph: Graph, rules: Mapping[int, Rule]) -> UnionFind:
+def joined_classes(graph: Graph, rules: Mapping[Node, Rule]) -> UnionFind:
     """The classes of a graph, joined where cuts pass from one to the other."""
     classes = loop_classes(graph, rules)
     for node in graph.nodes:
@@ -74,7 +74,7 @@ def joined_classes(graph: Graph, rules: Mapping[int, Rule]) -> UnionFind:
             ]
             for k, operand in enumerate(node.ins)
         ]
-        forward = rules[node.number].forward(rows)
+        forward = rules[node].forward(rows)
         for out, row in zip(node.outs, forward.outs, strict=True):
             for axis, cut in enumerate(row):
                 for k, along in cut.origins:

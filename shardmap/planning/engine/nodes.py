@@ -4,8 +4,9 @@ This module knows no primitive. The `Calls` that `flatten` gets say which primit
 calls, and which are rewritten.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -59,7 +60,7 @@ class Scalar:
 Operand: TypeAlias = Value | Scalar
 
 
-@dataclass(eq=False, repr=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Node:
     """One equation, of a primitive or whatever else a rule is registered for.
 
@@ -68,7 +69,6 @@ class Node:
       source_info: the same in JAX's form, for the equations that a plan emits.
     """
 
-    number: int
     primitive: Any
     params: Params
     ins: tuple[Operand, ...]
@@ -111,6 +111,8 @@ class PlanPrimitive(NamedTuple):
 class Graph:
     """The equations of a function, as a flat list of nodes.
 
+    It is only added to; a rewrite makes another one.
+
     Attributes:
       constants: the arrays that the function closed over, by value.
       nodes: the equations, each after those it depends on.
@@ -130,35 +132,6 @@ class Graph:
         self._replaced: dict[Operand, Operand] = {}
         self._sources: dict[int, tuple[Any, Value]] = {}
 
-    def copied(self) -> tuple["Graph", dict[Operand, Operand]]:
-        """A graph to be rewritten, and what stands there for each value."""
-        graph = Graph(self.calls)
-        copies: dict[Operand, Operand] = {}
-
-        def again(operand: Operand) -> Operand:
-            if not isinstance(operand, Value):
-                return operand
-            if operand not in copies:
-                copy = Value(operand.number, operand.aval, constant=operand.constant)
-                copies[operand] = copy
-            return copies[operand]
-
-        def values(old: Iterable[Value]) -> list[Value]:
-            return cast(list[Value], list(map(again, old)))
-
-        graph.inputs = values(self.inputs)
-        pairs = zip(values(self.constants), self.constants.values(), strict=True)
-        graph.constants = dict(pairs)
-        for node in self.nodes:
-            ins = tuple(map(again, node.ins))
-            graph.nodes.append(replace(node, ins=ins, outs=tuple(values(node.outs))))
-        graph.outputs = list(map(again, self.outputs))
-        graph._values = self._values
-        for key, (array, value) in self._sources.items():
-            if value in copies:
-                graph._sources[key] = array, cast(Value, copies[value])
-        return graph, copies
-
     def value(self, aval: Aval) -> Value:
         self._values += 1
         return Value(self._values - 1, aval)
@@ -172,10 +145,7 @@ class Graph:
     ) -> Node:
         """Makes a node without adding it to the graph."""
         outs = tuple(self.value(aval) for aval in out_avals)
-        return Node(
-            *(len(self.nodes), primitive, params, tuple(ins), outs),
-            *(self.source, self.source_info),
-        )
+        return Node(primitive, params, tuple(ins), outs, self.source, self.source_info)
 
     def add(
         self,
@@ -233,30 +203,37 @@ class Graph:
         shapes = (jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
         return self.inline(jax.make_jaxpr(function)(*shapes), ins, fixed)
 
-    def rewrite(self, write: Callable[[Node], Sequence[Operand] | None]) -> None:
-        """Visits the nodes, first to last, and replaces some of them.
+    def rewritten(self, write: "Rewrite") -> "Graph":
+        """Another graph, in which some nodes are replaced. It shares all others.
 
-        ``write`` gets each node, with operands that are already replaced. It adds nodes
-        to the graph and returns the operands that replace the node's results, or None
-        to keep the node. It gets the nodes that it adds too.
+        ``write`` gets the other graph and each node, first to last, with operands that
+        are already replaced. It adds nodes and returns the operands that replace the
+        node's results, or None to keep the node. It gets the nodes that it adds too.
         """
-        self._ahead, self.nodes = self.nodes[::-1], []
-        while self._ahead:
-            node = self._ahead.pop()
-            if any(self.current(operand) is not operand for operand in node.ins):
-                node.ins = tuple(map(self.current, node.ins))
-            self.source, self.source_info = node.source, node.source_info
-            first = node.number = len(self.nodes)
-            results = write(node)
+        graph = Graph(self.calls)
+        graph.inputs, graph.outputs = self.inputs, self.outputs
+        graph.constants, graph._sources = {**self.constants}, {**self._sources}
+        graph._values, graph._ahead = self._values, self.nodes[::-1]
+        while graph._ahead:
+            node = graph._ahead.pop()
+            graph.source, graph.source_info = node.source, node.source_info
+            ins, before = tuple(map(graph.current, node.ins)), node.outs
+            if ins != node.ins:
+                avals = [out.aval for out in before]
+                node = graph.node(node.primitive, node.params, ins, avals)
+                graph._replaced.update(zip(before, node.outs, strict=True))
+            first = len(graph.nodes)
+            results = write(graph, node)
             if results is None:
-                self.nodes.append(node)
+                graph.nodes.append(node)
             else:
-                self._ahead += reversed(self.nodes[first:])
-                del self.nodes[first:]
-                self._replaced.update(zip(node.outs, results, strict=True))
-        self.outputs = list(map(self.current, self.outputs))
-        self._replaced = {}
-        self.drop_unused()
+                graph._ahead += reversed(graph.nodes[first:])
+                del graph.nodes[first:]
+                graph._replaced.update(zip(node.outs, results, strict=True))
+        graph.outputs = list(map(graph.current, self.outputs))
+        graph._replaced = {}
+        graph.drop_unused()
+        return graph
 
     def drop_unused(self) -> None:
         """Drops the nodes that no output needs."""
@@ -267,8 +244,6 @@ class Graph:
                 used.update(node.ins)
                 kept.append(node)
         self.nodes = kept[::-1]
-        for number, node in enumerate(self.nodes):
-            node.number = number
 
     def current(self, operand: Operand) -> Operand:
         """The operand that replaces this one so far, or itself."""
@@ -277,12 +252,17 @@ class Graph:
         return operand
 
     def ahead(self) -> dict[Operand, list[Node]]:
-        """The nodes that `rewrite` has not visited yet, by operand."""
+        """The nodes that `rewritten` has not visited yet, by operand."""
         users: dict[Operand, list[Node]] = {}
         for node in reversed(self._ahead):
             for operand in map(self.current, node.ins):
                 users.setdefault(operand, []).append(node)
         return users
+
+    @functools.cached_property
+    def places(self) -> dict[Node, int]:
+        """The place of each node in the order in which they run."""
+        return {node: place for place, node in enumerate(self.nodes)}
 
     def constant(self, array: ArrayLike) -> Operand:
         """The operand for an array that the function closes over."""

@@ -9,7 +9,7 @@ depends on the value runs in a later stage.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from shardmap.planning.engine.analysis import (
@@ -38,7 +38,7 @@ FAR = 16
 
 def propagate(
     graph: Graph,
-    rule_of: Callable[[Node], Rule],
+    rules: Mapping[Node, Rule],
     input_cuts: Sequence[Sequence[Cut]],
     partial: bool,
     keeps: bool = True,
@@ -51,7 +51,7 @@ def propagate(
 
     Args:
       graph: the graph.
-      rule_of: returns the rule of a node.
+      rules: the rules of its nodes.
       input_cuts: the cut of each axis of each input.
       partial: whether to cut axes that are summed over.
       keeps: whether values are kept that could be computed again.
@@ -60,7 +60,7 @@ def propagate(
       carried: (output, input) pairs of the body of a loop: one becomes the other.
       entering: inputs that are partial sums over the loops of these axes.
     """
-    rules = {node.number: rule_of(node) for node in graph.nodes}
+    rules = {node: rules[node] for node in graph.nodes}
     if classes is None:
         classes = loop_classes(graph, rules, carried)
     begun = _Propagation(graph, rules, classes, partial, keeps, frozenset(stored))
@@ -76,7 +76,7 @@ class _Propagation:
     def __init__(
         self,
         graph: Graph,
-        rules: Mapping[int, Rule],
+        rules: Mapping[Node, Rule],
         classes: UnionFind,
         partial: bool,
         keeps: bool,
@@ -116,7 +116,7 @@ class _Propagation:
         )
 
     def _visit(self, node: Node) -> None:
-        rule = self.rules[node.number]
+        rule = self.rules[node]
         cuts = [self.cuts.get(v) or [UNCUT] * len(v.shape) for v in node.ins]
         forward = rule.forward(cuts)
         for lost in forward.lost:
@@ -161,8 +161,7 @@ class _Propagation:
         complete = rule.complete | {
             k
             for k, v in enumerate(node.ins)
-            if v.producer
-            and (v in self._stored or self.rules[v.producer.number].runs_once)
+            if v.producer and (v in self._stored or self.rules[v.producer].runs_once)
         }
         if self._keeps:
             complete |= self._repeated(node, rule, contracted, outs)
@@ -229,7 +228,7 @@ class _Propagation:
         taken = {name for state in partials for name in state.reductions}
         name = free_loop(key, taken)
         factor, size, cut = contraction.factor, contraction.size, contraction.cut
-        self.reductions.append(ReducedLoop(node.number, factor, size, name, cut))
+        self.reductions.append(ReducedLoop(node, factor, size, name, cut))
         return name
 
     def _complete(self, value: Value) -> None:
@@ -240,14 +239,14 @@ class _Propagation:
         while value not in self.kept and (node := value.producer) is not None:
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
-            sums = any(each.node == node.number for each in self.reductions)
+            sums = any(each.node is node for each in self.reductions)
             if (
                 sums
                 or len(partial) != 1
                 or len(node.outs) != 1
                 or partial[0].size > value.size
                 or self.level[partial[0]] != self.level[value]
-                or not self.rules[node.number].cheap
+                or not self.rules[node].cheap
             ):
                 break
             value = partial[0]
@@ -317,5 +316,5 @@ class _Propagation:
                 levels |= {level} if out in self.kept else stages
             for number, v in enumerate(node.ins):
                 # Stages that share it out repeat nothing: they count as one.
-                shared = number in self.rules[node.number].shared_out
+                shared = number in self.rules[node].shared_out
                 stages_of[v] |= {-1} if shared else levels

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.source_info_util import user_context
 
-from shardmap.planning.engine.nodes import Node, Operand, Scalar, Value
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value
 from shardmap.planning.engine.rules import Factor, Need, Rule
 from shardmap.planning.engine.slices import (
     Box,
@@ -53,7 +53,7 @@ class Step(NamedTuple):
     """One equation for one shard.
 
     Attributes:
-      node: the number of its node.
+      node: its node.
       ins: its operands; None for a scalar, or one that is not read.
       static: see `Need`.
       start_count: the number of its starts.
@@ -61,7 +61,7 @@ class Step(NamedTuple):
       shapes: of the results' boxes; None where one is not wanted.
     """
 
-    node: int
+    node: Node
     ins: tuple[Ref | None, ...]
     static: Any
     start_count: int
@@ -100,12 +100,12 @@ class Recipe(NamedTuple):
     static: StaticRecipe
 
 
-Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
-"""Node number -> contracted factor -> the part of it to run over."""
+Intervals: TypeAlias = Mapping[Node, Mapping[Factor, Interval]]
+"""Node -> contracted factor -> the part of it to run over."""
 
 
 def needed(
-    outputs: Iterable[Operand], stops: Collection[Value]
+    graph: Graph, outputs: Iterable[Operand], stops: Collection[Value]
 ) -> tuple[list[Node], frozenset[Value]]:
     """The nodes that outputs depend on, from last to first, and the stops they read."""
     nodes: set[Node] = set()
@@ -122,13 +122,13 @@ def needed(
         if node is not None and node not in nodes:
             nodes.add(node)
             stack += node.ins
-    backwards = sorted(nodes, key=lambda node: node.number, reverse=True)
+    backwards = sorted(nodes, key=graph.places.__getitem__, reverse=True)
     return backwards, frozenset(reads)
 
 
 def trace_back(
     backwards: Sequence[Node],
-    rules: Mapping[int, Rule],
+    rules: Mapping[Node, Rule],
     demands: Sequence[tuple[Operand, Box] | None],
     stops: Collection[Value],
     loops: Intervals,
@@ -138,7 +138,7 @@ def trace_back(
 
     Args:
       backwards: the nodes, from last to first.
-      rules: their rules, by node number.
+      rules: their rules.
       demands: the values and their boxes; None for one that is not wanted.
       stops: values that are read, even if a node computes them.
       loops: the contracted factors that run over a part only.
@@ -151,7 +151,7 @@ def trace_back(
     visits: list[tuple[Node, Sequence[Box | None], Need]] = []
     for node in backwards:
         for boxes in wanted.of(node):
-            need = rules[node.number].backward(boxes, loops.get(node.number, {}))
+            need = rules[node].backward(boxes, loops.get(node, {}))
             visits.append((node, boxes, need))
             for value, box in zip(node.ins, need.boxes, strict=True):
                 if box is not None:
@@ -168,7 +168,7 @@ def trace_back(
         refs = tuple(map(slots.find, node.ins, need.boxes))
         first = slots.slots
         made_shapes = tuple(None if box is None else shape_of(box) for box in boxes)
-        step = node.number, refs, need.static, len(need.starts), first, made_shapes
+        step = node, refs, need.static, len(need.starts), first, made_shapes
         steps.append(Step(*step))
         starts.extend(need.starts)
         for out, box in zip(node.outs, boxes, strict=True):
@@ -270,8 +270,7 @@ Starts: TypeAlias = Sequence[jax.Array] | jax.Array
 
 def emit(
     static: StaticRecipe,
-    nodes: Mapping[int, Node],
-    rules: Mapping[int, Rule],
+    rules: Mapping[Node, Rule],
     demanded: Sequence[Operand | None],
 ) -> Callable[[Sequence[Any], Starts], list[Any]]:
     """Returns the function that runs a recipe: ``(boxes read, starts) -> results``."""
@@ -288,13 +287,13 @@ def emit(
 
         position = 0
         for step in static.steps:
-            node = nodes[step.node]
+            node = step.node
             starts_of_step = [starts[position + k] for k in range(step.start_count)]
             position += step.start_count
             info = node.source_info
             with user_context(info and info.traceback):
                 ins = [read(v, ref) for v, ref in zip(node.ins, step.ins, strict=True)]
-                outs = rules[step.node].emit(ins, step.static, starts_of_step)
+                outs = rules[node].emit(ins, step.static, starts_of_step)
             slots.update(enumerate(outs, step.first))
         return [read(v, ref) for v, ref in zip(demanded, static.outs, strict=True)]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardmap.planning.engine.analysis import Analysis, LoopName, Pending, free_loop
 from shardmap.planning.engine.monoids import Combiner
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Node, Value
 from shardmap.planning.engine.patterns import Members, Patterns
 from shardmap.planning.engine.recipe import Recipe, needed, trace_back
 from shardmap.planning.engine.rules import Cut, Factor, Origins, meet
@@ -94,9 +94,9 @@ class Stage:
     ) -> None:
         self.number = number
         self.analysis = analysis
-        self.backwards, self.reads = needed(values, stops)
+        self.backwards, self.reads = needed(analysis.graph, values, stops)
         self.loops: list[Loop] = []
-        self._contracted: list[tuple[int, Factor, int]] = []
+        self._contracted: list[tuple[Node, Factor, int]] = []
         self.results = self._results(values)
         self.patterns = Patterns(self._walk)
         self.families = self._families()
@@ -122,7 +122,7 @@ class Stage:
             self._axes(value, part.reductions, named)
             for value, part in zip(values, parts, strict=True)
         ]
-        here = {node.number for node in self.backwards}
+        here = {*self.backwards}
         summed = {name for part in parts for name in part.reductions}
         reductions = [
             each
@@ -160,7 +160,7 @@ class Stage:
         names: list[LoopName | None] = []
         whole: set[int] = set()
         if value in analysis.kept and (node := value.producer) is not None:
-            whole = analysis.rules[node.number].whole_axes(node.outs.index(value))
+            whole = analysis.rules[node].whole_axes(node.outs.index(value))
         for axis, cut in enumerate(analysis.cuts[value]):
             if axis in whole:
                 names.append(None)
@@ -262,7 +262,7 @@ class Stage:
             k: (start, start + length)
             for (k, length), start in zip(key.lengths, starts, strict=True)
         }
-        contracted: dict[int, dict[Factor, Interval]] = {}
+        contracted: dict[Node, dict[Factor, Interval]] = {}
         for node, factor, loop in self._contracted:
             if loop in pieces:
                 contracted.setdefault(node, {})[factor] = pieces[loop]

@@ -23,13 +23,13 @@ from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
 from shardmap.arrays.compiled_memory import temporary_bytes
 from shardmap.map.differing import differing_results
-from shardmap.planning.engine.nodes import Graph, Value
+from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.in_slices import Asked, Points, cuts_at
 from shardmap.planning.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.planning.lax.control.unroll import MOST_EQUATIONS
 from shardmap.planning.lax.follow import Cuts
-from shardmap.planning.lax.passes import analysed, graph_of, uncut
+from shardmap.planning.lax.passes import Function, analysed, function_of
 from shardmap.planning.lax.table import LOOKED_THROUGH
 from shardmap.planning.memory.compiled import estimated
 from shardmap.planning.memory.search import Problem, program_within
@@ -62,9 +62,13 @@ chunked_p = ChunkedPrimitive("chunked")
 
 
 def _made(
-    jaxpr: ClosedJaxpr, graph: Graph, asked: Asked, partial: bool, keeps: bool = True
+    jaxpr: ClosedJaxpr,
+    function: Function,
+    asked: Asked,
+    partial: bool,
+    keeps: bool = True,
 ) -> CutProgram:
-    """A jaxpr, whose graph this is, cut at points."""
+    """The function of a jaxpr, cut at points."""
     every, count = cuts_at("chunked", asked), len(jaxpr.in_avals)
     cuts, inside = every[:count], every[count:]
     # Each stage of a loop is compiled with all others, as one function.
@@ -73,20 +77,20 @@ def _made(
     )
     trees = jax.tree.structure(jaxpr.in_avals), jax.tree.structure(jaxpr.out_avals)
     names = [f"operand {k}" for k in range(count)]
-    return CutProgram(jaxpr, analysed(graph, wanted), *trees, cuts, names)
+    return CutProgram(jaxpr, analysed(function, wanted), *trees, cuts, names)
 
 
 @functools.lru_cache(maxsize=256)
 def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     """A jaxpr, cut as asked, or so that it fits."""
-    graph = graph_of(jaxpr)
+    function = function_of(jaxpr)
     if options.memory is None:
-        return _made(jaxpr, graph, asked, options.partial)
+        return _made(jaxpr, function, asked, options.partial)
     took = functools.cache(functools.partial(_temporaries, jaxpr))
     problem = Problem(
-        functools.partial(_made, jaxpr, graph),
-        graph,
-        *uncut(graph),
+        functools.partial(_made, jaxpr, function),
+        *function,
+        function.values,
         asked,
         finds=options.finds,
         partial=options.partial,

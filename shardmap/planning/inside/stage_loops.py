@@ -106,8 +106,7 @@ def _run_shards(
 
     # XLA of JAX 0.10 merges a slice of a slice into one slice of the array, and forgets
     # that places outside of the first slice do not exist.
-    steps = {step.node for step in static.steps}
-    primitives = {n.primitive for n in cut_program.graph.nodes if n.number in steps}
+    primitives = {step.node.primitive for step in static.steps}
     apart = not primitives.isdisjoint(WITH_PLACES)
     read = _read if primitives.isdisjoint(WITH_MATRICES) else _read_matrices
 

@@ -53,44 +53,41 @@ class Cuts:
     most_equations: int = unroll.MOST_IN_STAGES
 
 
-class Rules:
-    """The rules of nodes, cached for the operands that a node has."""
+class Rules(dict[Node, Rule]):
+    """The rules of nodes, made when they are first asked for."""
 
-    def __init__(self) -> None:
-        self._made: dict[Node, tuple[Sequence[Operand], Rule]] = {}
-
-    def rule(self, node: Node) -> Rule:
-        ins, rule = self._made.get(node, (None, None))
-        if rule is None or ins is not node.ins:
-            rule = TABLE.rule(node)
-            self._made[node] = node.ins, rule
+    def __missing__(self, node: Node) -> Rule:
+        rule = self[node] = TABLE.rule(node)
         return rule
 
 
-def follow(graph: Graph, cuts: Cuts) -> None:
+def follow(graph: Graph, cuts: Cuts, rules: Rules) -> Graph:
     """Follows the cuts from node to node, and rewrites nodes at which they end."""
-    graph.rewrite(_Follow(graph, cuts, {}))
+    return graph.rewritten(_Follow(graph.inputs, cuts, rules, {}))
 
 
 class _Follow:
     """Follows the cuts. What is known of loops is shared with those inside of them."""
 
     def __init__(
-        self, graph: Graph, cuts: Cuts, trials: dict[Hashable, "_Trial | None"]
+        self,
+        inputs: Sequence[Value],
+        cuts: Cuts,
+        rules: Rules,
+        trials: dict[Hashable, "_Trial | None"],
     ) -> None:
-        self._graph, self._asked, self._trials = graph, cuts, trials
-        self._rules = Rules()
+        self._asked, self._rules, self._trials = cuts, rules, trials
         self._cuts: dict[Operand, Sequence[Cut]] = {}
-        self._cuts.update(zip(graph.inputs, cuts.inputs, strict=True))
+        self._cuts.update(zip(inputs, cuts.inputs, strict=True))
         # The reductions over cut axes that a value is made of, as bits.
         self._made_of: dict[Operand, int] = {}
         self._reductions = 0
 
-    def __call__(self, node: Node) -> Sequence[Operand] | None:
+    def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
         cuts = [self._cuts.get(x) or [UNCUT] * len(x.shape) for x in node.ins]
-        forward = self._rules.rule(node).forward(cuts)
+        forward = self._rules[node].forward(cuts)
         for rewrite in self.rewriters(node, forward):
-            results = rewrite(self._graph, node, cuts)
+            results = rewrite(graph, node, cuts)
             if results is not None:
                 return results
         self._cuts.update(zip(node.outs, forward.outs, strict=True))
@@ -123,10 +120,10 @@ class _Follow:
         self, graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
     ) -> Sequence[Operand] | None:
         """Adds the steps of a loop or all branches, if fewer cuts end in them."""
-        ended = _origins_of(self._rules.rule(node).forward(cuts).lost)
+        ended = _origins_of(self._rules[node].forward(cuts).lost)
         key = node.primitive, key_of(node.params), tuple(map(tuple, cuts))
         if key not in self._trials:
-            self._trials[key] = self._trial(node, cuts)
+            self._trials[key] = self._trial(graph, node, cuts)
         trial = self._trials[key]
         if trial is None or len(trial.ended) >= len(ended):
             return None
@@ -135,9 +132,11 @@ class _Follow:
             most = max(most, self._asked.most_equations)
         return unroll.unrolled(graph, node, most)
 
-    def _trial(self, node: Node, cuts: Sequence[Sequence[Cut]]) -> "_Trial | None":
+    def _trial(
+        self, outer: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+    ) -> "_Trial | None":
         """What happens to the cuts in the first steps, or in the branches."""
-        graph = Graph(self._graph.calls)
+        graph = Graph(outer.calls)
         ins: list[Operand] = []
         for x in node.ins:
             if isinstance(x, Value):
@@ -150,16 +149,17 @@ class _Follow:
         outs = unroll.unrolled(graph, alone, unroll.MOST_EQUATIONS, unroll.SAMPLE)
         if outs is None:
             return None
-        users = self._graph.ahead()
-        results = {*map(self._graph.current, self._graph.outputs)}
+        users = outer.ahead()
+        results = {*map(outer.current, outer.outputs)}
         pairs = zip(outs, node.outs, strict=True)
         graph.outputs = [x for x, out in pairs if out in users or out in results]
         graph.drop_unused()
         cut = zip(node.ins, cuts, strict=True)
         rows = [row for x, row in cut if isinstance(x, Value)]
         asked = replace(self._asked, inputs=rows)
-        graph.rewrite(_Follow(graph, asked, self._trials))
-        analysis = propagate(graph, Rules().rule, rows, asked.partial, asked.keeps)
+        rules = Rules()
+        graph = graph.rewritten(_Follow(graph.inputs, asked, rules, self._trials))
+        analysis = propagate(graph, rules, rows, asked.partial, asked.keeps)
         ended = _origins_of(analysis.ended)
         last = max(
             (analysis.level[x] for x in graph.outputs if isinstance(x, Value)),

@@ -68,7 +68,7 @@ def per_piece(
     leaves, in_tree = jax.tree.flatten(args)
     whole, out_tree = jax.tree.flatten(result)
     ins, outs = (tuple(map(_value, each)) for each in (leaves, whole))
-    factors(Node(0, PlanPrimitive("per_piece"), {}, ins, outs, ""), axes)
+    factors(Node(PlanPrimitive("per_piece"), {}, ins, outs, ""), axes)
     dtypes = tuple(np.dtype(each.aval.dtype) for each in outs)
     host = HostFunction(function, axes, in_tree, out_tree, dtypes)
     results = jax.pure_callback(host, whole, *leaves, vmap_method=host.vmap_method)

@@ -161,12 +161,11 @@ def _is_fused(line: _Line, users: Sequence[_Line]) -> bool:
 
 def shard_peak(stage: Stage, static: StaticRecipe) -> Peak:
     """About what a shard holds besides what it reads and returns."""
-    nodes = {node.number: node for node in stage.backwards}
     ends = {ref.slot for ref in static.outs if ref is not None}
     parts: dict[Name, Part] = {}
     lines = []
     for step in static.steps:
-        node, outs = nodes[step.node], []
+        node, outs = step.node, []
         results = zip(node.outs, step.shapes, strict=True)
         for slot, (value, shape) in enumerate(results, step.first):
             if shape is not None:
@@ -176,7 +175,7 @@ def shard_peak(stage: Stage, static: StaticRecipe) -> Peak:
         made = parts[outs[0]]
         share = math.prod(made.shape) / max(math.prod(made.value.shape), 1)
         inside = math.ceil(_inside(node) * share)
-        is_cheap = stage.analysis.rules[step.node].cheap
+        is_cheap = stage.analysis.rules[node].cheap
         lines.append(_Line(node, is_cheap, ins, outs, inside, made.is_whole))
     return _peak(lines, ends, parts)
 

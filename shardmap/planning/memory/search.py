@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import AxisKey, joined_classes
-from shardmap.planning.engine.nodes import Graph, Value
+from shardmap.planning.engine.nodes import Graph, Node, Value
 from shardmap.planning.engine.rules import Rule
 from shardmap.planning.in_slices import Asked, cut_points
 from shardmap.planning.lax.reduce import COMBINERS
@@ -80,7 +80,7 @@ class Problem:
       make: cuts the function. Takes points, whether axes that are summed over are cut,
         and whether values may be kept for later stages.
       graph: the function before it is cut.
-      rules: the rules of its nodes, by number.
+      rules: the rules of its nodes.
       values: the values at which cuts can begin: its arguments, then values inside.
       asked: the cuts of its arguments; `AUTO` for those whose number is sought.
       finds: whether the axes are sought too.
@@ -97,7 +97,7 @@ class Problem:
 
     make: Callable[[Asked, bool, bool], CutProgram]
     graph: Graph
-    rules: Mapping[int, Rule]
+    rules: Mapping[Node, Rule]
     values: Sequence[Value]
     asked: Asked
     finds: bool
@@ -305,7 +305,7 @@ class _Search:
         stored = (
             nbytes(value)
             for node in graph.nodes
-            if not (rules[node.number].cheap or node.primitive in COMBINERS)
+            if not (rules[node].cheap or node.primitive in COMBINERS)
             for value in node.outs
             if value not in graph.outputs
         )

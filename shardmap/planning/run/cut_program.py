@@ -92,7 +92,6 @@ class CutProgram:
             for stage in self.stages
             for result in stage.results
         }
-        self._nodes = {node.number: node for node in self.graph.nodes}
         self._compiled: dict[Hashable, jax.stages.Wrapped] = {}
         self._different: dict[Hashable, jax.stages.Wrapped] = {}
 
@@ -237,7 +236,7 @@ class CutProgram:
             None if ref is None else result.value
             for result, ref in zip(stage.results, static.outs, strict=True)
         ]
-        return emit(static, self._nodes, self.analysis.rules, values)
+        return emit(static, self.analysis.rules, values)
 
     def function(self, stage: Stage, static: StaticRecipe) -> Callable[..., Any]:
         """The function of `compiled` before `jax.jit`, of stored boxes and starts."""

@@ -76,16 +76,14 @@ class InnerBody:
         partial: bool = True,
         outputs: Callable[[Graph], list[Operand]] | None = None,
     ) -> None:
-        self.graph: Graph = flatten(jaxpr, table.calls, node.source)
-        fold(self.graph)
-        by_rows(self.graph)
+        graph = by_rows(fold(flatten(jaxpr, table.calls, node.source)))
         if outputs is not None:
-            self.graph.outputs = outputs(self.graph)
-            self.graph.drop_unused()
-        self.rules = {n.number: table.rule(n) for n in self.graph.nodes}
-        self.nodes = {n.number: n for n in self.graph.nodes}
-        self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
-        self.backwards, _ = needed(self.graph.outputs, self.stops)
+            graph.outputs = outputs(graph)
+            graph.drop_unused()
+        self.graph = graph
+        self.rules = {n: table.rule(n) for n in graph.nodes}
+        self.stops = frozenset([*graph.inputs, *graph.constants])
+        self.backwards, _ = needed(graph, graph.outputs, self.stops)
         self._carried = carried
         self._partial = partial
         analysis = self._analysed(lambda key: True)
@@ -97,7 +95,7 @@ class InnerBody:
         self.of_rows: set[AxisKey] = set()
         self.broken = self._ended(analysis)
         for loop, reductions in self._sums.items():
-            nodes = [self.nodes[each.node] for each in reductions]
+            nodes = [each.node for each in reductions]
             of_rows = [each.primitive in UNVMAPPED for each in nodes]
             parts = self._parts(loop, analysis)
             if parts is None or any(of_rows) > all(of_rows):
@@ -124,7 +122,7 @@ class InnerBody:
         ]
         return propagate(
             self.graph,
-            lambda node: self.rules[node.number],
+            self.rules,
             cuts,
             partial=self._partial,
             keeps=False,
@@ -169,7 +167,7 @@ class InnerBody:
         sums: dict[Operand, Combiner] = {
             out: pending.combiner
             for each in self._sums[loop]
-            for out in self.nodes[each.node].outs
+            for out in each.node.outs
             if (pending := all_cut.pending.get(out)) and each.loop in pending.reductions
         }
         count = -1
@@ -206,7 +204,7 @@ class InnerBody:
 
     def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
         """The part of each contracted factor that runs, for parts of loops."""
-        running: dict[int, dict[Factor, Interval]] = {}
+        running: dict[Node, dict[Factor, Interval]] = {}
         for loop, interval in loops.items():
             for each in self._sums.get(loop, ()):
                 running.setdefault(each.node, {})[each.factor] = interval
@@ -271,7 +269,7 @@ class InnerBody:
             value if is_wanted else None
             for value, is_wanted in zip(self.graph.outputs, shard.wanted, strict=True)
         ]
-        return emit(static, self.nodes, self.rules, outputs)(reads, starts)
+        return emit(static, self.rules, outputs)(reads, starts)
 
 
 class BodyShard(NamedTuple):

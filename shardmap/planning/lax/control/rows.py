@@ -7,6 +7,7 @@ go on, and that this row never goes on again. Those of equinox are of this kind.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import jax
 import jax.extend.core as jex_core
@@ -93,8 +94,9 @@ def vmapped(graph: Graph, node: Node) -> Sequence[Operand] | None:
         return lax.while_loop(lambda x: goes_on(x).any(), step, list(ins[front:]))
 
     outs = graph.call(loop, node.ins)
-    written = next(n for n in reversed(graph.nodes) if n.primitive is p.while_p)
-    written.primitive, written.params = ROWS, {**written.params, "used": ()}
+    place = max(k for k, n in enumerate(graph.nodes) if n.primitive is p.while_p)
+    params = {**graph.nodes[place].params, "used": ()}
+    graph.nodes[place] = replace(graph.nodes[place], primitive=ROWS, params=params)
     return outs
 
 
@@ -105,10 +107,10 @@ Literals = frozenset[tuple[Operand, bool]]
 """Truth values, and whether each is to be true: all of them at once."""
 
 
-def by_rows(graph: Graph) -> None:
+def by_rows(graph: Graph) -> Graph:
     """Replaces the loops of a graph that run until each of their rows is done."""
 
-    def written(node: Node) -> Sequence[Operand] | None:
+    def written(graph: Graph, node: Node) -> Sequence[Operand] | None:
         if node.primitive is not p.while_p:
             return None
         is_unvmapped = has_unvmapped(node.params["cond_jaxpr"])
@@ -120,7 +122,7 @@ def by_rows(graph: Graph) -> None:
         params = {**node.params, "used": tuple(used)}
         return graph.add(ROWS, params, node.ins, [out.aval for out in node.outs])
 
-    graph.rewrite(written)
+    return graph.rewritten(written)
 
 
 def has_unvmapped(jaxpr: AnyJaxpr) -> bool:
@@ -181,10 +183,9 @@ def _kept(node: Node, calls: Calls, is_flagged: bool) -> frozenset[int]:
     if not conditions(graph)[0].shape:
         return frozenset()
     graph.outputs += graph.inline(params["body_jaxpr"], [*given[tests:], *carried])
-    graph.rewrite(_without_copies)
-    share_equal(graph)
+    graph = share_equal(graph.rewritten(_without_copies))
     rows = conditions(graph)[0]
-    _, looked = needed([rows], frozenset(carried))
+    _, looked = needed(graph, [rows], frozenset(carried))
     active = literals(rows)
     tried = [(active, looked)]
     if is_flagged:
@@ -202,7 +203,7 @@ def _kept(node: Node, calls: Calls, is_flagged: bool) -> frozenset[int]:
     return frozenset()
 
 
-def _without_copies(node: Node) -> Sequence[Operand] | None:
+def _without_copies(graph: Graph, node: Node) -> Sequence[Operand] | None:
     [*operands] = map(same, node.outs)
     return None if operands == [*node.outs] else operands
 

@@ -38,7 +38,7 @@ NOT_EVALUATED = frozenset({PURE_CALLBACK, OPTIMIZATION_BARRIER})
 """Code outside of JAX runs with the program only; steps of loops are not followed."""
 
 
-def fold(graph: Graph) -> None:
+def fold(graph: Graph) -> Graph:
     """Evaluates what the indices of a graph are made of, as far as it can be known.
 
     Indices that are made of floats, such as ``floor(scale * arange(n) + 0.5)``, become
@@ -60,20 +60,14 @@ def fold(graph: Graph) -> None:
             rounded[operand] = None
     _evaluate(rounded)
 
-    def replaced(node: Node) -> Sequence[Operand] | None:
+    def replaced(graph: Graph, node: Node) -> Sequence[Operand] | None:
         known = evaluated(node.outs[0]) if node.outs[0] in rounded else None
         return None if known is None else [graph.constant(known)]
 
     if rounded:
-        graph.rewrite(replaced)
+        graph = graph.rewritten(replaced)
     _evaluate(part for x in _indices(graph) for part, _ in _columns(x))
-
-
-def known_again(copies: Mapping[Operand, Operand]) -> None:
-    """Says that copies of values are known as these are."""
-    for value, copy in copies.items():
-        if isinstance(value, Value) and isinstance(copy, Value) and value in _VALUES:
-            _VALUES[copy] = _VALUES[value]
+    return graph
 
 
 def _indices(graph: Graph) -> list[Operand]:

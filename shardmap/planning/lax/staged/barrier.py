@@ -41,7 +41,7 @@ def barrier(
 
 
 def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
-    """Cuts the outputs of a graph, such as random numbers of a key."""
+    """Cuts the outputs of a new graph, such as random numbers of a key."""
     graph.source, graph.source_info = "out_slices", None
     for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=False)):
         if isinstance(output, Value) and any(cut.at for cut in row):
@@ -68,33 +68,29 @@ MADE_OF_POSITIONS = frozenset({p.iota_p, p.random_bits_p, p.random_split_p})
 """The primitives that compute each element from its position."""
 
 
+def _is_beginning(node: Node) -> bool:
+    return node.primitive in MADE_OF_POSITIONS and bool(node.outs[0].shape)
+
+
 def begins(graph: Graph) -> list[Value]:
     """The values at which cuts can begin: no operand has their axes."""
-    return [
-        node.outs[0]
-        for node in graph.nodes
-        if node.primitive in MADE_OF_POSITIONS and node.outs[0].shape
-    ]
+    return [node.outs[0] for node in filter(_is_beginning, graph.nodes)]
 
 
-def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
+def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> Graph:
     """Cuts the first values of `begins` inside of a graph, where no argument could."""
-    asked = {
-        value.producer: row
-        for value, row in zip(begins(graph), cuts, strict=False)
-        if any(cut.at for cut in row)
-    }
+    rows, behind = iter(cuts), set[Node]()
 
-    def cut(node: Node) -> list[Operand] | None:
-        row = asked.pop(node, None)
-        if row is None:
+    def cut(graph: Graph, node: Node) -> list[Operand] | None:
+        row = next(rows, ()) if _is_beginning(node) and node not in behind else ()
+        if not any(cut.at for cut in row):
             return None
         avals = [out.aval for out in node.outs]
         [value] = graph.add(node.primitive, node.params, node.ins, avals)
+        behind.add(graph.nodes[-1])
         return [_beginning(graph, value, row)]
 
-    if asked:
-        graph.rewrite(cut)
+    return graph.rewritten(cut)
 
 
 class Barrier(Factors):

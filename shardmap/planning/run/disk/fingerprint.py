@@ -55,10 +55,9 @@ def fingerprint(cut_program: CutProgram) -> str:
             )
     with cut_program.settings():
         lowered = jax.jit(jex_core.jaxpr_as_fun(closed)).lower(*closed.in_avals)
-    nodes, rules = cut_program.graph.nodes, cut_program.analysis.rules
     told = [
         (cut_program.x64, cut_program.partitionable, str(cut_program.out_tree)),
-        [str(rules[node.number]) for node in nodes],
+        list(map(str, cut_program.analysis.rules.values())),
         texts,
         [[loop.pieces for loop in stage.loops] for stage in cut_program.stages],
         [
