@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import (
     Any,
     Generic,
-    NamedTuple,
     ParamSpec,
     TypedDict,
     TypeVar,
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 from shardmap._jax import api_boundary
 from shardmap._jax.errors import explained_errors
 from shardmap._jax.stages import argument_names
-from shardmap._jax.types import ClosedJaxpr
+from shardmap._jax.types import TreeDef
 from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.running import jit_in_turns
 from shardmap.arrays.trees import Flattened, leaf_paths
@@ -47,23 +46,6 @@ from shardmap.units import bytes_of, check_bool, decorator_with_options, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _Traced(NamedTuple):
-    """One call, traced.
-
-    Attributes:
-      jaxpr: the function of ``operands``.
-      asked: how each operand is cut.
-      operands: the leaves of the arguments, then the values that the function closes
-        over and that are tracers, or under an Explicit mesh.
-      out_tree: the structure of the result.
-    """
-
-    jaxpr: ClosedJaxpr
-    asked: Asked
-    operands: list[Any]
-    out_tree: Any
 
 
 class ChunkedFunction(Generic[P, R]):
@@ -116,13 +98,12 @@ class ChunkedFunction(Generic[P, R]):
         """
         arguments = self._arguments(args, kwargs)
         self._check_arrays(*arguments)
-        traced = self._traced(*arguments)
-        # One of its own, as equal jaxprs share the other.
-        cut_program = copy.copy(self._cut(traced))
+        shared, _, operands, out_tree = self._cut(*arguments)
         names = [*leaf_paths("args", arguments[0]), *leaf_paths("kwargs", arguments[1])]
-        held = range(len(traced.operands) - len(names))
+        held = range(len(operands) - len(names))
         names += [f"closed-over value {number}" for number in held]
-        cut_program.names, cut_program.out_tree = names, traced.out_tree
+        cut_program = copy.copy(shared)  # Other functions may have equal jaxprs.
+        cut_program.names, cut_program.out_tree = names, out_tree
         return report.explanation(cut_program, repr(self))
 
     def _arguments(self, args: Any, kwargs: Any) -> Arguments:
@@ -150,7 +131,11 @@ class ChunkedFunction(Generic[P, R]):
                     )
                 raise TypeError(f"chunked argument {name} {why}") from None
 
-    def _traced(self, *arguments: Any) -> _Traced:
+    def _cut(self, *arguments: Any) -> tuple[CutProgram, Asked, list[Any], TreeDef]:
+        """The function of a call, cut; how its operands are; these; its results' tree.
+
+        Behind the leaves of the arguments come values that the function closes over.
+        """
         leaves = jax.tree.leaves(arguments)
         asked = asked_points("chunked", self._in_slices, arguments[0])
         keywords = leaves[len(asked) :]
@@ -165,46 +150,35 @@ class ChunkedFunction(Generic[P, R]):
             jaxpr, result = jax.make_jaxpr(flat, return_shape=True)(*arguments)
         jaxpr, held = without_tracers(jaxpr)
         asked += tuple(((),) * value.ndim for value in held)
-        return _Traced(jaxpr, asked, [*leaves, *held], result.tree)
-
-    def _cut(self, traced: _Traced) -> CutProgram:
         try:
-            return primitive.cut(traced.jaxpr, traced.asked, self._options)
+            cut_program = primitive.cut(jaxpr, asked, self._options)
         except Refused as error:
             raise ValueError(f"chunked cannot cut {self!r}: {error}") from None
+        return cut_program, asked, [*leaves, *held], result.tree
 
     def _bind(self, *arguments: Any) -> Any:
-        traced = self._traced(*arguments)
-        self._tell(self._cut(traced))
+        cut_program, asked, operands, out_tree = self._cut(*arguments)
+        if report.runs_whole(cut_program):
+            text = (
+                f"{self!r} runs as a whole: none of the cuts reaches its end. "
+                f"{self!r}.explain(*args) says why."
+            )
+            if self._strict:
+                raise ValueError(text)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(text, stacklevel=2)
+        jaxpr, options = cut_program.closed, self._options
         if self._remat is True:
             results = chunked_p.bind(
-                *traced.operands,
-                jaxpr=traced.jaxpr,
-                asked=traced.asked,
-                options=self._options,
+                *operands, jaxpr=jaxpr, asked=asked, options=options
             )
         else:
-            flat = jax.extend.core.jaxpr_as_fun(traced.jaxpr)
+            flat = jax.extend.core.jaxpr_as_fun(jaxpr)
             if self._remat is not False:
                 flat = jax.checkpoint(flat, policy=self._remat)
-            results = keeping_residuals(
-                flat, traced.operands, traced.asked, self._options
-            )
-        return jax.tree.unflatten(traced.out_tree, results)
-
-    def _tell(self, cut_program: CutProgram) -> None:
-        """Warns, or raises if strict, where no cut has an effect."""
-        if not report.runs_whole(cut_program):
-            return
-        text = (
-            f"{self!r} runs as a whole: none of the cuts reaches its end. "
-            f"{self!r}.explain(*args) says why."
-        )
-        if self._strict:
-            raise ValueError(text)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(text, stacklevel=2)
+            results = keeping_residuals(flat, operands, asked, options)
+        return jax.tree.unflatten(out_tree, results)
 
 
 class Keywords(TypedDict, total=False):

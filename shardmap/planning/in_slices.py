@@ -282,10 +282,6 @@ def cut_points(
     """
     if cut is None:
         return ()
-    if isinstance(cut, _Each | Pieces):
-        length = 1 if isinstance(cut, _Each) else cut.length
-        _check_count(cut, -(-size // length))
-        return tuple(range(length, size, length))
     if isinstance(cut, _AsChunked):
         if chunks is None:
             raise ValueError(
@@ -305,21 +301,23 @@ def cut_points(
         )
     if isinstance(cut, str) and cut.lower() == "auto":
         raise TypeError(f"{cut!r} is not a cut: write shardmap.AUTO")
-    count = integer_of("a cut (a number, a tuple, a list, Pieces, EACH or AUTO)", cut)
-    count = min(integer_of("a number of pieces", count, least=1), max(size, 1))
-    _check_count(cut, count)
-    quotient, larger = divmod(size, count)
-    points = tuple(k * quotient + min(k, larger) for k in range(1, count))
-    return points if chunks is None else _at_borders(points, chunks)
-
-
-def _check_count(cut: AxisCut, count: int) -> None:
-    """Raises a ValueError for more pieces of an axis than memory has room for."""
+    if isinstance(cut, _Each | Pieces):
+        length = 1 if isinstance(cut, _Each) else cut.length
+        count = -(-size // length)
+    else:
+        what = "a cut (a number, a tuple, a list, Pieces, EACH or AUTO)"
+        count = integer_of("a number of pieces", integer_of(what, cut), least=1)
+        length, count = 0, min(count, max(size, 1))
     if count > MOST:
         raise ValueError(
             f"{shown(cut)} makes {count:,} pieces, and an axis may have {MOST:,}: give "
             "fewer of them, as with Pieces(length)"
         )
+    if length:
+        return tuple(range(length, size, length))
+    quotient, larger = divmod(size, count)
+    points = tuple(k * quotient + min(k, larger) for k in range(1, count))
+    return points if chunks is None else _at_borders(points, chunks)
 
 
 def _at_borders(points: Points, chunks: Points) -> Points:
