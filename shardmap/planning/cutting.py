@@ -16,12 +16,7 @@ import numpy as np
 from shardmap._jax.context import check_live
 from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import PyTree
-from shardmap.arrays.array_likes import (
-    abstract_value,
-    device_dtype,
-    is_array_like,
-    refusal,
-)
+from shardmap.arrays.array_likes import device_dtype, refusal
 from shardmap.arrays.trees import leaf_paths
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import joined_classes
@@ -301,8 +296,6 @@ def _aval_of(leaf: Any, name: str) -> Any:
                 f"{_like(native)}"
             ) from None
         refuse_masked(leaf, name)
-        if is_array_like(leaf):
-            dtype = abstract_value(leaf).dtype
         dtype = device_dtype(np.dtype(dtype))
     unknown = [axis for axis, size in enumerate(leaf.shape) if size != size]
     if unknown:  # Such as of a Dask array after boolean indexing.

@@ -20,40 +20,27 @@ from shardmap.planning.lax.per_piece import per_piece
 from shardmap.planning.sources.labelled import is_dataset
 
 
-def forward_filled(self: Any, dim: Hashable, limit: int | None = None) -> Any:
-    """`xarray.DataArray.ffill`."""
-    return self.copy(data=_filled(self.data, self.get_axis_num(dim), limit))
-
-
-def backward_filled(self: Any, dim: Hashable, limit: int | None = None) -> Any:
-    """`xarray.DataArray.bfill`."""
-    axis = self.get_axis_num(dim)
-    filled = _filled(jnp.flip(self.data, axis), axis, limit)
-    return self.copy(data=jnp.flip(filled, axis))
-
-
-def _filled(x: Any, axis: int, limit: int | None) -> Any:
-    """Takes the last element before each one that is not missing."""
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x
-    places = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    last = jax.lax.cummax(jnp.where(jnp.isnan(x), -1, places), axis)
-    is_near = (last >= 0) & (
-        places - last <= (x.shape[axis] if limit is None else limit)
-    )
-    filled = jnp.take_along_axis(x, jnp.maximum(last, 0), axis)
-    return jnp.where(is_near, filled, jnp.full_like(x, jnp.nan))
-
-
-def each_filled(name: str) -> Callable[..., Any]:
-    """`xarray.Dataset.ffill` or ``bfill``."""
+def filled(backward: bool) -> Callable[..., Any]:
+    """``ffill`` or ``bfill`` of `xarray.DataArray` and `xarray.Dataset`."""
 
     def method(self: Any, dim: Hashable, limit: int | None = None) -> Any:
-        def filled(array: Any) -> Any:
-            return getattr(array, name)(dim, limit) if dim in array.dims else array
-
-        return self.map(filled, keep_attrs=True)
+        if is_dataset(self):
+            return self.map(
+                lambda array: method(array, dim, limit) if dim in array.dims else array,
+                keep_attrs=True,
+            )
+        x, axis = jnp.asarray(self.data), self.get_axis_num(dim)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return self
+        x = jnp.flip(x, axis) if backward else x
+        # Takes the last element before each one that is not missing.
+        places = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+        last = jax.lax.cummax(jnp.where(jnp.isnan(x), -1, places), axis)
+        away = places - last
+        is_near = (last >= 0) & (away <= (x.shape[axis] if limit is None else limit))
+        x = jnp.take_along_axis(x, jnp.maximum(last, 0), axis)
+        x = jnp.where(is_near, x, jnp.full_like(x, jnp.nan))
+        return self.copy(data=jnp.flip(x, axis) if backward else x)
 
     return method
 
@@ -109,9 +96,6 @@ def not_written(name: str) -> Callable[..., Any]:
     return method
 
 
-WRITES = {name: not_written(name) for name in ("to_zarr", "to_netcdf")}
-
-
 def vectorized(self: Any, *arrays: Any, **kwargs: Any) -> Any:
     """`numpy.vectorize`, by which ``apply_ufunc`` has ``vectorize=True``, per piece."""
     if kwargs or not any(isinstance(x, jax.core.Tracer) for x in arrays):
@@ -146,22 +130,20 @@ def vectorized(self: Any, *arrays: Any, **kwargs: Any) -> Any:
     return per_piece(self, result, *spread, axes=axes)
 
 
+OF_ALL = {
+    "ffill": filled(backward=False),
+    "bfill": filled(backward=True),
+    "to_zarr": not_written("to_zarr"),
+    "to_netcdf": not_written("to_netcdf"),
+}
+
 METHODS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "core.groupby.DataArrayGroupByBase": {"reduce": reduced_groups},
     "core.groupby.DatasetGroupByBase": {"reduce": reduced_groups},
     "computation.rolling.DataArrayRolling": {"reduce": rolled, "_counts": counted},
-    "DataArray": {
-        "ffill": forward_filled,
-        "bfill": backward_filled,
-        **WRITES,
-    },
-    "Dataset": {
-        "ffill": each_filled("ffill"),
-        "bfill": each_filled("bfill"),
-        **WRITES,
-    },
+    "DataArray": OF_ALL,
+    "Dataset": OF_ALL,
 }
-
 
 _lock = threading.Lock()
 _originals: list[tuple[type, str, Any]] = []

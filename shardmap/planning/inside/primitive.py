@@ -86,7 +86,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     function = function_of(jaxpr)
     if options.memory is None:
         return _made(jaxpr, function, asked, options.partial)
-    took = functools.cache(functools.partial(_temporaries, jaxpr))
+    took = functools.cache(_temporaries)
     problem = Problem(
         functools.partial(_made, jaxpr, function),
         *function,
@@ -101,17 +101,11 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     return program_within(problem)
 
 
-def _run(jaxpr: ClosedJaxpr, cut_program: CutProgram, leaves: Sequence[Any]) -> Any:
-    """The results of a jaxpr in loops; if nothing is cut, as `jax.jit` runs it."""
-    if cut_program.num_shards <= 1:
-        return _evaluate(jaxpr, leaves)
-    return run_in_loops(cut_program, leaves)
-
-
-def _temporaries(jaxpr: ClosedJaxpr, cut_program: CutProgram) -> int:
+def _temporaries(cut_program: CutProgram) -> int:
     """The bytes that the loops take besides arguments and results, as XLA says."""
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
-    told = temporary_bytes(lambda *leaves: _run(jaxpr, cut_program, leaves), avals)
+    given = cut_program.closed.in_avals
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in given]
+    told = temporary_bytes(lambda *leaves: run_in_loops(cut_program, leaves), avals)
     return told if told is not None else estimated(cut_program, True).held.bytes
 
 
@@ -173,7 +167,7 @@ def _in_loops(
 ) -> list[Any]:
     jaxpr, forwarded = computed(jaxpr)
     cut_program = cut(jaxpr, asked, options)
-    run: Callable[..., Any] = functools.partial(_run, jaxpr, cut_program)
+    run: Callable[..., Any] = functools.partial(run_in_loops, cut_program)
     if cut_program.num_shards > 1:
         run = laid_out_as(jaxpr, run)
     computed_outs = iter(run(operands))

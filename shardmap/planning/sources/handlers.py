@@ -55,6 +55,7 @@ def register_shard_handler(
       ValueError: JAX itself shards values of ``cls``.
 
     Example:
+      >>> from shardmap.arrays.array_likes import device_put_array_like
       >>> class Squares:
       ...     shape, dtype = (4,), np.dtype("int32")
       >>> def put(value, sharding):

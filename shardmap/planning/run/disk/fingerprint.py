@@ -42,43 +42,37 @@ def software() -> dict[str, str]:
 
 def fingerprint(cut_program: CutProgram) -> str:
     """A digest of the shards of a plan."""
-    closed = cut_program.closed
-    called = [e for e in equations(closed) if e.primitive is PURE_CALLBACK]
-    texts = [text_of(callback_of(equation.params)) for equation in called]
-    for equation, text in zip(called, texts, strict=True):
-        if text is None:
-            raise ValueError(
-                f"checkpoint: {equation.primitive} at {source_of(equation)} calls the "
-                "host, and nothing tells whether that code is the same when the run "
-                "goes on: call a function that closes over nothing by per_piece, or "
-                "compute what it returns before, and pass it as an argument"
-            )
+    closed, stages = cut_program.closed, cut_program.stages
+    texts = []
+    for equation in equations(closed):
+        if equation.primitive is PURE_CALLBACK:
+            texts.append(text_of(callback_of(equation.params)))
+            if texts[-1] is None:
+                raise ValueError(
+                    f"checkpoint: {equation.primitive} at {source_of(equation)} calls "
+                    "the host, and nothing tells whether that code is the same when "
+                    "the run goes on: call a function that closes over nothing by "
+                    "per_piece, or compute what it returns before, and pass it as an "
+                    "argument"
+                )
     with cut_program.settings():
         lowered = jax.jit(jex_core.jaxpr_as_fun(closed)).lower(*closed.in_avals)
     told = [
-        (cut_program.x64, cut_program.partitionable, str(cut_program.out_tree)),
+        (cut_program.x64, cut_program.partitionable, str(cut_program.out_tree), texts),
         list(map(str, cut_program.analysis.rules.values())),
-        texts,
-        [[loop.pieces for loop in stage.loops] for stage in cut_program.stages],
-        [
-            [(result.value.number, result.axes) for result in stage.results]
-            for stage in cut_program.stages
-        ],
+        [[loop.pieces for loop in stage.loops] for stage in stages],
+        [[(r.value.number, r.axes) for r in stage.results] for stage in stages],
     ]
     return _sum(lowered.as_text().encode(), repr(told).encode())
 
 
-def _sum(*contents: bytes) -> str:
-    return hashlib.sha256(b" ".join(contents)).hexdigest()
-
-
 def fingerprints(leaves: Sequence[Any]) -> list[str]:
     """The digest of each argument."""
-    return [_sum(*_bytes(leaf), _file(leaf)) for leaf in leaves]
+    return list(map(_of_argument, leaves))
 
 
-def _bytes(leaf: Any) -> list[bytes]:
-    """The type of an array, and its bytes or, if it is large, those of some parts."""
+def _of_argument(leaf: Any) -> str:
+    """That of its type and bytes; if it is large, of some parts, and when written."""
     if isinstance(leaf, jax.Array) and is_key(leaf.aval):
         leaf = jax.random.key_data(leaf)
     array: Any = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
@@ -94,14 +88,13 @@ def _bytes(leaf: Any) -> list[bytes]:
         starts = [int(place * (n - m)) for n, m in zip(shape, lengths, strict=True)]
         index = tuple(slice(k, k + m) for k, m in zip(starts, lengths, strict=True))
         contents.append(np.asarray(array[index] if shape else array).tobytes())
-    return contents
-
-
-def _file(leaf: Any) -> bytes:
-    """The size and the time of the file that an array is mapped from, if it is."""
     while isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap):
         leaf = leaf.base
-    if not isinstance(leaf, np.memmap) or leaf.filename is None:
-        return b""
-    status = os.stat(leaf.filename)
-    return f"{status.st_size} bytes of {status.st_mtime_ns}".encode()
+    if isinstance(leaf, np.memmap) and leaf.filename is not None:
+        status = os.stat(leaf.filename)
+        contents.append(f"{status.st_size} bytes of {status.st_mtime_ns}".encode())
+    return _sum(*contents)
+
+
+def _sum(*contents: bytes) -> str:
+    return hashlib.sha256(b" ".join(contents)).hexdigest()
