@@ -25,6 +25,9 @@ from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Target, Task, all_tasks, run_fold
 from shardmap.units import integer_of, shown
 
+TOLD = 600.0
+"""The seconds after which a process says again for which other one it waits."""
+
 LONGEST = 1.0
 """The most seconds between two looks for a file that another process makes."""
 
@@ -62,7 +65,7 @@ class ArrayJob(Accumulator):
         self.index, self.count = task
         self.leaves, self.saved = leaves, saved
         self.stored: dict[Value, Stored] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._told: dict[tuple[int, int], float] = {}
 
     @property
     def is_last(self) -> bool:
@@ -130,11 +133,13 @@ class ArrayJob(Accumulator):
         if self.stage is not None and (task.needs or task.stage.number < self.stage):
             return
         while owner != self.index and not self.saved.has(task):
-            if (task.stage.number, owner) not in self._told:
-                self._told.add((task.stage.number, owner))
+            key, now = (task.stage.number, owner), time.monotonic()
+            if now >= self._told.get(key, now):
+                self._told[key] = now + TOLD
                 print(
                     f"task {self.index} of {self.count} waits for task {owner}: "
-                    f"{self.saved.folder.path}/{task.name} is not there yet",
+                    f"{self.saved.folder.path}/{task.name} is not there yet. If task "
+                    f"{owner} has failed, start it again, and this one goes on",
                     file=sys.stderr,
                     flush=True,
                 )

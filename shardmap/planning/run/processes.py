@@ -192,8 +192,8 @@ class ProcessWorkers(Workers):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.exported = Exported()
-        out = {} if self.saved else self.acc.given
-        self.access = RemoteAccess(self.cut_program.graph.inputs, self.leaves, out)
+        inputs = self.cut_program.graph.inputs
+        self.access = RemoteAccess(inputs, self.leaves, self.acc.given)
         if isinstance(self.executor, ProcessPoolExecutor):  # Others pickle lambdas too.
             for there in (*self.access.sources.values(), *self.access.sinks.values()):
                 there.check_pickles()
@@ -207,7 +207,8 @@ class ProcessWorkers(Workers):
                 return read
             return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
 
-        job = self.access.job(task, shard, array)
+        file = self.saved.file(task) if self.saved else None
+        job = self.access.job(task, shard, array, file=file)
         return self.executor.submit(run_job, self.exported(shard), job)
 
 

@@ -24,6 +24,7 @@ from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.dask import is_client, run_on_cluster
 from shardmap.planning.run.disk.checkpoint import Checkpoint
+from shardmap.planning.run.disk.folder import path_of
 from shardmap.planning.run.disk.scratch import checked, reserve, scratch_arrays
 from shardmap.planning.run.out import outputs, shared_chunks
 from shardmap.planning.run.processes import ProcessWorkers, own_processes
@@ -90,6 +91,13 @@ def run(
         leaves = list(map(sliceable, leaves))
         saved = job = None
         if checkpoint is not None:
+            in_memory = path_of("checkpoint", checkpoint).startswith("memory://")
+            if in_memory and engine in (None, ProcessWorkers):
+                raise ValueError(
+                    f"checkpoint={checkpoint!r} is in the memory of one process, and "
+                    "the processes of executor write to it: give a folder or a store "
+                    "that all of them reach"
+                )
             saved = Checkpoint(checkpoint, cut_program, leaves)
             if in_job:
                 job = ArrayJob(cut_program, leaves, in_job, saved, stage)

@@ -32,7 +32,7 @@ BEHIND = 4
 class Workers:
     """Runs tasks by an executor, by default ``ahead`` at once."""
 
-    # Whether other processes read files that this one writes.
+    # Whether others read files that this process writes, and write the checkpoint.
     in_other_processes = False
 
     def __init__(
@@ -100,7 +100,7 @@ class Workers:
                         raise self.shard(task).error(error, attempt) from error
                     waiting[number] = task, attempt + 1, self._submitted(task)
                     continue
-                if self.saved:
+                if self.saved and not self.in_other_processes:
                     self.saved.save(task, result)
                 results.put(number, task, result)
                 # Otherwise they are held while the next shard runs.

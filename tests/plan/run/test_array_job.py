@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from shardmap.planning.plan import plan
+from shardmap.planning.run import array_job
 from shardmap.planning.run.workers import ShardError
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import (
@@ -114,6 +116,20 @@ def test_a_task_that_failed_is_started_again(shard_plan, tmp_path, capfd):
     told = capfd.readouterr().err
     assert f"task 0 of 2 waits for task 1: {tmp_path}" in told
     assert told.count("task 0 of 2 waits for task 1") <= 2  # Once in each stage.
+
+
+def test_a_task_says_again_for_which_it_waits(shard_plan, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(array_job, "TOLD", 0.2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(shard_plan.run, X, W, checkpoint=tmp_path, task=(0, 2))
+        told, end = "", time.monotonic() + 20
+        while told.count("task 0 of 2 waits") < 3 and time.monotonic() < end:
+            told += capfd.readouterr().err
+        shard_plan.run(X, W, checkpoint=tmp_path, task=(1, 2))
+        assert first.result() is None
+    lines = told.splitlines()[:3]
+    assert lines == lines[:1] * 3
+    assert "is not there yet. If task 1 has failed, start it again" in lines[0]
 
 
 def total(x, w):

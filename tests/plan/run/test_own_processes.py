@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from shardmap.planning.run.disk.checkpoint import Checkpoint
 from tests import command_line
-from tests.plan.run.checks import W, X
+from tests.plan.run.checks import W, X, assert_bytes
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 
@@ -37,6 +39,23 @@ def test_a_daemonic_process_may_start_none(shard_plan, monkeypatch):
     monkeypatch.setitem(config, "daemon", True)
     with pytest.raises(RuntimeError, match=r"executor=2 starts .* a daemonic process"):
         shard_plan.run(X, W, executor=2)
+
+
+def test_the_processes_write_the_checkpoint(shard_plan, tmp_path, monkeypatch):
+    out = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", X.dtype, (64, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", None)
+        options = {"executor": 1, "checkpoint": tmp_path / "kept"}
+        got = shard_plan.run(X, W, out=(None, out), **options)
+    assert_bytes(got, shard_plan.run(X, W))
+    names = {path.name for path in (tmp_path / "kept").glob("*.bin")}
+    assert names == {f"{stage}-{k}.bin" for stage in (0, 1) for k in range(8)}
+    assert_bytes(shard_plan.run(X, W, checkpoint=tmp_path / "kept"), got)
+
+
+def test_the_memory_of_one_process_is_no_checkpoint_for_others(shard_plan):
+    with pytest.raises(ValueError, match=r"'memory://job' is in the memory of one pro"):
+        shard_plan.run(X, W, executor=1, checkpoint="memory://job")
 
 
 @pytest.mark.deep
