@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import shardmap as sm
+from shardmap.planning.engine.monoids import Monoid, Part, start
+from shardmap.planning.lax.staged import monoids
 from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, check_cut, times_read
 from tests.plan.plan_programs import reals
@@ -137,7 +139,7 @@ def test_in_pieces_it_is_what_it_is_in_one(name, dtype):
     dtype = jnp.dtype(dtype)
     rng = np.random.default_rng(len(name))
     lengths = np.diff([0, *sorted(rng.choice(ROWS - 1, 20, replace=False) + 1), ROWS])
-    cuts = {0: (50, 7, 63, 40), 1: 2}, {0: tuple(lengths.tolist())}
+    cuts = {0: (50, 7, 0, 63, 40), 1: 2}, {0: tuple(lengths.tolist())}
     whole = jax.jit(fun)
     ways = [
         plan(fun, X.astype(dtype), in_slices=cuts[0]).run,
@@ -291,3 +293,91 @@ def test_gradients_of_both():
 
     fun = jax.grad(loss, (0, 1, 2))
     check_cut(fun, Q, K, V, in_slices=(None, KEYS, KEYS), tolerance=1e-4)
+
+
+def moments(x, y=None):
+    """Their state, around the middle of what is finite."""
+    different = [x] if y is None else [x, y]
+    means = [monoids.finite(np, each.sum(0) / max(len(x), 1)) for each in different]
+    away = [each - mean for each, mean in zip(different, means, strict=True)]
+    sums, product = [each.sum(0) for each in away], (away[0] * away[-1]).sum(0)
+    return [np.full_like(means[0], len(x)), *means, *sums, product]
+
+
+def exponentials_of(x):
+    largest = x.max(0, initial=-np.inf)
+    return [largest, np.exp(x - monoids.finite(np, largest)).sum(0)]
+
+
+def place_of(x, best, at):
+    return [best(x, 0), at(x, 0).astype(np.int32)]
+
+
+def around_one(state):
+    return monoids.around(np, state, [np.float32(1)] * (len(state) // 2 - 1))
+
+
+LAWS = {
+    "moments": (moments, around_one),
+    "moments of two": (lambda x: moments(x, x[:, ::-1]), around_one),
+    "exponentials": (exponentials_of, lambda s: [s[0], monoids.scaled(np, s, s[0])]),
+    "argmax": (lambda x: place_of(x, np.max, np.argmax), list),
+    "argmin": (lambda x: place_of(x, np.min, np.argmin), list),
+}
+MONOIDS = [
+    *monoids.MOMENTS.values(),
+    *(monoids.EXPONENTIALS, monoids.LARGEST, monoids.SMALLEST),
+]
+
+
+def test_every_row_of_the_table_has_a_law():
+    rows = [*monoids.MOMENTS.values()]
+    rows += [each for each in vars(monoids).values() if isinstance(each, Monoid)]
+    assert rows == MONOIDS
+    assert len(LAWS) == len(MONOIDS)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+@pytest.mark.parametrize("change", ODD)
+@pytest.mark.parametrize("name", LAWS)
+@np.errstate(all="ignore")
+def test_states_combine_in_any_order(name, change, xp):
+    (state, result), monoid = LAWS[name], dict(zip(LAWS, MONOIDS, strict=True))[name]
+    x = ODD[change](X).astype(np.float32)
+    want = state(x)
+    nothing = [
+        np.full_like(each, start(Part(monoid, k), each.dtype))
+        for k, each in enumerate(want)
+    ]
+    edges = [0, 1, 50, 57, 120, 160]
+    parts = [nothing, nothing]
+    for a, b in itertools.pairwise(edges):
+        parts.append(state(x[a:b]))
+        if name.startswith("arg"):
+            parts[-1][1] += np.int32(a)
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(len(parts))
+        left = functools.reduce(
+            functools.partial(monoid.combine, xp), [parts[k] for k in order]
+        )
+        a, b, c, *others = (parts[k] for k in order)
+        right = monoid.combine(xp, a, monoid.combine(xp, b, c))
+        for other in others:
+            right = monoid.combine(xp, other, right)
+        for each in (left, right):
+            each = list(map(np.asarray, each))
+            assert [y.dtype for y in each] == [y.dtype for y in want]
+            for ours, theirs in zip(
+                flat(result(each)), flat(result(want)), strict=True
+            ):
+                bound = 2e-5 * np.abs(theirs[np.isfinite(theirs)]).max(initial=1)
+                np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=bound)
+    for part in (nothing, want):
+        for both in ((nothing, part), (part, nothing)):
+            for ours, theirs in zip(monoid.combine(xp, *both), part, strict=True):
+                np.testing.assert_array_equal(np.asarray(ours), theirs)
+
+
+def flat(result):
+    return [np.asarray(each) for each in jax.tree.leaves(list(result))]
