@@ -6,15 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.planning.engine.factors import Factors, taken_whole
+from shardmap.planning.engine.factors import Factors, Local, taken_whole
 from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
 from shardmap.planning.lax.on_cpu import sorted_operands
 from shardmap.planning.lax.primitives import PIVOTS
-from shardmap.planning.lax.staged.pieces import edges_of, of_each_piece
+from shardmap.planning.lax.staged.pieces import edges_of, of_each_piece, within_pieces
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"
@@ -85,7 +86,82 @@ def largest_of_pieces(
     return graph.call(of_all, of_pieces)
 
 
-STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis, p.top_k_p: largest_of_pieces}
+def tall_in_stages(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand] | None:
+    """Writes a tall QR as those of pieces and of their R factors; an SVD as that of R.
+
+    Each piece keeps its first rows, as many as there are columns, above the R factor of
+    the others. The R factor of all these, stacked, is that of the matrix, with its
+    signs: they follow from the first rows (Ballard and others, 2014). The singular
+    values are those of R, as in LAPACK for matrices that are this tall.
+    """
+    [operand], params = node.ins, node.params
+    is_whole = params["full_matrices"] and params.get("compute_uv", True)
+    if is_whole or params.get("pivoting") or len(operand.shape) != 2:
+        return None
+    rows, columns = operand.shape
+    edges = edges_of(cuts[0][0].at, rows, 2 * columns)
+    if len(edges) < 3:
+        return None
+    q, r = _qr(graph, operand, edges)
+    if node.primitive is p.qr_p:
+        return [q, r]
+
+    def of_svd(q: jax.Array, r: jax.Array) -> list[jax.Array]:
+        values, *sides = p.svd_p.bind(r, **params)
+        return [values, q @ sides[0], sides[1]] if sides else [values]
+
+    return graph.call(of_svd, [q, r])
+
+
+def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]:
+    columns = operand.shape[1]
+
+    def of_piece(piece: jax.Array, start: Any) -> list[jax.Array]:
+        r = jnp.linalg.qr(piece[columns:], mode="r")
+        return [jnp.concatenate([piece[:columns], r])[None]]
+
+    def of_all(factors: jax.Array) -> list[jax.Array]:
+        """The matrix that the Q of each piece is multiplied with, and R."""
+        q, r = jnp.linalg.qr(factors.reshape(-1, columns))
+        return [q.reshape(factors.shape), r]
+
+    def rows(local: Local) -> list[jax.Array]:
+        """The rows of Q: each piece that they lie in is factored again."""
+        x, turns = local.values
+        begin, *lengths = local.holes[0, 0]
+        every = []
+        for piece, turn in zip(
+            jnp.split(x, np.cumsum(lengths)[:-1]), turns, strict=True
+        ):
+            q, _ = jnp.linalg.qr(piece[columns:])
+            every.append(turn[:columns])
+            every.append(jnp.matmul(q, turn[columns:], precision="highest"))
+        return [jnp.concatenate(every)[begin : begin + local.sizes["row"]]]
+
+    wholes: dict[Factor, Reason] = dict.fromkeys(range(3), CORE)
+    of_pieces = of_each_piece(
+        *(graph, of_piece, operand, ["row", 0], [["row", 1, 2]]),
+        factor="row",
+        edges=edges,
+        wholes=wholes,
+    )
+    turns, r = graph.call(of_all, of_pieces)
+    q = within_pieces(
+        *(graph, rows, (operand, turns), [["row", 0], ["row", 1, 2]]),
+        factor="row",
+        edges=edges,
+        wholes=wholes,
+    )
+    return [q, r]
+
+
+STAGES: dict[Any, Stages] = {
+    p.fft_p: axis_by_axis,
+    p.top_k_p: largest_of_pieces,
+    **dict.fromkeys([p.qr_p, p.svd_p], tall_in_stages),
+}
 
 
 def but_one(node: Node, axis: int, reason: Reason) -> Factors:

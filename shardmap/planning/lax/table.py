@@ -50,7 +50,6 @@ from shardmap.planning.lax.staged import (
     monoids,
     pieces,
     split_scan,
-    tall_qr,
 )
 
 
@@ -151,7 +150,6 @@ STAGES: dict[Any, Stages] = {
     **batched.STAGES,
     **matched.STAGES,
     **prefix.STAGES,
-    **tall_qr.STAGES,
 }
 """The rewrites of equations at which cuts end."""
 
