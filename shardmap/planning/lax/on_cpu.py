@@ -16,13 +16,17 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.stages import SLOW_LEADING_SUMS
-from shardmap.planning.engine.nodes import Node
+from shardmap.planning.engine.nodes import Graph, Node
+from shardmap.planning.lax.pointwise import RULES as ELEMENTWISE
 
 LONG_ROW = 2**15
 """The fewest elements of a long row. XLA is fast at shorter ones."""
 
 FOLDED = 8
 """How many parts of an axis are added at a time."""
+
+SHORT_LOOP = 16
+"""The most steps of a loop that become one kernel."""
 
 COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
     p.reduce_sum_p: lax.add,
@@ -86,6 +90,23 @@ def sorted_operands(
     )
     keys = with_order(jnp.moveaxis(keys, -1, axis))
     return [lax.bitcast_convert_type(keys, x.dtype)]
+
+
+def steps_at_once(body: Graph, consts: int, length: int) -> int:
+    """How many steps of a scan are one, by its step, whose first inputs are constants.
+
+    XLA for CPU stores what is carried after each step. Without that, the few steps of
+    a binary search take a third of the time, and no memory.
+    """
+    tables = {*body.inputs[:consts], *body.constants}
+
+    def is_elementwise(node: Node) -> bool:
+        if node.primitive is p.gather_p:
+            return node.ins[0] in tables
+        return node.primitive in (*ELEMENTWISE, p.broadcast_in_dim_p, p.squeeze_p)
+
+    is_one = length <= SHORT_LOOP and all(map(is_elementwise, body.nodes))
+    return max(length, 1) if is_one and jax.default_backend() == "cpu" else 1
 
 
 def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:

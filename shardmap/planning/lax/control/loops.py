@@ -28,6 +28,7 @@ from shardmap.planning.lax.control.unroll import (
     MOST_IN_STAGES,
     size_of_step,
 )
+from shardmap.planning.lax.on_cpu import steps_at_once
 
 Arrays: TypeAlias = list[jax.Array | None]
 
@@ -131,13 +132,14 @@ class Scan(Inner):
             outs = self.body.run(step, [*consts, *carried, *rows], starts)
             return self.typed(outs[: self.carries]), outs[self.carries :]
 
+        at_once = steps_at_once(self.body.graph, self.consts, static.length)
         final, stacked = lax.scan(
             body,
             self.only_first(self.entering(carries, step), static.limited, starts),
             list(values[first:]),
             length=static.length,
             reverse=self.node.params["reverse"],
-            unroll=self.node.params["unroll"],
+            unroll=max(self.node.params["unroll"], at_once),
         )
         return crop([*final, *stacked], static.crops, starts[step.starts :])
 
