@@ -50,6 +50,9 @@ READ_OFTEN = 3
 """Cuts of which a stage moves more than so many times the bytes of the function whole
 are compared with others."""
 
+AGAIN = 1.5
+"""Other cuts are looked for if all read chunks more often than this."""
+
 ALMOST = 9 / 8
 """Where nothing fits, pieces take about so many times what is not cut."""
 
@@ -277,6 +280,8 @@ class _Search:
             for _ in range(CLASSES):
                 way = whole.way._replace(cuts=cuts, along_chunks=along_chunks)
                 tried = list(self._sized_ways(way, classes, least))
+                if not cuts and self._reads_again(tried):
+                    tried += self._along_both(way, classes)
                 # Those that seem to fit come first.
                 for attempt in sorted(
                     tried, key=lambda x: (x.bytes > self._memory, self._moved(x))
@@ -329,6 +334,21 @@ class _Search:
                 is_near = attempt.bytes <= NEAR * self._memory
                 if is_near and self._moved(attempt) <= often * self._once:
                     break
+
+    def _reads_again(self, tried: Sequence[Attempt]) -> bool:
+        """Whether each of some cuts reads chunks again."""
+        return min(map(self._moved, tried), default=0) > AGAIN * self._once
+
+    def _along_both(self, way: Way, classes: Sequence[Axes]) -> Iterator[Attempt]:
+        """The cuts of one class, after those for which no chunk is read again."""
+        count, best = len(self._problem.asked), self._problem.best
+        pieces = (
+            max(len(best(*x)) + 1 if x[0] < count else 1 for x in c) for c in classes
+        )
+        cuts = tuple(x for x in zip(classes, pieces, strict=True) if x[1] > 1)
+        if cuts:
+            way = way._replace(cuts=cuts)
+            yield from self._sized_ways(way, classes, self._attempt(way))
 
     def _moved(self, attempt: Attempt) -> float:
         """About the bytes that all shards read, with the rest of chunks, and return."""

@@ -7,6 +7,7 @@ same bytes each time.
 import contextlib
 import ctypes
 import importlib
+import mmap
 import os
 import time
 import warnings
@@ -35,7 +36,8 @@ from shardmap.planning.sources.stores import decoding_within
 from shardmap.units import check_bool, integer_of, shown
 
 TRIM_SECONDS = 0.05
-"""The least time between two calls of glibc, which take a few milliseconds."""
+"""The least time between two looks at what glibc keeps. What it gives back, the next
+shard has to ask for again, page by page."""
 
 
 def run(
@@ -119,10 +121,11 @@ def run(
         else:
             work = engine(pool, cut_program, leaves, acc, saved)
             stages = cut_program.stages[: None if stage is None else stage + 1]
-        trim, trimmed = None, time.monotonic()
+        trim, trimmed, base = None, time.monotonic(), 0
         if decoding is not None:
             # What glibc keeps of freed memory can be several times a shard.
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            base = _resident() if trim else 0
             stores = [*leaves, *given.values()]
             stack.enter_context(decoding_within(stores, decoding))
         for place, each in enumerate(stages):
@@ -137,8 +140,10 @@ def run(
                 if bar is not None:
                     bar.update()
                 if trim and time.monotonic() - trimmed > TRIM_SECONDS:
-                    trim(0)
                     trimmed = time.monotonic()
+                    if _resident() - base > (decoding or 0) / 2:
+                        trim(0)
+                        base = _resident()
             if job:
                 job.end_stage(each)
             if trim:
@@ -187,6 +192,12 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers] | None,
             "concurrent.futures.Executor or a distributed.Client, got "
             f"{shown(executor)} of type {type(executor).__name__}"
         )
+
+
+def _resident() -> int:
+    """The bytes of memory that this process takes, on Linux."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
 def _progress(total: int) -> Any:

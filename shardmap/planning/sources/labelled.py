@@ -69,6 +69,19 @@ class Lazy:
     def __getitem__(self, index: Any) -> np.ndarray:
         return np.asarray(self.variable[index].values)
 
+    @property
+    def backend(self) -> Any:
+        """What xarray reads from: an array of its backend, or one in memory."""
+        data = self.variable._data
+        while (inner := getattr(data, "array", None)) is not None:
+            data = inner
+        return data
+
+    @property
+    def stored(self) -> Any:
+        """The array of zarr, or another library, that the backend reads."""
+        return getattr(self.backend, "_array", None)
+
 
 def _chunks_of(variable: Any) -> tuple[tuple[int, ...], ...] | None:
     """The lengths of the chunks of a store along each axis, as far as a part has them.
@@ -96,13 +109,11 @@ def _chunks_of(variable: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _describe(lazy: Lazy) -> Description | None:
-    data = lazy.variable._data
-    while (inner := getattr(data, "array", None)) is not None:
-        data = inner
+    data = lazy.backend
     # What is in memory would travel as a whole.
     if not isinstance(data, importlib.import_module("xarray").backends.BackendArray):
         return None
-    if hasattr(data, "_array") and remote_ref(data._array) is None:
+    if lazy.stored is not None and remote_ref(lazy.stored) is None:
         return None
     try:
         return pickled(None, lazy)

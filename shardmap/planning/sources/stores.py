@@ -100,21 +100,25 @@ def decoded_bytes(array: object) -> int:
 
     It is 0 for other arrays.
     """
-    zarr = sys.modules.get("zarr")
+    array, zarr = getattr(array, "stored", array), sys.modules.get("zarr")
     if zarr is None or not isinstance(array, zarr.Array):
         return 0
     return 2 * math.prod(array.chunks) * array.dtype.itemsize
 
 
 @contextlib.contextmanager
-def decoding_within(arrays: Iterable[object], room: float) -> Iterator[None]:
+def decoding_within(arrays: Iterable[Any], room: float) -> Iterator[None]:
     """Makes zarr decode only so many chunks at once as fit, at least one.
 
-    The last one may not be freed yet.
+    The last one may not be freed yet. Of files, it decodes as many as there are cores.
     """
+    arrays = [getattr(array, "stored", array) for array in arrays]
     if most := max(map(decoded_bytes, arrays), default=0):
         config = importlib.import_module("zarr").config
         at_once = max(int(room // most) - 1, 1)
+        stores = (array.store for array in arrays if decoded_bytes(array))
+        if all(type(store).__name__ == "LocalStore" for store in stores):
+            at_once = min(at_once, os.cpu_count() or 1)
         at_once = min(at_once, config.get("async.concurrency") or at_once)
         with config.set({"async.concurrency": at_once}):
             yield

@@ -128,6 +128,11 @@ class Chunked:
         return np.ones(self.shape, self.dtype)[index]
 
 
+class Written(Chunked):
+    def __setitem__(self, index, part):
+        """Only planned with."""
+
+
 def test_axes_with_one_chunk_are_cut_last():
     """Each piece of such an axis would read every chunk again."""
 
@@ -183,6 +188,16 @@ def test_chunks_are_read_once_where_a_cut_between_them_fits(name):
     made = sm.plan(fun, x, memory=memory)
     assert made.peak_bytes <= memory
     assert touched(made, x.chunks) <= 1.1 * touched(by_hand, x.chunks)
+
+
+def test_chunks_are_read_less_often_where_those_of_out_begin_with_some_of_them():
+    """Cut along axis 1 alone, which begins with none, chunks are read 3.25 times."""
+    x, out = Chunked(), Written()
+    x.shape, x.chunks = (292, 181, 24), (292, 46, 12)
+    out.shape, out.chunks = x.shape[::-1], (2, 20, 292)
+    made = sm.plan(jnp.transpose, x, memory="1.45 MB", out=out)
+    assert made.peak_bytes <= 1_450_000
+    assert touched(made, x.chunks) == 2 * 4 * 2
 
 
 def test_pieces_smaller_than_chunks_are_parts_of_one_chunk():

@@ -1,12 +1,13 @@
 """Datasets and arrays of stores travel as where they lie."""
 
+import os
 import pickle
 
 import numpy as np
 import pytest
 
 # It registers the types that these tests open.
-from shardmap.planning.sources import stores  # noqa: F401
+from shardmap.planning.sources import labelled, stores
 from shardmap.planning.sources.registry import remote_ref
 
 
@@ -93,3 +94,25 @@ def test_what_is_in_memory_stays(zarr):
     store = zarr.storage.FsspecStore.from_url("memory://sources")
     array = zarr.create_array(store, shape=(4,), chunks=(2,), dtype="f4")
     assert remote_ref(array) is None
+
+
+@pytest.mark.parametrize("cores", [2, 64])
+def test_files_are_decoded_by_as_many_threads_as_there_are_cores(
+    cores, zarr, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    xarray = pytest.importorskip("xarray", reason="reads the store")
+    values = xarray.DataArray(np.zeros((40, 8), np.float32), dims=("t", "y"), name="x")
+    encoding = {"x": {"chunks": (10, 8)}}
+    values.to_dataset().to_zarr(tmp_path / "z", encoding=encoding, consolidated=False)
+    opened = xarray.open_zarr(tmp_path / "z", chunks=None, consolidated=False)["x"]
+    lazy, usual = labelled.Lazy(opened.variable), zarr.config.get("async.concurrency")
+    assert stores.decoded_bytes(lazy) == 2 * 10 * 8 * 4
+    for array, most in ((lazy, cores), (zarr.zeros((40, 8)), usual)):
+        decoded = stores.decoded_bytes(array)
+        for room, fits in ((4 * decoded, 3), (1000 * decoded, 999), (0, 1)):
+            with stores.decoding_within([array], room):
+                at_once = zarr.config.get("async.concurrency")
+            assert at_once == min(fits, most, usual)
+    with stores.decoding_within([np.zeros(3)], 0):
+        assert zarr.config.get("async.concurrency") == usual
