@@ -280,11 +280,12 @@ class _Search:
             for _ in range(CLASSES):
                 way = whole.way._replace(cuts=cuts, along_chunks=along_chunks)
                 tried = list(self._sized_ways(way, classes, least))
+                ways = [*tried]
                 if not cuts and self._reads_again(tried):
-                    tried += self._along_both(way, classes)
+                    ways += self._along_both(way, classes)
                 # Those that seem to fit come first.
                 for attempt in sorted(
-                    tried, key=lambda x: (x.bytes > self._memory, self._moved(x))
+                    ways, key=lambda x: (x.bytes > self._memory, self._moved(x))
                 ):
                     if attempt.bytes <= NEAR * self._memory:
                         if fits := self._judged(attempt):
