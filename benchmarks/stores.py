@@ -45,6 +45,10 @@ def ours(job: str, stored: Any, create: Callable[..., Any], memory: str) -> Any:
             lambda t: jnp.transpose(t.data),
             lambda: create(stored.shape[::-1], (10, 20, steps)),
         ),
+        "rechunk": (
+            lambda t: jnp.copy(t.data),
+            lambda: create(stored.shape, (steps, 10, 20)),
+        ),
         "histogram": (lambda t: jnp.histogram(t.data, BINS)[0], None),
         "histogram of NumPy": (
             per_piece(
@@ -88,6 +92,8 @@ def of_dask(job: str, t: Any, create: Callable[..., Any]) -> Any:
             return t.resample(time="MS").mean().compute()
         case "transpose":
             return store(x.T, (10, 20, len(x)))
+        case "rechunk":
+            return store(x, (len(x), 10, 20))
         case "histogram":
             return da.histogram(x, BINS)[0].compute()
         case "median":
@@ -108,8 +114,8 @@ def of_dask(job: str, t: Any, create: Callable[..., Any]) -> Any:
 
 
 JOBS = (
-    *("resample", "transpose", "histogram", "histogram of NumPy", "median"),
-    *("median of NumPy", "convolution", "anomaly", "rolling mean"),
+    *("resample", "transpose", "rechunk", "histogram", "histogram of NumPy"),
+    *("median", "median of NumPy", "convolution", "anomaly", "rolling mean"),
 )
 
 

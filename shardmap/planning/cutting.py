@@ -117,7 +117,7 @@ def cut_function(
         if memory is None:
             cut_program = make(given, partial, keeps=True)
         else:
-            chunks = _Chunks(*prepared, leaves, [] if out_slices else written)
+            chunks = _Chunks(*prepared, leaves, written)
             problem = Problem(
                 make,
                 *prepared,
@@ -133,7 +133,8 @@ def cut_function(
                 times_read=functools.partial(times_read, leaves),
                 whole_chunks=bool(chunks.out),
             )
-            cut_program = _within(problem, chunks, make)
+            anew = [] if out_cuts else chunks.anew(memory)
+            cut_program = _within(problem, chunks, make, anew)
         if problem_of_out := misfit(cut_program, written):
             raise ValueError(f"plan cannot write to out: {problem_of_out}")
     except Refused as error:
@@ -159,7 +160,7 @@ class _Chunks:
         self._leaves, self._inputs, self._outputs = leaves, graph.inputs, graph.outputs
         self.out = [
             (value, array)
-            for value, array in zip(graph.outputs, out, strict=False)
+            for value, array in zip(graph.outputs, out, strict=True)
             if isinstance(value, Value) and hasattr(array, "chunks")
         ]
         self._find = joined_classes(graph, rules).find if self.out else lambda key: key
@@ -184,7 +185,7 @@ class _Chunks:
 
     def of_both(self, leaf: int, axis: int) -> Points:
         """Those of them that begin a chunk of the argument, too."""
-        read = borders(self._leaves[leaf], axis) or ()
+        read = self.of_argument(leaf, axis) or ()
         return tuple(sorted({*read}.intersection(self(leaf, axis) or ())))
 
     def anew(self, memory: int) -> list[Sequence[Cut]]:
@@ -204,14 +205,16 @@ class _Chunks:
 
 
 def _within(
-    problem: Problem, chunks: _Chunks, make: Callable[..., CutProgram]
+    problem: Problem,
+    chunks: _Chunks,
+    make: Callable[..., CutProgram],
+    anew: Sequence[Sequence[Cut]],
 ) -> CutProgram:
     """The function, cut to fit: in one pass over its chunks, or rechunked on disk.
 
     Pieces that end at chunks of ``out`` may not fit, or read chunks of the arguments
     often. Then results are cut where those begin, kept in ``scratch``, and cut anew.
     """
-    anew = chunks.anew(problem.memory)
     if not any(cut.at for row in anew for cut in row):
         return program_within(problem)
     rechunked = replace(

@@ -38,6 +38,14 @@ def test_arrays_of_dask_come_out(tmp_path):
 
 
 @pytest.mark.usefixtures("young_heap")
+def test_the_dashboard_has_the_stages_by_name():
+    pytest.importorskip("dask.array", reason="has the graph")
+    shard_plan = plan(lambda x: x - x.mean(0)[None], X, in_slices={0: 8})
+    layers = shard_plan.to_dask().dask.layers
+    names = {name.rpartition("-")[0] for name in layers}
+    assert {"shards-0", "folds-0", "shards-1"} <= names
+
+
 def test_arguments_that_are_gone_are_asked_for():
     shard_plan = plan(
         lambda x, by: x * by, np.ones((8, 2), np.float32), 2.0, in_slices={}

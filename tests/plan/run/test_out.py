@@ -251,6 +251,14 @@ def test_one_pass_stays_where_it_reads_a_chunk_at_most_twice(tmp_path, monkeypat
     assert of_chunks(counts["z"]) == ({1}, 4)
 
 
+def test_cuts_of_the_result_that_are_given_stay(tmp_path, monkeypatch):
+    x, out, _ = rechunked_stores(tmp_path, monkeypatch)
+    shard_plan = plan(
+        jnp.transpose, x, out_slices={0: 12}, memory="22 kB", out=out, in_slices={}
+    )
+    assert (shard_plan.num_shards, len(shard_plan.stages)) == (12, 1)
+
+
 def test_too_little_memory_for_a_chunk_of_the_result_is_told(tmp_path, monkeypatch):
     x, out, _ = rechunked_stores(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"memory=8\.8 KiB is too little: .* Pass mem"):
