@@ -101,8 +101,12 @@ class ArrayJob(Accumulator):
             for place, (box, combiner, value) in enumerate(task.writes):
                 if combiner == "insert":
                     needs[value][box] = task, place
-            if self._makes(task) and not self.saved.has(task):
-                self.make(task)
+            if task.needs and self.owner(task) == self.index:
+                needed = (self.saved.has(each) for each, _ in task.needs)
+                # In a job of one stage others may begin later: their folds are left to
+                # those who read them.
+                if not self.saved.has(task) and (self.stage is None or all(needed)):
+                    self.make(task)
         end = None if self.stage is None else self.stage + 1
         later = self.cut_program.stages[stage.number + 1 : end]
         for result in stage.results:
@@ -112,14 +116,6 @@ class ArrayJob(Accumulator):
             if any(value in each.reads for each in later):
                 is_large = self.cut_program.is_large(value)
                 self.kept[value] = stored if is_large else np.asarray(stored)
-
-    def _makes(self, task: Task) -> bool:
-        """Whether it makes a fold when it ends a stage."""
-        if not task.needs or self.owner(task) != self.index:
-            return False
-        # In a job of one stage others may begin later: their folds are left to those
-        # who read them.
-        return self.stage is None or all(self.saved.has(each) for each, _ in task.needs)
 
     def load(self, task: Task, place: int) -> np.ndarray:
         """A result of a task, as soon as it is there."""
@@ -164,7 +160,7 @@ class ArrayJob(Accumulator):
             shard = Shard(self.cut_program, task.stage, task.number)
             args = self.cut_program.read(shard.recipe, self.leaves, self.kept)
             results = [np.asarray(part) for part in shard.function(*args)]
-        self.saved.save(task, results)
+        self.saved.file(task).save(results)
         return results
 
     def put_into(self, acc: Accumulator) -> None:
@@ -198,8 +194,6 @@ class Stored:
             each.indices(size)[:2]
             for each, size in zip(index, self._value.shape, strict=True)
         )
-        if box in self.tasks:
-            return self._load(*self.tasks[box])
         parts = (
             (self._load(*need)[slices(there)], here)
             for need, there, here in self._blocks.overlapping(box)

@@ -98,9 +98,10 @@ def all_tasks(stage: Stage) -> Iterator[Task]:
     parts: dict[tuple[Target, ...], list[Need]] = {}
     for task in shard_tasks(stage, range(stage.num_shards)):
         yield task
-        for places in folded(task):
+        for places in together((how, value) for _, how, value in task.writes):
             writes = tuple(task.writes[place] for place in places)
-            parts.setdefault(writes, []).append((task, places))
+            if writes[0][1] != "insert":
+                parts.setdefault(writes, []).append((task, places))
     for number, (writes, needs) in enumerate(parts.items()):
         every = tuple(range(len(writes)))
         name = f"{writes[0][-1].number}-{number}"
@@ -118,12 +119,6 @@ def all_tasks(stage: Stage) -> Iterator[Task]:
                     yield task
                     group = [(task, every)]
                 needs += group
-
-
-def folded(task: Task) -> list[tuple[int, ...]]:
-    """The places of a task's partial results, those of a tuple in one group."""
-    groups = together((combiner, value) for _, combiner, value in task.writes)
-    return [places for places in groups if task.writes[places[0]][1] != "insert"]
 
 
 def targets(stage: Stage, boxes: Iterable[Box | None]) -> Iterator[Target]:

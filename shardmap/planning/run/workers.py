@@ -101,7 +101,7 @@ class Workers:
                     waiting[number] = task, attempt + 1, self._submitted(task)
                     continue
                 if self.saved and not self.in_other_processes:
-                    self.saved.save(task, result)
+                    self.saved.file(task).save(result)
                 results.put(number, task, result)
                 # Otherwise they are held while the next shard runs.
                 del future, result

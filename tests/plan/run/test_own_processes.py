@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from shardmap.planning.run.disk.checkpoint import Checkpoint
+from shardmap.planning.run.disk.checkpoint import TaskFile
 from tests import command_line
 from tests.plan.run.checks import W, X, assert_bytes
 
@@ -44,7 +44,7 @@ def test_a_daemonic_process_may_start_none(shard_plan, monkeypatch):
 def test_the_processes_write_the_checkpoint(shard_plan, tmp_path, monkeypatch):
     out = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", X.dtype, (64, 4))
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoint, "save", None)
+        patch.setattr(TaskFile, "save", None)
         options = {"executor": 1, "checkpoint": tmp_path / "kept"}
         got = shard_plan.run(X, W, out=(None, out), **options)
     assert_bytes(got, shard_plan.run(X, W))

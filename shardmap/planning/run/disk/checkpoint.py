@@ -103,10 +103,6 @@ class Checkpoint:
             self._refuse_other()
         return results
 
-    def save(self, task: Task, results: Sequence[np.ndarray]) -> None:
-        """As `TaskFile.save`."""
-        self.file(task).save(results)
-
 
 class TaskFile(NamedTuple):
     """The file with the results of one task. It can be pickled."""
