@@ -36,15 +36,14 @@ from shardmap.planning.engine.rules import (
     Cut,
     Factor,
     Forward,
-    Link,
     Lost,
+    Names,
     Need,
     Passes,
     Reason,
     Rule,
     RuleMaker,
     Windowed,
-    linked,
     meet,
     nothing_passes,
 )
@@ -231,14 +230,14 @@ class Factors(Rule):
                 return k, list(axes).index(factor)
         raise KeyError(factor)
 
-    def links(self) -> list[list[Link]]:
+    def links(self) -> tuple[Names, Names]:
         def loop(axis: Axis) -> Factor | None:
             factor = _factor(axis)
             seen = isinstance(axis, Windowed) and not axis.window.same_loop
             return None if seen or factor in self.wholes else factor
 
         ins, outs = ([list(map(loop, row)) for row in x] for x in (self.ins, self.outs))
-        return linked(ins, outs)
+        return ins, outs
 
     def whole_axes(self, number: int) -> set[int]:
         factors = enumerate(self.outs[number])

@@ -6,6 +6,7 @@ in all layers.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shardmap.planning.engine.nodes import Graph, Node, Value
 from shardmap.planning.engine.rules import Cut, Rule
@@ -43,14 +44,13 @@ def loop_classes(
     """Which axes of a graph are one loop, whatever is cut. See `propagate`."""
     classes = UnionFind()
     for node in graph.nodes:
-        for group in rules[node].links():
-            keys = []
-            for link in group:
-                value = (node.ins if link.side == "in" else node.outs)[link.number]
-                if isinstance(value, Value):
-                    keys.append((value.number, link.axis))
-            for key in keys[1:]:
-                classes.unite(keys[0], key)
+        ins, outs = rules[node].links()
+        first: dict[Any, AxisKey] = {}
+        for value, names in zip((*node.ins, *node.outs), (*ins, *outs), strict=True):
+            for axis, name in enumerate(names):
+                if name is not None and isinstance(value, Value):
+                    key = value.number, axis
+                    classes.unite(first.setdefault(name, key), key)
     for number, into in carried:
         if isinstance(value := graph.outputs[number], Value):
             for axis in range(len(value.shape)):

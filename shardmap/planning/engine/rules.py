@@ -157,25 +157,8 @@ class Need(NamedTuple):
     starts: tuple[int, ...] = ()
 
 
-class Link(NamedTuple):
-    """An axis of an operand or a result: `side` is "in" or "out"."""
-
-    side: str
-    number: int
-    axis: int
-
-
-def linked(
-    ins: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]]
-) -> list[list[Link]]:
-    """The axes that have the same name; None names none."""
-    groups: dict[Any, list[Link]] = {}
-    for side, operands in (("in", ins), ("out", outs)):
-        for k, axes in enumerate(operands):
-            for number, name in enumerate(axes):
-                if name is not None:
-                    groups.setdefault(name, []).append(Link(side, k, number))
-    return list(groups.values())
+Names: TypeAlias = Sequence[Sequence[Any]]
+"""What a rule calls the loop of each axis of operands or results; None: it has none."""
 
 
 class Rule(ABC):
@@ -215,8 +198,8 @@ class Rule(ABC):
         """Where the cuts of the operands' axes go."""
 
     @abstractmethod
-    def links(self) -> list[list[Link]]:
-        """Groups of axes that are one loop, index by index."""
+    def links(self) -> tuple[Names, Names]:
+        """The loops of the operands and of the results, which run index by index."""
 
     def whole_axes(self, number: int) -> set[int]:
         """The axes of a result that the equation computes whole, as a sort does."""

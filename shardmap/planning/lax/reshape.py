@@ -22,8 +22,8 @@ from shardmap.planning.engine.rules import (
     Cut,
     Factor,
     Forward,
-    Link,
     Lost,
+    Names,
     Need,
     Reason,
     Rule,
@@ -149,12 +149,13 @@ class Reshape(Rule):
             out[axis] = Cut(tuple(points), bool(inside), cut.origins)
             return
 
-    def links(self) -> list[list[Link]]:
-        return [
-            [Link("in", 0, group.ins[0]), Link("out", 0, group.outs[0])]
-            for group in self.groups
-            if len(group.ins) == len(group.outs) == 1
-        ]
+    def links(self) -> tuple[Names, Names]:
+        before: list[Any] = [None] * len(self.before)
+        after: list[Any] = [None] * len(self.after)
+        for group in self.groups:
+            if len(group.ins) == len(group.outs) == 1:
+                before[group.ins[0]] = after[group.outs[0]] = group
+        return [before], [after]
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]

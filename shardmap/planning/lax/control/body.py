@@ -36,11 +36,9 @@ from shardmap.planning.engine.rules import (
     Cut,
     Factor,
     Forward,
-    Link,
     Lost,
     Reason,
     Rule,
-    linked,
     meet,
 )
 from shardmap.planning.engine.slices import Box, Interval, hull_of, join, shape_of
@@ -494,5 +492,5 @@ class Inner(Rule):
         ]
         return Forward(outs, contracted, lost)
 
-    def links(self) -> list[list[Link]]:
-        return linked(self.ins, self.outs)
+    def links(self) -> tuple[Names, Names]:
+        return self.ins, self.outs

@@ -11,7 +11,7 @@ from shardmap.planning.engine.rules import (
     UNCUT,
     Cut,
     Forward,
-    Link,
+    Names,
     Rule,
     RuleMaker,
     meet,
@@ -103,9 +103,10 @@ class Barrier(Factors):
             [[meet([cut, new]) if k in passing else new for k, (cut, new) in pairs]]
         )
 
-    def links(self) -> list[list[Link]]:
+    def links(self) -> tuple[Names, Names]:
         passing = self.node.params["passing"]
-        return [group for group in super().links() if group[0].axis in passing]
+        names = [axis if axis in passing else None for axis in self.ins[0]]
+        return [names], [names]
 
 
 def rule(node: Node) -> Rule:

@@ -8,6 +8,7 @@ those are kept of whose sort single places are taken, as in medians and quantile
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,10 +30,11 @@ def in_stages(
 ) -> Sequence[Operand] | None:
     """Adds a node whose operands are cut along another axis; None if it is no use."""
     rule = functools.cache(TABLE.rule)
+    taken, given = rule(node).links()
     passing = [
-        {link.number: link.axis for link in group if link.side == "in"}
-        for group in rule(node).links()
-        if {each.side for each in group} == {"in", "out"}
+        {k: list(row).index(name) for k, row in enumerate(taken) if name in row}
+        for name in dict.fromkeys(itertools.chain(*taken))
+        if name is not None and name in itertools.chain(*given)
     ]
     if any(cuts[k][axis].at for axes in passing for k, axis in axes.items()):
         return None
