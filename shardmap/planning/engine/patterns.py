@@ -6,9 +6,9 @@ numbers, is that of all shards that satisfy the guards of the walk: mostly all s
 except those at the edges. The next shard that does not satisfy them is walked again.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from shardmap.planning.engine.recipe import Recipe
 from shardmap.planning.engine.slices import Box
 
 Boxes = list[Box | None]
-K = TypeVar("K", bound=Hashable)
 
 ALONE = 8
 """Affine walks stop when patterns outnumber the shards that they served by this."""
@@ -59,50 +58,55 @@ def _filled(box: Box, numbers: Iterator[int]) -> Box:
     return tuple((next(numbers), next(numbers)) for _ in box)
 
 
-class Patterns(Generic[K]):
+class Patterns:
     """The patterns of a stage, found on demand.
 
     ``walk`` returns what a shard with a key and starts writes, and its recipe.
     """
 
     def __init__(
-        self, walk: Callable[[K, Sequence[int]], tuple[Boxes, Recipe]]
+        self, walk: Callable[[Any, Sequence[int]], tuple[Boxes, Recipe]]
     ) -> None:
         self._walk = walk
-        self._known: dict[K, list[Pattern]] = {}
+        self._known: defaultdict[Hashable, list[Pattern]] = defaultdict(list)
         # By key, the number of shards that known patterns served.
-        self._served: Counter[K] = Counter()
+        self._served: Counter[Hashable] = Counter()
 
-    def recipe(self, key: K, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
+    def recipe(self, key: Hashable, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
         """The boxes that one shard writes, and its recipe."""
-        for pattern in self._known.get(key, ()):
+        for pattern in self._known[key]:
             if pattern.guards.match(starts):
                 self._served[key] += 1
                 return pattern.at(starts)
         return self._pattern(key, starts).at(starts)
 
     def members(
-        self, key: K, numbers: np.ndarray, starts: np.ndarray
+        self, key: Hashable, numbers: np.ndarray, starts: np.ndarray
     ) -> Iterator[Members]:
         """Groups shards that have one key by their patterns; ``starts`` has rows."""
-        known = iter([*self._known.get(key, ())])
+        known, tried = self._known[key], 0
         while len(numbers):
-            pattern = next(known, None)
-            is_new = pattern is None
-            if pattern is None:
+            is_new = tried == len(known)
+            if is_new:
                 pattern = self._pattern(key, starts[0].tolist())
+                if tried == len(known):  # It holds for this shard only.
+                    yield Members(pattern, numbers[:1], starts[:1])
+                    numbers, starts = numbers[1:], starts[1:]
+                    continue
+            pattern = known[tried]
+            tried += 1
             fits = np.broadcast_to(pattern.guards.match(starts.T), len(starts))
             self._served[key] += int(fits.sum()) - is_new
             if fits.any():
                 yield Members(pattern, numbers[fits], starts[fits])
-            numbers, starts = numbers[~fits], starts[~fits]
+                numbers, starts = numbers[~fits], starts[~fits]
 
-    def _pattern(self, key: K, starts: Sequence[int]) -> Pattern:
+    def _pattern(self, key: Hashable, starts: Sequence[int]) -> Pattern:
         """Makes the pattern of a shard that matches no known pattern.
 
-        If patterns do not help, it holds for this shard only.
+        If patterns do not help, it holds for this shard only, and is not known.
         """
-        known, guards = self._known.setdefault(key, []), Guards()
+        known, guards = self._known[key], Guards()
         places = variables(guards, starts)
         helps = len(known) < self._served[key] + ALONE
         # `int` of a variable adds the guard that it keeps its value.

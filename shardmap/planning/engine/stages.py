@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -65,16 +65,9 @@ class Family(NamedTuple):
     size: int
 
 
-class ShardKey(NamedTuple):
-    """The key of shards whose recipes may differ in positions only.
-
-    Attributes:
-      lengths: for each loop of their family, the loop and the length of their piece.
-      written: for each result, whether they write it.
-    """
-
-    lengths: tuple[tuple[int, int], ...]
-    written: tuple[bool, ...]
+ShardKey: TypeAlias = tuple[tuple[tuple[int, int], ...], tuple[bool, ...]]
+"""Equal for shards whose recipes may differ in positions only: the length of their
+piece of each loop, and whether they write each result."""
 
 
 class Stage:
@@ -189,25 +182,25 @@ class Stage:
             families.append(Family(members, ordered, size))
         return families
 
-    def index(self, number: int) -> tuple[Family, dict[int, int]]:
-        """The family of a shard, and the number of its piece of each loop."""
+    def shard(self, number: int) -> tuple[dict[int, Interval], tuple[bool, ...]]:
+        """The piece of each loop of a shard, and whether it writes each result."""
         for family in self.families:
             if number < family.size:
                 break
             number -= family.size
-        piece_of: dict[int, int] = {}
+        pieces: dict[int, Interval] = {}
+        later = set()
         for k in reversed(family.loops):
-            number, piece_of[k] = divmod(number, len(self.loops[k].pieces))
-        return family, piece_of
-
-    def written(self, family: Family, index: Mapping[int, int]) -> tuple[bool, ...]:
-        """For each result, whether this shard writes it."""
+            number, piece = divmod(number, len(self.loops[k].pieces))
+            pieces[k] = self.loops[k].pieces[piece]
+            if piece:
+                later.add(k)
         # A result that a loop does not cut is written by the first shard along it.
-        later = {k for k in family.loops if index[k]}
-        return tuple(
-            number in family.results and later <= {*result.axes, *result.partial}
-            for number, result in enumerate(self.results)
+        written = tuple(
+            k in family.results and later <= {*result.axes, *result.partial}
+            for k, result in enumerate(self.results)
         )
+        return dict(reversed(pieces.items())), written
 
     def boxes(
         self, pieces: Mapping[int, Interval], written: Sequence[bool]
@@ -225,9 +218,7 @@ class Stage:
 
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
         """The box of each result that a shard writes, or None, and its recipe."""
-        family, index = self.index(number)
-        starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
-        return self.patterns.recipe(self._key(family, index), starts)
+        return self.patterns.recipe(*self._key(number))
 
     def members(self) -> Iterator[Members]:
         """Yields all shards, in groups of one pattern."""
@@ -239,34 +230,33 @@ class Stage:
             for kinds in itertools.product(*map(_kinds, loops)):
                 numbers = every[np.ix_(*kinds)].ravel()
                 index = np.unravel_index(numbers, every.shape or 1)
-                starts = np.zeros((len(numbers), len(loops)), np.int64)
-                for k, begin in enumerate(begins):
-                    starts[:, k] = begin[index[k]]
-                at = {k: kind[0] for k, kind in zip(family.loops, kinds, strict=True)}
-                groups = self.patterns.members(self._key(family, at), numbers, starts)
-                yield from (
-                    each._replace(numbers=first + each.numbers) for each in groups
-                )
+                rows = [begin[at] for begin, at in zip(begins, index, strict=False)]
+                starts = np.array(rows, np.int64).reshape(-1, len(numbers)).T
+                numbers += first
+                key, _ = self._key(int(numbers[0]))
+                yield from self.patterns.members(key, numbers, starts)
             first += family.size
 
-    def _key(self, family: Family, index: Mapping[int, int]) -> ShardKey:
-        pieces = {k: self.loops[k].pieces[index[k]] for k in family.loops}
+    def _key(self, number: int) -> tuple[ShardKey, list[int]]:
+        """What tells a shard from others, and where its pieces start."""
+        pieces, written = self.shard(number)
         lengths = tuple((k, stop - start) for k, (start, stop) in pieces.items())
-        return ShardKey(lengths, self.written(family, index))
+        return (lengths, written), [start for start, _ in pieces.values()]
 
     def _walk(
         self, key: ShardKey, starts: Sequence[int]
     ) -> tuple[list[Box | None], Recipe]:
         """The boxes and the recipe of the shard with this key and these starts."""
+        lengths, written = key
         pieces: dict[int, Interval] = {
             k: (start, start + length)
-            for (k, length), start in zip(key.lengths, starts, strict=True)
+            for (k, length), start in zip(lengths, starts, strict=True)
         }
         contracted: dict[Node, dict[Factor, Interval]] = {}
         for node, factor, loop in self._contracted:
             if loop in pieces:
                 contracted.setdefault(node, {})[factor] = pieces[loop]
-        boxes = self.boxes(pieces, key.written)
+        boxes = self.boxes(pieces, written)
         demands = [
             None if box is None else (result.value, box)
             for result, box in zip(self.results, boxes, strict=True)

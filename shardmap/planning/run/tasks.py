@@ -85,10 +85,8 @@ def run_fold(
 def shard_tasks(stage: Stage, numbers: Iterable[int]) -> Iterator[Task]:
     """The shards of a stage with these numbers."""
     for number in numbers:
-        family, index = stage.index(number)
-        pieces = {k: stage.loops[k].pieces[piece] for k, piece in index.items()}
         # Without a look at how the shard computes it.
-        boxes = stage.boxes(pieces, stage.written(family, index))
+        boxes = stage.boxes(*stage.shard(number))
         writes = tuple(targets(stage, boxes))
         yield Task(f"{stage.number}-{number}.bin", stage, number, writes)
 

@@ -156,6 +156,23 @@ def test_random_programs_are_walked_alike(seed, each):
             assert members.pattern.at(starts) == walked(stage, number)
 
 
+def test_shards_like_no_other_are_listed_without_a_look_at_all_others(monkeypatch):
+    """Each reads where a sorted array of indices says."""
+    where = np.sort(np.random.default_rng(0).integers(0, 5000, 1000))
+    shard_plan = plan(lambda x: x[where], floats(5000, 2), out_slices={0: 500})
+    compared, match = [], patterns.Guards.match
+
+    def counted(self, starts):
+        compared.append(np.shape(starts)[-1])
+        return match(self, starts)
+
+    monkeypatch.setattr(patterns.Guards, "match", counted)
+    [stage] = shard_plan.stages
+    every = list(stage.members())
+    assert len(every) > 400
+    assert sum(compared) <= 20 * 500
+
+
 def test_a_fault_of_a_rule_for_symbolic_positions_is_told(monkeypatch):
     backward = Factors.backward
 
