@@ -16,7 +16,7 @@ import numpy as np
 from shardmap._jax.context import check_live
 from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import PyTree
-from shardmap.arrays.array_likes import device_dtype, refusal
+from shardmap.arrays.array_likes import device_dtype, is_labelled, refusal
 from shardmap.arrays.trees import leaf_paths
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import joined_classes
@@ -31,7 +31,6 @@ from shardmap.planning.in_slices import (
     result_cuts,
     times_read,
 )
-from shardmap.planning.labels import without_labels
 from shardmap.planning.lax.follow import Cuts
 from shardmap.planning.lax.passes import analysed, function_of
 from shardmap.planning.memory.compiled import peak_bytes, sample
@@ -71,8 +70,12 @@ def cut_function(
     given = asked_points("plan", in_slices, arguments[0])
     # Those by name are whole.
     given += tuple(((),) * np.ndim(aval) for aval in avals[len(given) :])
-    traced = of_arguments("plan", fun, arguments)
-    traced, labels = without_labels(traced, arguments)
+    traced, labels = of_arguments("plan", fun, arguments), None
+    if any(map(is_labelled, jax.tree.leaves(arguments, is_leaf=is_labelled))):
+        # What traces xarray is imported with its first array.
+        from shardmap.planning.labels import without_labels
+
+        traced, labels = without_labels(traced, arguments)
     with explained_errors():
         closed, out_shape = jax.make_jaxpr(traced, return_shape=True)(
             *jax.tree.unflatten(in_tree, avals)

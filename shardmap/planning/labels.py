@@ -66,15 +66,10 @@ class Labels:
 
 def without_labels(
     fun: Callable[..., PyTree], args: tuple[PyTree, ...]
-) -> tuple[Callable[..., PyTree], Labels | None]:
-    """Returns ``fun`` as a function of `plain` arguments, and labels of its results.
-
-    If no argument is labelled, returns ``fun`` itself and None.
-    """
+) -> tuple[Callable[..., PyTree], Labels]:
+    """Returns ``fun`` as a function of `plain` arguments, and labels of its results."""
     tree: Any
     leaves, tree = jax.tree.flatten(args, is_leaf=is_labelled)
-    if not any(map(is_labelled, leaves)):
-        return fun, None
     labels = Labels()
 
     @numpy_functions

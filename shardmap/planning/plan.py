@@ -28,7 +28,6 @@ from shardmap.planning.engine.stages import Stage
 from shardmap.planning.in_slices import InSlices
 from shardmap.planning.memory.compiled import peak_bytes, read_bytes
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.dask import to_dask
 from shardmap.planning.run.disk.scratch import checked
 from shardmap.planning.run.run import run
 from shardmap.planning.run.shards import Shard, Shards, index_of
@@ -328,6 +327,8 @@ class ShardPlan:
           >>> shard_plan.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
+        from shardmap.planning.run.dask import to_dask  # Only few programs need it.
+
         return to_dask(self._cut_program, self._leaves(args, kwargs))
 
     def run(

@@ -360,11 +360,3 @@ def to_dask(cut_program: CutProgram, leaves: Sequence[Any]) -> PyTree:
 def is_dask(array: Any) -> bool:
     """Whether something is an array of Dask, which may not be installed."""
     return type(array).__module__.partition(".")[0] == "dask"
-
-
-def is_client(executor: Any) -> bool:
-    """Whether something is a client of a Dask cluster."""
-    return any(
-        cls.__module__.partition(".")[0] == "distributed" and cls.__name__ == "Client"
-        for cls in type(executor).__mro__
-    )

@@ -20,15 +20,10 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.planning.engine.stages import Stage
-from shardmap.planning.run.array_job import ArrayJob, place_in_job
 from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.dask import is_client, run_on_cluster
-from shardmap.planning.run.disk.checkpoint import Checkpoint
-from shardmap.planning.run.disk.folder import path_of
 from shardmap.planning.run.disk.scratch import checked, reserve, scratch_arrays
 from shardmap.planning.run.out import outputs, shared_chunks
-from shardmap.planning.run.processes import ProcessWorkers, own_processes
 from shardmap.planning.run.shards import Accumulator, index_of
 from shardmap.planning.run.tasks import shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
@@ -60,7 +55,12 @@ def run(
         max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
     retries = integer_of("retries", retries, least=0)
     check_bool("progress", progress)
-    in_job = None if task is None else place_in_job(task)
+    in_job = saved = job = None
+    # What few runs need is imported where it is needed.
+    if task is not None:
+        from shardmap.planning.run.array_job import ArrayJob, place_in_job
+
+        in_job = place_in_job(task)
     if stage is not None:
         stage = index_of("stages", stage, len(cut_program.stages))
         if not in_job:
@@ -70,7 +70,7 @@ def run(
             )
     if in_job and checkpoint is None:
         raise ValueError("task needs checkpoint, the folder that all tasks share")
-    if in_job and is_client(executor):
+    if in_job and _is_client(executor):
         raise ValueError(
             "task spreads a plan over processes, and a Dask client over its workers: "
             "give one of them"
@@ -91,10 +91,12 @@ def run(
                 reserve("out", array)
         given = {value: array for value, array in places if value}
         leaves = list(map(sliceable, leaves))
-        saved = job = None
         if checkpoint is not None:
+            from shardmap.planning.run.disk.checkpoint import Checkpoint
+            from shardmap.planning.run.disk.folder import path_of
+
             in_memory = path_of("checkpoint", checkpoint).startswith("memory://")
-            if in_memory and engine in (None, ProcessWorkers):
+            if in_memory and (engine is None or engine.in_other_processes):
                 raise ValueError(
                     f"checkpoint={checkpoint!r} is in the memory of one process, and "
                     "the processes of executor write to it: give a folder or a store "
@@ -116,6 +118,8 @@ def run(
         if progress and engine:
             bar = stack.enter_context(_progress(sum(map(len, numbers))))
         if engine is None:
+            from shardmap.planning.run.dask import run_on_cluster
+
             run_on_cluster(pool, cut_program, leaves, acc, saved, retries, progress)
             stages: Sequence[Stage] = []
         else:
@@ -169,13 +173,16 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers] | None,
     if executor is None:
         with ThreadPoolExecutor(readers) as pool:
             yield LocalWorkers, pool
-    elif hasattr(executor, "__index__") and not isinstance(executor, bool):
+        return
+    from shardmap.planning.run.processes import ProcessWorkers, own_processes
+
+    if hasattr(executor, "__index__") and not isinstance(executor, bool):
         count = integer_of("the number of processes, executor,", executor, least=1)
         with own_processes(count) as processes:
             yield ProcessWorkers, processes
     elif isinstance(executor, ThreadPoolExecutor):
         yield ThreadWorkers, executor
-    elif is_client(executor):
+    elif _is_client(executor):
         yield None, executor
     elif isinstance(executor, Executor):
         # Of a ProcessPoolExecutor. The lock of a thread of JAX stays locked in a fork.
@@ -198,6 +205,14 @@ def _resident() -> int:
     """The bytes of memory that this process takes, on Linux."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+def _is_client(executor: Any) -> bool:
+    """Whether something is a client of a Dask cluster."""
+    return any(
+        cls.__module__.partition(".")[0] == "distributed" and cls.__name__ == "Client"
+        for cls in type(executor).__mro__
+    )
 
 
 def _progress(total: int) -> Any:

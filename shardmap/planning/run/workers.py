@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,10 +14,12 @@ import numpy as np
 from shardmap._jax.context import config_value
 from shardmap.planning.engine.keys import box_bytes
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.disk.checkpoint import Checkpoint
 from shardmap.planning.run.failures import ShardError, contained
 from shardmap.planning.run.shards import Accumulator, Shard
 from shardmap.planning.run.tasks import Target, Task
+
+if TYPE_CHECKING:
+    from shardmap.planning.run.disk.checkpoint import Checkpoint
 
 READ_AHEAD = 2
 """How many shards are read or computed at once in this process by default."""
@@ -41,7 +43,7 @@ class Workers:
         cut_program: CutProgram,
         leaves: Sequence[Any],
         acc: Accumulator,
-        saved: Checkpoint | None = None,
+        saved: "Checkpoint | None" = None,
     ) -> None:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
         self.executor, self.saved = executor, saved
