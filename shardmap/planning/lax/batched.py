@@ -15,10 +15,11 @@ from shardmap.planning.engine.nodes import Graph, Node, Operand
 from shardmap.planning.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
 from shardmap.planning.lax.on_cpu import sorted_operands
 from shardmap.planning.lax.primitives import PIVOTS
-from shardmap.planning.lax.staged.pieces import edges_of, of_each_piece, within_pieces
-
-CORE = Reason(
-    "the operation works on the whole of this axis", "cut a batch axis instead"
+from shardmap.planning.lax.staged.pieces import (
+    CORE,
+    edges_of,
+    of_each_piece,
+    within_pieces,
 )
 
 
@@ -76,13 +77,7 @@ def largest_of_pieces(
         best, index = p.top_k_p.bind(values, **node.params)
         return [best, jnp.take_along_axis(places, index, axis)]
 
-    axes = range(axis + 1)
-    of_pieces = of_each_piece(
-        *(graph, of_piece, operand, axes, [[*axes, "k"]] * 2),
-        factor=axis,
-        edges=edges,
-        wholes={"k": CORE},
-    )
+    of_pieces = of_each_piece(graph, of_piece, operand, axis, edges, range(axis))
     return graph.call(of_all, of_pieces)
 
 
@@ -138,23 +133,10 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Operand]
             q, _ = jnp.linalg.qr(piece[columns:])
             every.append(turn[:columns])
             every.append(jnp.matmul(q, turn[columns:], precision="highest"))
-        return [jnp.concatenate(every)[begin : begin + local.sizes["row"]]]
+        return [jnp.concatenate(every)[begin : begin + local.sizes[0]]]
 
-    wholes: dict[Factor, Reason] = dict.fromkeys(range(3), CORE)
-    of_pieces = of_each_piece(
-        *(graph, of_piece, operand, ["row", 0], [["row", 1, 2]]),
-        factor="row",
-        edges=edges,
-        wholes=wholes,
-    )
-    turns, r = graph.call(of_all, of_pieces)
-    q = within_pieces(
-        *(graph, rows, (operand, turns), [["row", 0], ["row", 1, 2]]),
-        factor="row",
-        edges=edges,
-        wholes=wholes,
-    )
-    return [q, r]
+    turns, r = graph.call(of_all, of_each_piece(graph, of_piece, operand, 0, edges))
+    return [within_pieces(graph, rows, (operand, turns), 0, edges), r]
 
 
 STAGES: dict[Any, Stages] = {

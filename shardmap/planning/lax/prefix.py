@@ -70,15 +70,10 @@ def in_stages(
         size = local.sizes[axis]
         return [lax.slice_in_dim(joined, begin, begin + size, axis=axis)]
 
-    totals = of_each_piece(
-        *(graph, total, operand, axes, [axes]), factor=axis, edges=edges
-    )
+    others = [k for k in axes if k != axis]
+    totals = of_each_piece(graph, total, operand, axis, edges, others)
     [rest] = graph.call(before, totals)
-    return [
-        within_pieces(
-            *(graph, of_box, (operand, rest), [axes, axes]), factor=axis, edges=edges
-        )
-    ]
+    return [within_pieces(graph, of_box, (operand, rest), axis, edges, others)]
 
 
 STAGES: dict[Any, Stages] = dict.fromkeys(KINDS, in_stages)

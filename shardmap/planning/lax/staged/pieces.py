@@ -8,7 +8,7 @@ of its piece (`Numbers`), and what else lies in its piece (`WithinPiece`).
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,13 +16,17 @@ import jax
 import jax.numpy as jnp
 
 from shardmap.planning.engine.factors import Factors, Local
-from shardmap.planning.engine.nodes import Graph, Operand, PlanPrimitive, Value
-from shardmap.planning.engine.rules import MANY, Factor, Reason, RuleMaker, Windowed
+from shardmap.planning.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
+from shardmap.planning.engine.rules import MANY, Reason, RuleMaker, Windowed
 from shardmap.planning.engine.slices import Edges, Interval, Window
 from shardmap.planning.lax.staged.barrier import barrier
 
 PIECES = PlanPrimitive("pieces")
 """A function of pieces. The parameter ``rule`` makes its rule."""
+
+CORE = Reason(
+    "the operation works on the whole of this axis", "cut a batch axis instead"
+)
 
 Points: TypeAlias = tuple[int, ...]
 
@@ -94,88 +98,76 @@ def of_each_piece(
     graph: Graph,
     function: Callable[..., Sequence[jax.Array]],
     operand: Operand,
-    axes: Sequence[Factor],
-    outs: Sequence[Sequence[Factor]],
-    factor: Factor,
+    axis: int,
     edges: Points,
-    wholes: Mapping[Factor, Reason] | None = None,
+    passing: Sequence[int] = (),
 ) -> list[Value]:
     """Adds a function of each piece to a graph, and a barrier after each result.
 
     Args:
       graph: the graph.
       function: gets a piece of the operand, and where it starts. Its results have
-        length 1 along ``factor``, the axis in pieces, which counts them.
-      operand, axes: the operand, and the factors of its axes.
-      outs: the factors of the axes of results. Cuts of other axes pass.
-      factor, edges: the axis in pieces, and their ends.
-      wholes: the factors that are never cut.
+        length 1 along ``axis``, which counts the pieces.
+      operand, axis, edges: the operand, the axis in pieces, and their ends.
+      passing: the other axes, of the operand and of the results, that can be cut.
     """
     whole = jax.ShapeDtypeStruct(operand.shape, operand.aval.dtype)
-    avals = []
-    for aval, row in zip(jax.eval_shape(function, whole, 0), outs, strict=True):
-        shape = list(aval.shape)
-        shape[list(row).index(factor)] = len(edges) - 1
-        avals.append(jax.core.ShapedArray(tuple(shape), aval.dtype))
+    avals = [
+        jax.core.ShapedArray(
+            (*x.shape[:axis], len(edges) - 1, *x.shape[axis + 1 :]), x.dtype
+        )
+        for x in jax.eval_shape(function, whole, 0)
+    ]
 
     def emitter(local: Local) -> Sequence[jax.Array]:
-        start = jnp.asarray(edges)[local.starts[factor]]
-        return function(*local.values, start)
+        return function(*local.values, jnp.asarray(edges)[local.starts[axis]])
 
     windows = [PieceWindow(edges[-1], edges=edges)]
-    rule = _rule([axes], windows, outs, factor, wholes or {}, emitter, starts=[factor])
-    stopped = {factor, *(wholes or {})}
-    return [
-        barrier(
-            graph, result, passing=[k for k, f in enumerate(row) if f not in stopped]
-        )
-        for result, row in zip(
-            graph.add(PIECES, {"rule": rule}, [operand], avals), outs, strict=True
-        )
-    ]
+    rule = functools.partial(
+        _rule, axis, passing, windows, emitter=emitter, starts=[axis]
+    )
+    results = graph.add(PIECES, {"rule": rule}, [operand], avals)
+    return [barrier(graph, result, passing=passing) for result in results]
 
 
 def within_pieces(
     graph: Graph,
     emitter: Callable[[Local], Sequence[jax.Array]],
     operands: tuple[Operand, Operand],
-    axes: Sequence[Sequence[Factor]],
-    factor: Factor,
+    axis: int,
     edges: Points,
-    wholes: Mapping[Factor, Reason] | None = None,
+    passing: Sequence[int] = (),
 ) -> Value:
     """Adds a function of an operand and of what `of_each_piece` led to.
 
     Its result is like the operand. The other arguments are those of `of_each_piece`.
     """
-    windows = [
-        WithinPiece(edges[-1], edges=edges),
-        Numbers(len(edges) - 1, edges=edges),
-    ]
-    rule = _rule(
-        *(axes, windows, axes[:1], factor, wholes or {}, emitter),
-        complete=frozenset({1}),
+    windows = WithinPiece(edges[-1], edges=edges), Numbers(len(edges) - 1, edges=edges)
+    rule = functools.partial(
+        _rule, axis, passing, windows, emitter=emitter, complete=frozenset({1})
     )
     [result] = graph.add(PIECES, {"rule": rule}, operands, [operands[0].aval])
     return result
 
 
 def _rule(
-    axes: Sequence[Sequence[Factor]],
+    axis: int,
+    passing: Sequence[int],
     windows: Sequence[Window],
-    outs: Sequence[Sequence[Factor]],
-    factor: Factor,
-    wholes: Mapping[Factor, Reason],
-    emitter: Callable[[Local], Sequence[jax.Array]],
+    node: Node,
     **options: Any,
-) -> RuleMaker:
-    """The maker of a rule in which each operand has a window along ``factor``."""
-    ins = [
-        [Windowed(f, window) if f == factor else f for f in row]
-        for row, window in zip(axes, windows, strict=True)
+) -> Factors:
+    """The rule of a node whose operands have a window along the axis in pieces."""
+    passes = {*passing, axis}
+    named: list[list[Any]] = [
+        [k if k in passes else (number, k) for k in range(len(shape))]
+        for number, shape in enumerate([*node.in_shapes, *node.out_shapes])
     ]
-    options |= {"wholes": wholes, "emitter": emitter, "cheap": False, "each": MANY}
-    return functools.partial(Factors, ins=ins, outs=outs, **options)
+    wholes = {f: CORE for row in named for f in row if f not in passes}
+    for row, window in zip(named, windows, strict=False):
+        row[axis] = Windowed(axis, window)
+    ins, outs = named[: len(windows)], named[len(windows) :]
+    return Factors(node, ins, outs, wholes=wholes, cheap=False, each=MANY, **options)
 
 
 def edges_of(points: Sequence[int], size: int, least: int) -> Points:
