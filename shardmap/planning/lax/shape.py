@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.planning.engine.factors import Factors, Local, out_size, taken_whole
-from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, Scalar
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, Scalar, Value
 from shardmap.planning.engine.rules import (
     Cut,
     Forward,
@@ -223,15 +223,23 @@ def as_function(function: Callable[..., Any]) -> Rewrite:
     return written
 
 
+def converted(graph: Graph, node: Node) -> Sequence[Operand] | None:
+    """Leaves out a conversion to the type that a value has."""
+    [x], [out] = node.ins, node.outs
+    is_same = isinstance(x, Value) and x.aval.dtype == out.aval.dtype
+    return [x] if is_same else None
+
+
 UNCHANGED = [
-    *(OPTIMIZATION_BARRIER, RESHARD, p.device_put_p, p.name_p),
+    *(OPTIMIZATION_BARRIER, RESHARD, p.copy_p, p.device_put_p, p.name_p),
     *(p.sharding_constraint_p, p.stop_gradient_p),
 ]
-"""What only names a value, or says where it lies, which cannot hold for a shard."""
+"""What copies or names a value, or says where it lies, which holds for no shard."""
 
 REWRITES: dict[Any, Rewrite] = {
     **dict.fromkeys(UNCHANGED, lambda graph, node: node.ins),
     SPLIT: as_function(split),
+    p.convert_element_type_p: converted,
     STACK: as_function(stack),
     TILE: as_function(tile),
     UNSTACK: as_function(unstack),

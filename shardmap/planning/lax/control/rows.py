@@ -100,9 +100,6 @@ def vmapped(graph: Graph, node: Node) -> Sequence[Operand] | None:
     return outs
 
 
-SAME = frozenset({p.convert_element_type_p, p.copy_p})
-"""Primitives whose result is their operand, if it has the same dtype."""
-
 Literals = frozenset[tuple[Operand, bool]]
 """Truth values, and whether each is to be true: all of them at once."""
 
@@ -139,7 +136,7 @@ def conditions(graph: Graph) -> list[Operand]:
     others: list[Operand] = []
     stack = graph.outputs[:1]
     while stack:
-        x = same(stack.pop())
+        x = stack.pop()
         node = x.producer
         primitive = None if node is None else node.primitive
         if node is None:
@@ -148,22 +145,11 @@ def conditions(graph: Graph) -> list[Operand]:
             stack += node.ins
         elif primitive in (p.reduce_or_p, UNVMAP_ANY):
             rows.append(node.ins[0])
-        elif primitive is p.not_p and (
-            every := made_by(same(node.ins[0]), p.reduce_and_p)
-        ):
+        elif primitive is p.not_p and (every := made_by(node.ins[0], p.reduce_and_p)):
             rows += graph.call(jnp.logical_not, every.ins)
         else:
             others.append(x)
     return [*rows, *others] if len(rows) == 1 else graph.outputs[:1]
-
-
-def same(x: Operand) -> Operand:
-    """The operand that this one is a copy of, or itself."""
-    while (node := x.producer) is not None and node.primitive in SAME:
-        if node.ins[0].aval.dtype != x.aval.dtype:
-            break
-        x = node.ins[0]
-    return x
 
 
 def _kept(node: Node, calls: Calls, is_flagged: bool) -> frozenset[int]:
@@ -183,7 +169,7 @@ def _kept(node: Node, calls: Calls, is_flagged: bool) -> frozenset[int]:
     if not conditions(graph)[0].shape:
         return frozenset()
     graph.outputs += graph.inline(params["body_jaxpr"], [*given[tests:], *carried])
-    graph = share_equal(graph.rewritten(_without_copies))
+    graph = share_equal(graph)
     rows = conditions(graph)[0]
     _, looked = needed(graph, [rows], frozenset(carried))
     active = literals(rows)
@@ -201,11 +187,6 @@ def _kept(node: Node, calls: Calls, is_flagged: bool) -> frozenset[int]:
         if {carried[k] for k in kept} >= least:
             return frozenset(kept)
     return frozenset()
-
-
-def _without_copies(graph: Graph, node: Node) -> Sequence[Operand] | None:
-    [*operands] = map(same, node.outs)
-    return None if operands == [*node.outs] else operands
 
 
 def literals(x: Operand, holds: bool = True) -> Literals:
