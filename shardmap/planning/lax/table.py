@@ -44,13 +44,7 @@ from shardmap.planning.lax import (
 from shardmap.planning.lax.control import loops, rows
 from shardmap.planning.lax.indexed import dynamic, gather, scatter
 from shardmap.planning.lax.primitives import CUSTOM_VMAP
-from shardmap.planning.lax.staged import (
-    barrier,
-    matched,
-    monoids,
-    pieces,
-    split_scan,
-)
+from shardmap.planning.lax.staged import barrier, matched, monoids, pieces, split_scan
 
 
 def expanded(graph: Graph, node: Node) -> list[Operand] | None:

@@ -8,13 +8,7 @@ from typing import Any
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.planning.engine.factors import (
-    Factors,
-    Local,
-    bind,
-    out_size,
-    taken_whole,
-)
+from shardmap.planning.engine.factors import Factors, Local, bind, out_size, taken_whole
 from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.planning.engine.slices import Window

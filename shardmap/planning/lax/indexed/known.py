@@ -84,18 +84,6 @@ def known_columns(indices: Operand) -> list[np.ndarray | None]:
     ]
 
 
-def one_place(node: Node, columns: tuple[int, ...]) -> dict[int, int]:
-    """The axes on which all indices are one known place, and that place.
-
-    Each column of the node's second operand indexes one of the axes.
-    """
-    return {
-        axis: int(column.flat[0])
-        for axis, column in zip(columns, known_columns(node.ins[1]), strict=True)
-        if column is not None and column.size and (column == column.flat[0]).all()
-    }
-
-
 def _columns(indices: Operand) -> list[tuple[Operand, int]]:
     """For each column of indices, the operand that holds it, and its number there."""
     node, last = made_by(indices, p.concatenate_p), len(indices.shape) - 1

@@ -28,7 +28,7 @@ from shardmap.planning.engine.rules import (
     Windowed,
 )
 from shardmap.planning.lax.indexed.dynamic import WRITTEN, moved
-from shardmap.planning.lax.indexed.known import one_place
+from shardmap.planning.lax.indexed.known import known_columns
 from shardmap.planning.lax.indexed.ranges import lines, scatter_window
 from shardmap.planning.lax.primitives import SCATTER_SUB
 
@@ -78,7 +78,11 @@ def of_one_place(graph: Graph, node: Node) -> list[Operand] | None:
     batches, inserted = numbers.operand_batching_dims, numbers.inserted_window_dims
     if len(places) - 1 != len(batches):
         return None
-    known = one_place(node, columns)
+    known = {
+        axis: int(column.flat[0])
+        for axis, column in zip(columns, known_columns(node.ins[1]), strict=True)
+        if column is not None and column.size and (column == column.flat[0]).all()
+    }
     if len(known) < len(columns) or (combiner and node.outs[0].aval.dtype == bool):
         return None
     # The axis of the updates for each of the operand's.

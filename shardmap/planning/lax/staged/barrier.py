@@ -32,8 +32,10 @@ def barrier(
     """Adds a barrier to a graph, and returns its result.
 
     Cuts of ``value`` pass along the axes in ``passing``, and ``cuts`` begin. An earlier
-    stage must compute ``value`` if it is ``complete``.
+    stage must compute ``value`` if it is ``complete``: of an argument it is a copy.
     """
+    if complete and value.producer is None:
+        [value] = graph.add(p.copy_p, {}, [value], [value.aval])
     begin = tuple(cuts) or (UNCUT,) * len(value.shape)
     params = {"passing": tuple(passing), "begin": begin, "complete": complete}
     [behind] = graph.add(BARRIER, params, [value], [value.aval])
@@ -52,10 +54,7 @@ def recut(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
     """Keeps the outputs of a graph that are cut, and cuts them in a stage behind."""
     for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=False)):
         if isinstance(output, Value) and any(cut.at for cut in row):
-            kept: Operand = output
-            if output.producer is None:
-                [kept] = graph.add(p.copy_p, {}, [output], [output.aval])
-            graph.outputs[k] = barrier(graph, kept, cuts=row)
+            graph.outputs[k] = barrier(graph, output, cuts=row)
 
 
 def _beginning(graph: Graph, value: Operand, cuts: Sequence[Cut]) -> Value:

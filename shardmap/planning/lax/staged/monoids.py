@@ -27,12 +27,7 @@ import jax.numpy as jnp
 
 from shardmap.planning.engine.factors import Factors, Local, out_size
 from shardmap.planning.engine.monoids import Monoid, Part, start
-from shardmap.planning.engine.nodes import (
-    Graph,
-    Operand,
-    PlanPrimitive,
-    Value,
-)
+from shardmap.planning.engine.nodes import Graph, Operand, PlanPrimitive, Value
 from shardmap.planning.engine.rules import Factor, RuleMaker
 
 Arrays = Sequence[Any]

@@ -60,9 +60,6 @@ def in_stages(
             behind[axis] = Cut(at, False, origins)
         elif not any(_is_smaller(operand, source) for source in sources):
             continue
-        if operand.producer is None:
-            # A copy: an argument is not read in another cut than was asked.
-            [operand] = graph.add(p.copy_p, {}, [operand], [operand.aval])
         changed[k] = barrier(graph, operand, cuts=behind)
     if not changed:
         return None
