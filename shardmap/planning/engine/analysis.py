@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from shardmap.planning.engine.loop_classes import AxisKey, UnionFind
 from shardmap.planning.engine.monoids import Combiner
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
-from shardmap.planning.engine.rules import Cut, Factor, Origins, Reason, Rule
+from shardmap.planning.engine.rules import Contraction, Cut, Origins, Reason, Rule
 
 LoopName: TypeAlias = tuple[AxisKey, int]
 """A class of axes, and which of the loops over it: ``x @ x.T`` needs two of them."""
@@ -24,17 +24,13 @@ class ReducedLoop(NamedTuple):
 
     Attributes:
       node: the node.
-      factor: the factor, as the node's rule calls it.
-      size: the factor's size.
+      contraction: the factor, as the node's rule calls it, its size and its cut.
       loop: the loop.
-      cut: how it is cut.
     """
 
     node: Node
-    factor: Factor
-    size: int
+    contraction: Contraction
     loop: LoopName
-    cut: Cut
 
 
 class Pending(NamedTuple):

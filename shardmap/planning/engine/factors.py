@@ -181,10 +181,13 @@ class Factors(Rule):
             if factor in self.wholes or factor not in self._on_outs
         }
 
-    def elements(self) -> int:
+    def operations(self) -> int:
         """Counts every pair that a contraction combines, not only its operands."""
+        if self.cheap:
+            return 0
         operands = {_factor(axis) for axes in self.ins for axis in axes} - {None}
-        return max(super().elements(), math.prod(self.sizes[f] for f in operands))
+        pairs = math.prod(self.sizes[f] for f in operands)
+        return max(super().operations(), pairs * self.each)
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         cuts_of: dict[Factor, list[Cut]] = {}

@@ -10,6 +10,7 @@ depends on the value runs in a later stage.
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from shardmap.planning.engine.analysis import (
@@ -63,31 +64,28 @@ def propagate(
     rules = {node: rules[node] for node in graph.nodes}
     if classes is None:
         classes = loop_classes(graph, rules, carried)
-    begun = _Propagation(graph, rules, classes, partial, keeps, frozenset(stored))
-    for value, cuts in zip(graph.inputs, input_cuts, strict=True):
-        begun.cuts[value] = list(cuts)
-    begun.pending |= entering
-    return begun.run()
+    cuts: dict[Operand, Sequence[Cut]] = {
+        value: [UNCUT] * len(value.shape) for value in graph.constants
+    }
+    cuts.update(zip(graph.inputs, input_cuts, strict=True))
+    begun = (graph, rules, classes, partial, keeps, stored, cuts, {**entering})
+    return _Propagation(*begun).run()
 
 
+@dataclass(eq=False)
 class _Propagation:
     """Visits the nodes, first to last. See `propagate`."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        rules: Mapping[Node, Rule],
-        classes: UnionFind,
-        partial: bool,
-        keeps: bool,
-        stored: frozenset[Value],
-    ) -> None:
-        self.graph, self.rules, self.classes = graph, rules, classes
-        self.partial, self._keeps, self._stored = partial, keeps, stored
-        self.cuts: dict[Operand, Sequence[Cut]] = {
-            value: [UNCUT] * len(value.shape) for value in graph.constants
-        }
-        self.pending: dict[Operand, Pending] = {}
+    graph: Graph
+    rules: Mapping[Node, Rule]
+    classes: UnionFind
+    partial: bool
+    keeps: bool
+    stored: Collection[Value]
+    cuts: dict[Operand, Sequence[Cut]]
+    pending: dict[Operand, Pending]
+
+    def __post_init__(self) -> None:
         self.level: dict[Operand, int] = defaultdict(int)
         self.kept: dict[Value, None] = {}
         self.costly: dict[Value, None] = {}
@@ -161,9 +159,9 @@ class _Propagation:
         complete = rule.complete | {
             k
             for k, v in enumerate(node.ins)
-            if v.producer and (v in self._stored or self.rules[v.producer].runs_once)
+            if v.producer and (v in self.stored or self.rules[v.producer].runs_once)
         }
-        if self._keeps:
+        if self.keeps:
             complete |= self._repeated(node, rule, contracted, outs)
         for number in complete:
             value = node.ins[number]
@@ -227,8 +225,7 @@ class _Propagation:
         key = self.classes.find((value.number, contraction.axis))
         taken = {name for state in partials for name in state.reductions}
         name = free_loop(key, taken)
-        factor, size, cut = contraction.factor, contraction.size, contraction.cut
-        self.reductions.append(ReducedLoop(node, factor, size, name, cut))
+        self.reductions.append(ReducedLoop(node, contraction, name))
         return name
 
     def _complete(self, value: Value) -> None:
@@ -308,7 +305,7 @@ class _Propagation:
                 stages, level = stages_of[out], self.level[out]
                 is_cut = any(cut.at for cut in self.cuts[out])
                 is_far = not is_cut and any(self.level[v] < level for v in again)
-                is_costly = self._keeps and self._work[out] >= COSTLY * nbytes(out)
+                is_costly = self.keeps and self._work[out] >= COSTLY * nbytes(out)
                 most = 1 if is_far or is_costly else FAR
                 is_kept = out in self.kept or out in self.pending
                 if len(stages) > most and not is_kept:

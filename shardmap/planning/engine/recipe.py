@@ -189,7 +189,7 @@ class _Wanted:
         self._boxes: dict[Value, dict[tuple[int, ...], Box]] = {}
 
     def add(self, value: Operand, box: Box) -> None:
-        # A box without elements is not computed: zeros stand for it, see `take`.
+        # A box without elements is not computed: zeros stand for it, see `emit`.
         if isinstance(value, Value) and (volume(box) or not value.size):
             self._boxes.setdefault(value, {}).setdefault(tuple(map(id, box)), box)
 
@@ -253,17 +253,6 @@ class _Slots:
         raise AssertionError(f"no box of {value.number} holds {box}")
 
 
-def take(values: Mapping[int, Any], ref: Ref, dtype: jax.typing.DTypeLike) -> Any:
-    """The array that ``ref`` refers to."""
-    if ref.slot < 0:
-        return jnp.zeros(ref.shape, dtype)
-    value = values[ref.slot]
-    if ref.starts is None:
-        return value
-    limits = [a + n for a, n in zip(ref.starts, ref.shape, strict=True)]
-    return lax.slice(value, ref.starts, limits)
-
-
 Starts: TypeAlias = Sequence[jax.Array] | jax.Array
 """Traced positions."""
 
@@ -283,7 +272,12 @@ def emit(
                 return value.value
             if ref is None or value is None:
                 return None
-            return take(slots, ref, value.aval.dtype)
+            if ref.slot < 0:
+                return jnp.zeros(ref.shape, value.aval.dtype)
+            if ref.starts is None:
+                return slots[ref.slot]
+            limits = [a + n for a, n in zip(ref.starts, ref.shape, strict=True)]
+            return lax.slice(slots[ref.slot], ref.starts, limits)
 
         position = 0
         for step in static.steps:

@@ -173,7 +173,7 @@ class Rule(ABC):
     """Whether its results must be kept: the equations that take them run later."""
 
     each: int = MANY
-    """About how many operations each of `elements` takes, to an order of magnitude."""
+    """About how many operations each element takes, to an order of magnitude."""
 
     complete: frozenset[int] = frozenset()
     """Operands that an earlier stage must compute."""
@@ -184,14 +184,10 @@ class Rule(ABC):
     wholes: Mapping[Factor, Reason] = MappingProxyType({})
     """Factors that are never cut, and why, where a rule names its factors."""
 
-    def elements(self) -> int:
-        """About how many elements the equation touches."""
-        shapes = (*self.node.in_shapes, *self.node.out_shapes)
-        return sum(math.prod(shape) for shape in shapes)
-
     def operations(self) -> int:
         """About the operations of the whole equation; 0 where it is cheap."""
-        return 0 if self.cheap else self.elements() * self.each
+        shapes = (*self.node.in_shapes, *self.node.out_shapes)
+        return 0 if self.cheap else sum(map(math.prod, shapes)) * self.each
 
     @abstractmethod
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:

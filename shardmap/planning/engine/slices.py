@@ -9,7 +9,6 @@ The common refinement of two cuts is the union of their points.
 [(0, 4), (4, 8), (8, 10)]
 """
 
-import bisect
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -26,36 +25,6 @@ def pieces(points: Sequence[int], size: int) -> list[Interval]:
     """The intervals into which the points cut an axis."""
     edges = [0, *points, size]
     return list(itertools.pairwise(edges))
-
-
-class Edges:
-    """Finds the piece of a place, and the start of a piece.
-
-    Within a run of equally long pieces both are computed, not looked up, so they are
-    linear functions there.
-
-    >>> edges = Edges((0, 4, 8, 10))
-    >>> edges.number(9), edges.at(2)
-    (2, 8)
-    """
-
-    def __init__(self, edges: Sequence[int]) -> None:
-        lengths = [stop - start for start, stop in itertools.pairwise(edges)]
-        self._first = [
-            k for k, n in enumerate(lengths) if k == 0 or n != lengths[k - 1]
-        ]
-        self._start = [edges[k] for k in self._first]
-        self._length = [lengths[k] for k in self._first]
-
-    def number(self, place: int) -> int:
-        """The piece that a place lies in."""
-        run = bisect.bisect_right(self._start, place) - 1
-        return self._first[run] + (place - self._start[run]) // self._length[run]
-
-    def at(self, number: int) -> int:
-        """The start of a piece; for the number after the last one, the end."""
-        run = bisect.bisect_right(self._first, number) - 1
-        return self._start[run] + (number - self._first[run]) * self._length[run]
 
 
 def refine(cuts: Iterable[Iterable[int]]) -> tuple[int, ...]:

@@ -123,12 +123,13 @@ class Stage:
             if each.node in here and each.loop in summed
         ]
         for each in reductions:
-            named.setdefault(each.loop, Loop(each.size)).cuts.append(each.cut)
+            loop = named.setdefault(each.loop, Loop(each.contraction.size))
+            loop.cuts.append(each.contraction.cut)
         cut = [name for name, loop in named.items() if len(loop.pieces) > 1]
         self.loops = [named[name] for name in cut]
         place = {name: number for number, name in enumerate(cut)}
         self._contracted = [
-            (each.node, each.factor, place[each.loop])
+            (each.node, each.contraction.factor, place[each.loop])
             for each in reductions
             if each.loop in place
         ]

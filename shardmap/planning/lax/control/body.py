@@ -154,7 +154,7 @@ class InnerBody:
         A carried value that is one enters as a partial sum.
         """
         inputs, outputs = self.graph.inputs, self.graph.outputs
-        sizes = {each.size for each in self._sums[loop]} | {
+        sizes = {each.contraction.size for each in self._sums[loop]} | {
             size
             for value in (*inputs, *outputs)
             if isinstance(value, Value)
@@ -205,7 +205,7 @@ class InnerBody:
         running: dict[Node, dict[Factor, Interval]] = {}
         for loop, interval in loops.items():
             for each in self._sums.get(loop, ()):
-                running.setdefault(each.node, {})[each.factor] = interval
+                running.setdefault(each.node, {})[each.contraction.factor] = interval
         return running
 
     def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:

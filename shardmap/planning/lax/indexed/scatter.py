@@ -125,7 +125,7 @@ class Scatter(Factors):
     """
 
     # Updates are taken once; they are not combined with each place of the operand.
-    elements = Rule.elements
+    operations = Rule.operations
 
     def __init__(self, node: Node) -> None:
         numbers = node.params["dimension_numbers"]

@@ -6,6 +6,7 @@ elements from ``edges[k]`` to ``edges[k + 1]``. Behind it, an element may see th
 of its piece (`Numbers`), and what else lies in its piece (`WithinPiece`).
 """
 
+import bisect
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from shardmap.planning.engine.factors import Factors, Local
 from shardmap.planning.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
 from shardmap.planning.engine.rules import MANY, Reason, RuleMaker, Windowed
-from shardmap.planning.engine.slices import Edges, Interval, Window
+from shardmap.planning.engine.slices import Interval, Window
 from shardmap.planning.lax.staged.barrier import barrier
 
 PIECES = PlanPrimitive("pieces")
@@ -29,6 +30,36 @@ CORE = Reason(
 )
 
 Points: TypeAlias = tuple[int, ...]
+
+
+class Edges:
+    """Finds the piece of a place, and the start of a piece.
+
+    Within a run of equally long pieces both are computed, not looked up, so they are
+    linear functions there.
+
+    >>> edges = Edges((0, 4, 8, 10))
+    >>> edges.number(9), edges.at(2)
+    (2, 8)
+    """
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        lengths = [stop - start for start, stop in itertools.pairwise(edges)]
+        self._first = [
+            k for k, n in enumerate(lengths) if k == 0 or n != lengths[k - 1]
+        ]
+        self._start = [edges[k] for k in self._first]
+        self._length = [lengths[k] for k in self._first]
+
+    def number(self, place: int) -> int:
+        """The piece that a place lies in."""
+        run = bisect.bisect_right(self._start, place) - 1
+        return self._first[run] + (place - self._start[run]) // self._length[run]
+
+    def at(self, number: int) -> int:
+        """The start of a piece; for the number after the last one, the end."""
+        run = bisect.bisect_right(self._first, number) - 1
+        return self._start[run] + (number - self._first[run]) * self._length[run]
 
 
 @dataclass(frozen=True)
