@@ -14,16 +14,14 @@ import math
 from collections.abc import (
     Callable,
     Collection,
-    Iterable,
     Mapping,
     MutableMapping,
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
-from jax import lax
 
 from shardmap._jax.types import Equation, Params, Primitive
 from shardmap.planning.engine.monoids import Monoid, Part
@@ -47,42 +45,7 @@ from shardmap.planning.engine.rules import (
     meet,
     nothing_passes,
 )
-from shardmap.planning.engine.slices import Box, Interval, join, shape_of
-
-Crops: TypeAlias = tuple[tuple[int, ...] | None, ...]
-"""Per result, the shape of the crop; None if the box that was made is the asked one."""
-
-
-def crops(
-    asked: Iterable[Box | None], computed: Iterable[Box | None]
-) -> tuple[Crops, list[int]]:
-    """The crops from boxes that were made to those asked for, and their starts.
-
-    >>> crops([((2, 4),), ((0, 3),)], [((1, 6),), ((0, 3),)])
-    (((2,), None), [1])
-    """
-    shapes: list[tuple[int, ...] | None] = []
-    starts: list[int] = []
-    for inner, outer in zip(asked, computed, strict=True):
-        if inner is None or outer is None or inner == outer:
-            shapes.append(None)
-        else:
-            shapes.append(shape_of(inner))
-            starts += [a[0] - b[0] for a, b in zip(inner, outer, strict=True)]
-    return tuple(shapes), starts
-
-
-def crop(
-    results: Iterable[Any], shapes: Crops, starts: Sequence[jax.Array]
-) -> list[Any]:
-    """The results, cropped as `crops` said."""
-    rest = iter(starts)
-    return [
-        result
-        if shape is None
-        else lax.dynamic_slice(result, [next(rest) for _ in shape], shape)
-        for result, shape in zip(results, shapes, strict=True)
-    ]
+from shardmap.planning.engine.slices import Box, Interval, join
 
 
 class Local(NamedTuple):
@@ -108,12 +71,10 @@ class LocalSizes(NamedTuple):
     Attributes:
       sizes: the sizes of all factors, in order.
       holes: as in `Local`, for each operand's axis with a `Window`.
-      crops: the crops of the results.
     """
 
     sizes: tuple[int, ...]
     holes: tuple[tuple[int, ...], ...]
-    crops: Crops
 
 
 def bind(node: Node | Equation, values: Sequence[Any], params: Params) -> Sequence[Any]:
@@ -277,10 +238,9 @@ class Factors(Rule):
         computed = [
             tuple((0, 1) if f is None else run[f] for f in o) for o in self.outs
         ]
-        shapes, begins = crops(boxes, computed)
-        starts = (*(run[factor][0] for factor in self.starts), *begins)
+        starts = tuple(run[factor][0] for factor in self.starts)
         sizes = tuple(run[f][1] - run[f][0] for f in self._order)
-        return Need(tuple(needed), LocalSizes(sizes, tuple(holes), shapes), starts)
+        return Need(tuple(needed), LocalSizes(sizes, tuple(holes)), starts, computed)
 
     def emit(
         self, values: Sequence[Any], static: LocalSizes, starts: Sequence[jax.Array]
@@ -290,14 +250,11 @@ class Factors(Rule):
             values,
             dict(zip(self._order, static.sizes, strict=True)),
             dict(zip(windowed, static.holes, strict=True)),
-            # The starts of the crops follow.
-            dict(zip(self.starts, starts, strict=False)),
+            dict(zip(self.starts, starts, strict=True)),
         )
         if self.emitter is None:
-            outs = bind(self.node, values, self.node.params)
-        else:
-            outs = self.emitter(local)
-        return crop(outs, static.crops, starts[len(self.starts) :])
+            return bind(self.node, values, self.node.params)
+        return self.emitter(local)
 
     def __str__(self) -> str:
         """The rule in the notation of the module; ``~`` marks a `Window`."""

@@ -10,6 +10,7 @@ Several boxes of one value may be wanted, as of ``x`` in ``x + x.T``. They are m
 where that costs nothing; otherwise the value is computed or read once per box.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -59,6 +60,8 @@ class Step(NamedTuple):
       start_count: the number of its starts.
       first: results go to the slots from this one on.
       shapes: of the results' boxes; None where one is not wanted.
+      cropped: whether each result is a part of what its rule computes. Where this part
+        begins stands behind the starts.
     """
 
     node: Node
@@ -67,6 +70,7 @@ class Step(NamedTuple):
     start_count: int
     first: int
     shapes: tuple[tuple[int, ...] | None, ...]
+    cropped: tuple[bool, ...]
 
 
 class _StaticRecipe(NamedTuple):
@@ -168,9 +172,14 @@ def trace_back(
         refs = tuple(map(slots.find, node.ins, need.boxes))
         first = slots.slots
         made_shapes = tuple(None if box is None else shape_of(box) for box in boxes)
+        starts += need.starts
+        cropped = []
+        for box, whole in zip(boxes, need.computed or boxes, strict=True):
+            cropped.append(box is not None and whole is not None and box != whole)
+            if cropped[-1] and box and whole:
+                starts += [a[0] - b[0] for a, b in zip(box, whole, strict=True)]
         step = node, refs, need.static, len(need.starts), first, made_shapes
-        steps.append(Step(*step))
-        starts.extend(need.starts)
+        steps.append(Step(*step, tuple(cropped)))
         for out, box in zip(node.outs, boxes, strict=True):
             slots.add(out, box)
     outs = tuple(None if demand is None else slots.find(*demand) for demand in demands)
@@ -279,16 +288,20 @@ def emit(
             limits = [a + n for a, n in zip(ref.starts, ref.shape, strict=True)]
             return lax.slice(slots[ref.slot], ref.starts, limits)
 
-        position = 0
+        positions = map(starts.__getitem__, itertools.count())
         for step in static.steps:
             node = step.node
-            starts_of_step = [starts[position + k] for k in range(step.start_count)]
-            position += step.start_count
+            of_step = list(itertools.islice(positions, step.start_count))
             info = node.source_info
             with user_context(info and info.traceback):
                 ins = [read(v, ref) for v, ref in zip(node.ins, step.ins, strict=True)]
-                outs = rules[node].emit(ins, step.static, starts_of_step)
-            slots.update(enumerate(outs, step.first))
+                outs = rules[node].emit(ins, step.static, of_step)
+                results = zip(outs, step.shapes, step.cropped, strict=True)
+                for slot, (out, shape, is_part) in enumerate(results, step.first):
+                    if is_part and shape is not None:
+                        begin = list(itertools.islice(positions, len(shape)))
+                        out = lax.dynamic_slice(out, begin, shape)
+                    slots[slot] = out
         return [read(v, ref) for v, ref in zip(demanded, static.outs, strict=True)]
 
     return function

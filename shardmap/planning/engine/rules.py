@@ -150,11 +150,13 @@ class Need(NamedTuple):
       boxes: per operand, None where it is not read.
       static: what the emitted equation depends on, except positions; hashable.
       starts: positions, which the emitted equation gets as traced scalars.
+      computed: per result, the box that it computes; none: those that were asked for.
     """
 
     boxes: tuple[Box | None, ...]
     static: Any = ()
     starts: tuple[int, ...] = ()
+    computed: Sequence[Box | None] = ()
 
 
 Names: TypeAlias = Sequence[Sequence[Any]]
@@ -214,7 +216,7 @@ class Rule(ABC):
     def emit(
         self, values: Sequence[Any], static: Any, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        """The results' boxes from the operands' boxes, as `backward` said."""
+        """The computed boxes from the operands' boxes, as `backward` said."""
 
     def passes(self, combiner: str, pending: frozenset[int], /) -> str | None:
         """How the results combine if these operands are partial; None: they cannot."""

@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.planning.engine.factors import Crops, crop, crops
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite
 from shardmap.planning.engine.rules import (
     UNCUT,
@@ -190,17 +189,16 @@ class Reshape(Rule):
                     length = span[1] - span[0]
                     starts.append(span[0] - memory[0])
             lengths.append(length)
-        cropped, begins = crops(boxes, [tuple(wide)])
-        static = tuple(lengths), shape_of(tuple(wide)), cropped
-        return Need((tuple(needed),), static, (*starts, *begins))
+        static = tuple(lengths), shape_of(tuple(wide))
+        return Need((tuple(needed),), static, tuple(starts), [tuple(wide)])
 
     def emit(
         self,
         values: Sequence[Any],
-        static: tuple[tuple[int | None, ...], tuple[int, ...], Crops],
+        static: tuple[tuple[int | None, ...], tuple[int, ...]],
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        [result], [lengths, wide, cropped] = values, static
+        [result], [lengths, wide] = values, static
         positions = iter(starts)
         if any(length is not None for length in lengths):
             # One axis per group: the elements that were read, in the order of memory.
@@ -213,7 +211,7 @@ class Reshape(Rule):
                 [zero if length is None else next(positions) for length in lengths],
                 [n if k is None else k for n, k in zip(merged, lengths, strict=True)],
             )
-        return crop([lax.reshape(result, wide)], cropped, list(positions))
+        return [lax.reshape(result, wide)]
 
     def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
         return first_passes(combiner, pending)

@@ -211,7 +211,7 @@ class InnerBody:
     def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:
         """The recipe for boxes of the outputs that are wanted.
 
-        Its starts end with those of the constants' boxes.
+        Its starts begin with those of the constants' boxes.
         """
         demands = [
             None if box is None else (value, box)
@@ -220,11 +220,13 @@ class InnerBody:
         recipe = trace_back(
             self.backwards, self.rules, demands, self.stops, intervals, versions=1
         )
-        for value, box in recipe.reads:
-            if value in self.graph.constants:
-                begin = tuple(start for start, _ in box)
-                recipe = recipe._replace(starts=recipe.starts + begin)
-        return recipe
+        begins = (
+            start
+            for value, box in recipe.reads
+            if value in self.graph.constants
+            for start, _ in box
+        )
+        return recipe._replace(starts=(*begins, *recipe.starts))
 
     def needs(self, recipe: Recipe) -> list[Box | None]:
         """The boxes of the inputs that a recipe reads."""
@@ -254,7 +256,7 @@ class InnerBody:
             if inside is not None and shape_of(inside) != np.shape(whole):
                 given[value] = lax.slice(whole, *zip(*inside, strict=True))
         static = shard.recipe
-        place = sum(step.start_count for step in static.steps)
+        place = 0
         reads = []
         for value, shape in zip(static.read_values, static.read_shapes, strict=True):
             read = given[value]
@@ -267,7 +269,7 @@ class InnerBody:
             value if is_wanted else None
             for value, is_wanted in zip(self.graph.outputs, shard.wanted, strict=True)
         ]
-        return emit(static, self.rules, outputs)(reads, starts)
+        return emit(static, self.rules, outputs)(reads, starts[place:])
 
 
 class BodyShard(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardmap._jax.primitives import scan_counts
-from shardmap.planning.engine.factors import Crops, RuleTable, crop, crops
+from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import Factor, Need
 from shardmap.planning.engine.slices import Box, Interval, hull_of, whole
@@ -42,12 +42,10 @@ class Looped(NamedTuple):
     """What a shard computes of a scan.
 
     Attributes:
-      crops: the parts of the results that are wanted.
       limited: the summed loops that run over a part only.
     """
 
     step: BodyShard
-    crops: Crops
     limited: tuple[Factor, ...]
     length: int
 
@@ -57,7 +55,6 @@ class Repeated(NamedTuple):
 
     test: BodyShard
     step: BodyShard
-    crops: Crops
 
 
 class Scan(Inner):
@@ -111,15 +108,13 @@ class Scan(Inner):
         read = along[0] + self.first_row, along[1] + self.first_row
         needed = [*given[:first], *_along(read, given[first:])]
         computed = [*carry, *_along(along, inner)]
-        shapes, begins = crops(boxes, computed)
         static = Looped(
             self.body.shard(recipe, [*carry, *inner], given),
-            crops=shapes,
             limited=tuple(limited),
             length=along[1] - along[0],
         )
-        starts = (*recipe.starts, *begins, *(start for start, _ in limited.values()))
-        return Need(tuple(needed), static, starts)
+        starts = (*recipe.starts, *(start for start, _ in limited.values()))
+        return Need(tuple(needed), static, starts, computed)
 
     def emit(
         self, values: Sequence[Any], static: Looped, starts: Sequence[jax.Array]
@@ -141,7 +136,7 @@ class Scan(Inner):
             reverse=self.node.params["reverse"],
             unroll=max(self.node.params["unroll"], at_once),
         )
-        return crop([*final, *stacked], static.crops, starts[step.starts :])
+        return [*final, *stacked]
 
 
 class While(Inner):
@@ -204,18 +199,16 @@ class While(Inner):
                 for axes, box in zip(self.outs, carry, strict=True)
             ]
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
-        shapes, begins = crops(boxes, carry)
         static = Repeated(
             self.test.shard(test, results, [*looked[: self.tests], *carry]),
             self.body.shard(recipe, carry, [*needs[: self.consts], *carry]),
-            shapes,
         )
-        return Need(needed, static, (*test.starts, *recipe.starts, *begins))
+        return Need(needed, static, (*test.starts, *recipe.starts), carry)
 
     def emit(
         self, values: Sequence[Any], static: Repeated, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        test, step, shapes = static
+        test, step = static
         tested, consts = values[: self.tests], values[self.tests : self.front]
         starts_of_body = starts[test.starts :]
 
@@ -226,8 +219,7 @@ class While(Inner):
         def body(carried: Arrays) -> Arrays:
             return self.typed(self.body.run(step, [*consts, *carried], starts_of_body))
 
-        final = lax.while_loop(goes_on, body, self.entering(values[self.front :], step))
-        return crop(final, shapes, starts_of_body[step.starts :])
+        return lax.while_loop(goes_on, body, self.entering(values[self.front :], step))
 
 
 Branches: TypeAlias = tuple[tuple[BodyShard, ...], tuple[Factor, ...]]
