@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardmap._jax.primitives import callback_of
+from shardmap._jax.primitives import PURE_CALLBACK, callback_of
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.planning.engine.factors import Factors, Local, out_size, taken_whole
 from shardmap.planning.engine.nodes import Node, PlanPrimitive, Value
@@ -141,6 +141,18 @@ def text_of(callback: Callable[..., Any]) -> str | None:
     return f"{function.__module__}.{name}: {text}"
 
 
+def is_on_host(node: Node) -> bool:
+    """Whether a node is a call of `per_piece`, which needs no compiler."""
+    is_callback = node.primitive is PURE_CALLBACK
+    return is_callback and isinstance(callback_of(node.params), HostFunction)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def rule(node: Node) -> Factors:
     """The rule of `jax.pure_callback`: that of `per_piece`, or whole."""
     function = callback_of(node.params)
@@ -153,6 +165,10 @@ def rule(node: Node) -> Factors:
             jax.ShapeDtypeStruct(out_size(local, axes), dtype)
             for axes, dtype in zip(written.outs, function.dtypes, strict=True)
         ]
+        if all(isinstance(value, np.ndarray) for value in local.values):
+            results = function(*map(_read_only, local.values))
+            if [x.shape for x in results] == [x.shape for x in pieces]:
+                return results
         method = node.params["vmap_method"]
         return jax.pure_callback(function, pieces, *local.values, vmap_method=method)
 

@@ -18,12 +18,6 @@ from shardmap.planning.engine.slices import Box, shape_of, slices
 ARITY = 16
 """How many partial results make one."""
 
-ALIGNMENT = 64
-"""XLA for CPU reads arrays that begin at multiples of so many bytes."""
-
-HUGE = 2**22
-"""NumPy asks for huge pages from so many bytes on."""
-
 Arrays: TypeAlias = Sequence[Any]
 """The arrays of a partial result: one, or those of a tuple."""
 
@@ -160,19 +154,4 @@ def read_box(array: Any, box: Box, aval: Aval) -> Any:
         return part
     part = np.asarray(part)
     refuse_other_dtype(array, part)
-    return _aligned(np.asarray(part, aval.dtype))
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy that XLA for CPU reads where it is.
-
-    It would copy others itself, into pages that are small and new each time.
-    """
-    is_ready = array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous
-    if is_ready or array.nbytes < HUGE or jax.default_backend() != "cpu":
-        return array
-    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    memory = memory[-memory.ctypes.data % ALIGNMENT :][: array.nbytes]
-    copy = memory.view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+    return np.asarray(part, aval.dtype)

@@ -20,6 +20,7 @@ from shardmap.planning.engine.recipe import Recipe, StaticRecipe, emit
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.engine.slices import Box, shape_of
 from shardmap.planning.engine.stages import Stage, stages_of
+from shardmap.planning.lax.per_piece import is_on_host
 from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.buffers import holds, read_box, refuse_masked, start_dtype
 from shardmap.planning.run.static import Arguments
@@ -227,6 +228,13 @@ class CutProgram:
             alike = jaxpr_key(jitted.trace(*arg_avals(recipe)).jaxpr)
             self._compiled[key] = self._different.setdefault(alike, jitted)
         return self._compiled[key]
+
+    def results(self, stage: Stage, recipe: Recipe, args: Sequence[Any]) -> Any:
+        """The results of a shard; what only calls NumPy is not copied by XLA."""
+        on_host = all(is_on_host(step.node) for step in recipe.static.steps)
+        if on_host and all(isinstance(x, np.ndarray) for x in args):
+            return self.function(stage, recipe.static)(*args)
+        return self.compiled(stage, recipe)(*args)
 
     def emitted(
         self, stage: Stage, static: StaticRecipe

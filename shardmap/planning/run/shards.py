@@ -90,6 +90,10 @@ class Shard:
         """The compiled function of the results of `args`; equal shards share it."""
         return self._cut_program.compiled(self._stage, self.recipe)
 
+    def results(self, args: Sequence[Any]) -> Any:
+        """The results of `function`."""
+        return self._cut_program.results(self._stage, self.recipe, args)
+
     def args(
         self,
         *arrays: PyTree,

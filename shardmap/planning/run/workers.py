@@ -178,7 +178,7 @@ class ThreadWorkers(Workers):
     def computed(self, task: Task) -> Any:
         shard = self.shard(task)
         with self.settings():
-            return [np.asarray(part) for part in shard.function(*self.read(shard))]
+            return [np.asarray(part) for part in shard.results(self.read(shard))]
 
 
 class LocalWorkers(ThreadWorkers):
@@ -217,7 +217,7 @@ class LocalWorkers(ThreadWorkers):
             if device is not None:
                 args = jax.device_put(args, device)
             with self.starting:
-                return shard.function(*args)
+                return shard.results(args)
 
     def result(self, task: Task, future: Future[Any]) -> Any:
         return [np.asarray(part) for part in future.result()]

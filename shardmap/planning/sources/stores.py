@@ -1,6 +1,7 @@
 """Datasets of h5py, arrays of zarr in local and remote stores, and their chunks."""
 
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -17,6 +18,9 @@ from shardmap.planning.sources.registry import (
     register_opener,
     unpickled,
 )
+
+ALIGNMENT = 64
+"""XLA for CPU copies arrays that do not begin at multiples of so many bytes."""
 
 
 class Dataset:
@@ -106,9 +110,34 @@ def decoded_bytes(array: object) -> int:
     return 2 * math.prod(array.chunks) * array.dtype.itemsize
 
 
+def _aligned_buffer() -> dict[str, str]:
+    """What makes zarr read to multiples of `ALIGNMENT`, if it reads to NumPy arrays."""
+    usual = importlib.import_module("zarr.buffer").cpu.NDBuffer
+    kind = _aligned(usual)
+    is_usual = importlib.import_module("zarr.registry").get_ndbuffer_class() is usual
+    return {"ndbuffer": f"{kind.__module__}.{kind.__qualname__}"} if is_usual else {}
+
+
+@functools.cache
+def _aligned(base: Any) -> Any:
+    class Aligned(base):  # type: ignore[misc]
+        @classmethod
+        def empty(cls, shape: Any, dtype: Any, order: Any = "C") -> Any:
+            if np.dtype(dtype).kind not in "biufc":
+                return super().empty(shape, dtype, order)
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            memory = np.empty(size + ALIGNMENT, np.uint8)
+            start = -memory.ctypes.data % ALIGNMENT
+            return cls(np.ndarray(shape, dtype, memory, start, order=order))
+
+    importlib.import_module("zarr.registry").register_ndbuffer(Aligned)
+    return Aligned
+
+
 @contextlib.contextmanager
 def decoding_within(arrays: Iterable[Any], room: float) -> Iterator[None]:
-    """Makes zarr decode only so many chunks at once as fit, at least one.
+    """Makes zarr decode only so many chunks at once as fit, at least one, to where XLA
+    for CPU reads them without a copy.
 
     The last one may not be freed yet. Of files, it decodes as many as there are cores.
     """
@@ -120,7 +149,7 @@ def decoding_within(arrays: Iterable[Any], room: float) -> Iterator[None]:
         if all(type(store).__name__ == "LocalStore" for store in stores):
             at_once = min(at_once, os.cpu_count() or 1)
         at_once = min(at_once, config.get("async.concurrency") or at_once)
-        with config.set({"async.concurrency": at_once}):
+        with config.set({"async.concurrency": at_once, **_aligned_buffer()}):
             yield
     else:
         yield

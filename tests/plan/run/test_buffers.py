@@ -138,14 +138,3 @@ def test_another_shape_than_asked_for_is_told():
     for given in (np.zeros((2, 2, 1), np.float32), np.zeros(2, np.float32)):
         with pytest.raises(ValueError, match=r"has the shape \(2, 2\), .*gave \(2,"):
             read_box(Reader(given), BOX, value(4, 3).aval)
-
-
-def test_large_parts_are_read_to_where_the_compiler_reads_them():
-    values = np.arange(2**21 + 1, dtype=np.float32)
-    aval = jax.typeof(values)
-    for first in range(3):
-        part = read_box(values, ((first, 2**21),), aval)
-        np.testing.assert_array_equal(part, values[first : 2**21])
-        assert part.ctypes.data % 64 == 0
-    small = read_box(values, ((1, 9),), aval)
-    assert np.shares_memory(small, values)
