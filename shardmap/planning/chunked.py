@@ -27,7 +27,7 @@ from shardmap.arrays.running import jit_in_turns
 from shardmap.arrays.trees import Flattened, leaf_paths
 from shardmap.planning import report
 from shardmap.planning.engine.nodes import Refused
-from shardmap.planning.in_slices import Asked, InSlices, asked_points
+from shardmap.planning.in_slices import InSlices, asked_points
 from shardmap.planning.inside import primitive
 from shardmap.planning.inside.primitive import (
     Options,
@@ -131,8 +131,8 @@ class ChunkedFunction(Generic[P, R]):
                     )
                 raise TypeError(f"chunked argument {name} {why}") from None
 
-    def _cut(self, *arguments: Any) -> tuple[CutProgram, Asked, list[Any], TreeDef]:
-        """The function of a call, cut; how its operands are; these; its results' tree.
+    def _cut(self, *arguments: Any) -> tuple[CutProgram, Options, list[Any], TreeDef]:
+        """The function of a call, cut; how; its operands; the tree of its results.
 
         Behind the leaves of the arguments come values that the function closes over.
         """
@@ -150,14 +150,15 @@ class ChunkedFunction(Generic[P, R]):
             jaxpr, result = jax.make_jaxpr(flat, return_shape=True)(*arguments)
         jaxpr, held = without_tracers(jaxpr)
         asked += tuple(((),) * value.ndim for value in held)
+        options = self._options._replace(asked=asked)
         try:
-            cut_program = primitive.cut(jaxpr, asked, self._options)
+            cut_program = primitive.cut(jaxpr, options)
         except Refused as error:
             raise ValueError(f"chunked cannot cut {self!r}: {error}") from None
-        return cut_program, asked, [*leaves, *held], result.tree
+        return cut_program, options, [*leaves, *held], result.tree
 
     def _bind(self, *arguments: Any) -> Any:
-        cut_program, asked, operands, out_tree = self._cut(*arguments)
+        cut_program, options, operands, out_tree = self._cut(*arguments)
         if report.runs_whole(cut_program):
             text = (
                 f"{self!r} runs as a whole: none of the cuts reaches its end. "
@@ -168,16 +169,14 @@ class ChunkedFunction(Generic[P, R]):
             if not self._warned:
                 self._warned = True
                 warnings.warn(text, stacklevel=2)
-        jaxpr, options = cut_program.closed, self._options
+        jaxpr = cut_program.closed
         if self._remat is True:
-            results = chunked_p.bind(
-                *operands, jaxpr=jaxpr, asked=asked, options=options
-            )
+            results = chunked_p.bind(*operands, jaxpr=jaxpr, options=options)
         else:
             flat = jax.extend.core.jaxpr_as_fun(jaxpr)
             if self._remat is not False:
                 flat = jax.checkpoint(flat, policy=self._remat)
-            results = keeping_residuals(flat, operands, asked, options)
+            results = keeping_residuals(flat, operands, options)
         return jax.tree.unflatten(out_tree, results)
 
 

@@ -261,17 +261,6 @@ def _refuse_far_starts(cut_program: CutProgram) -> None:
             start_dtype(stage.recipe(number)[1].starts)
 
 
-def _like(dtype: np.dtype) -> str:
-    """What to give in place of an array of a dtype that JAX does not have."""
-    if dtype.names:
-        return f"give its fields as arrays, such as array[{dtype.names[0]!r}]"
-    if dtype.kind in "SUT":
-        return "give codes of the texts, as numpy.unique(array, return_inverse=True)[1]"
-    if dtype.kind == "O":
-        return "give arrays of one number type, as array.astype(float)"
-    return f"give array.astype('{'float64' if dtype.kind in 'fc' else 'int64'}')"
-
-
 def _aval_of(leaf: Any, name: str) -> Any:
     """The argument for `jax.make_jaxpr`: an array, a number, or a shape and dtype."""
     if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
@@ -298,8 +287,9 @@ def _aval_of(leaf: Any, name: str) -> Any:
             jax.typeof(np.empty(0, native))
         except TypeError:
             raise TypeError(
-                f"plan takes numbers and booleans, got {dtype} in {name}: "
-                f"{_like(native)}"
+                f"plan takes numbers and booleans, got {dtype} in {name}: give "
+                "array.astype('int64') or 'float64', codes of texts, as numpy.unique("
+                "array, return_inverse=True)[1], or the fields apart"
             ) from None
         refuse_masked(leaf, name)
         dtype = device_dtype(np.dtype(dtype))

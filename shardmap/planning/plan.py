@@ -129,28 +129,27 @@ def plan(
         out=out,
         statics=statics,
     )
+    told = []
     if narrowed := report.narrowed(cut_program):
-        warnings.warn(
-            f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
-            "True), or give 32-bit arrays.",
-            stacklevel=3,  # The caller of `api_boundary`.
+        told.append(
+            f"{'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', True), or "
+            "give 32-bit arrays."
         )
     if not cut_program.num_shards:
-        warnings.warn(
-            "plan: no shard has anything to do, as the results depend on no argument: "
-            "pass the arrays that the function closes over as arguments.",
-            stacklevel=3,
+        told.append(
+            "no shard has anything to do, as the results depend on no argument: pass "
+            "the arrays that the function closes over as arguments."
         )
     elif in_slices is None and out_slices is None and room is None:
-        warnings.warn(
-            "plan: nothing is cut: give in_slices, out_slices or memory.", stacklevel=3
-        )
+        told.append("nothing is cut: give in_slices, out_slices or memory.")
     if report.runs_whole(cut_program):
-        warnings.warn(
-            "plan: the function runs as a whole: none of the cuts reaches its end. "
-            "explain() of the plan says why.",
-            stacklevel=3,  # The caller of `api_boundary`.
+        told.append(
+            "the function runs as a whole: none of the cuts reaches its end. explain() "
+            "of the plan says why."
         )
+    for text in told:
+        # Of the caller of `api_boundary`.
+        warnings.warn(f"plan: {text}", stacklevel=3)
     return ShardPlan(cut_program, room, _weakly(arguments), out)
 
 

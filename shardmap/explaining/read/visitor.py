@@ -131,7 +131,7 @@ class Facts:
 
         params = equation.params
         whole, _ = computed(params["jaxpr"])
-        stages = cut(whole, params["asked"], params["options"]).stages
+        stages = cut(whole, params["options"]).stages
         for count in {stage.num_shards for stage in stages} - {1}:
             self._add(around, equation, Axis(None, count, "chunked", 1, 1, count))
 

@@ -38,14 +38,15 @@ from shardmap.units import AUTO, Auto
 
 
 class Options(NamedTuple):
-    """The options of a function, and of those that JAX derives. See `chunked`.
+    """How a function is cut, and those that JAX derives. See `chunked`.
 
-    It ``finds`` the axes to cut if none are given.
+    Operands are cut as ``asked``. It ``finds`` the axes if none are given.
     """
 
     partial: bool
     memory: int | None = None
     finds: bool = False
+    asked: Asked = ()
 
 
 class ChunkedPrimitive(jex_core.Primitive):
@@ -81,9 +82,9 @@ def _made(
 
 
 @functools.lru_cache(maxsize=256)
-def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
+def cut(jaxpr: ClosedJaxpr, options: Options) -> CutProgram:
     """A jaxpr, cut as asked, or so that it fits."""
-    function = function_of(jaxpr)
+    asked, function = options.asked, function_of(jaxpr)
     if options.memory is None:
         return _made(jaxpr, function, asked, options.partial)
     took = functools.cache(_temporaries)
@@ -152,21 +153,16 @@ def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def bind(
-    fun: Callable[..., Sequence[Any]],
-    operands: Sequence[Any],
-    asked: Asked,
-    options: Options,
+    fun: Callable[..., Sequence[Any]], operands: Sequence[Any], options: Options
 ) -> list[Any]:
     """``fun`` of the operands, in pieces."""
     jaxpr = jax.make_jaxpr(fun)(*operands)
-    return chunked_p.bind(*operands, jaxpr=jaxpr, asked=asked, options=options)
+    return chunked_p.bind(*operands, jaxpr=jaxpr, options=options)
 
 
-def _in_loops(
-    *operands: Any, jaxpr: ClosedJaxpr, asked: Asked, options: Options
-) -> list[Any]:
+def _in_loops(*operands: Any, jaxpr: ClosedJaxpr, options: Options) -> list[Any]:
     jaxpr, forwarded = computed(jaxpr)
-    cut_program = cut(jaxpr, asked, options)
+    cut_program = cut(jaxpr, options)
     run: Callable[..., Any] = functools.partial(run_in_loops, cut_program)
     if cut_program.num_shards > 1:
         run = laid_out_as(jaxpr, run)
@@ -206,10 +202,9 @@ def _jvp_rule(
     tangents: Sequence[Any],
     *,
     jaxpr: ClosedJaxpr,
-    asked: Asked,
     options: Options,
 ) -> tuple[list[Any], list[Any]]:
-    results = chunked_p.bind(*primals, jaxpr=jaxpr, asked=asked, options=options)
+    results = chunked_p.bind(*primals, jaxpr=jaxpr, options=options)
     moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
     smooth = list(map(is_inexact, jaxpr.out_avals))
 
@@ -224,8 +219,8 @@ def _jvp_rule(
         return jax.jvp(of_moving, moving, along)[1]
 
     operands = [*primals, *compress(tangents, moves)]
-    cuts = (*asked, *compress(asked, moves))
-    tangents_out = bind(tangent_function, operands, cuts, options)
+    cuts = (*options.asked, *compress(options.asked, moves))
+    tangents_out = bind(tangent_function, operands, options._replace(asked=cuts))
     zeros = [
         ad.Zero(aval.to_tangent_aval())
         for aval, is_smooth in zip(jaxpr.out_avals, smooth, strict=True)
@@ -238,7 +233,6 @@ def _transpose_rule(
     cotangents: Sequence[Any],
     *operands: Any,
     jaxpr: ClosedJaxpr,
-    asked: Asked,
     options: Options,
 ) -> list[Any]:
     linear = list(map(ad.is_undefined_primal, operands))
@@ -256,17 +250,17 @@ def _transpose_rule(
 
         return jax.linear_transpose(of_linear, *avals)(list(cts))
 
-    _, cuts = split(linear, asked)
-    cuts += compress(cuts_of_results(jaxpr, asked, options), given)
+    _, cuts = split(linear, options.asked)
+    cuts += compress(cuts_of_results(jaxpr, options), given)
     operands = (*known, *compress(cotangents, given))
-    cotangents_in = bind(transposed, operands, tuple(cuts), options)
+    cotangents_in = bind(transposed, operands, options._replace(asked=tuple(cuts)))
     return merge(linear, cotangents_in, [None] * len(known))
 
 
-def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked:
+def cuts_of_results(jaxpr: ClosedJaxpr, options: Options) -> Asked:
     """The cuts of the results, which become those of their cotangents."""
-    smaller, forwarded = computed(jaxpr)
-    analysis = cut(smaller, asked, options).analysis
+    asked, (smaller, forwarded) = options.asked, computed(jaxpr)
+    analysis = cut(smaller, options).analysis
 
     def points(each: Cut) -> Points | Auto:
         # Cuts of values inside, whose numbers follow those of the operands, are chosen.
@@ -291,7 +285,6 @@ def _batching_rule(
     dims: Sequence[int | None],
     *,
     jaxpr: ClosedJaxpr,
-    asked: Asked,
     options: Options,
 ) -> tuple[list[Any], list[int | None]]:
     axis = Vmap(vmap.name, vmap.size)
@@ -305,17 +298,17 @@ def _batching_rule(
     batched = differing_results(as_open_jaxpr(jaxpr), vmap.name, given)
     out_dims = [0 if is_batched else None for is_batched in batched]
     cuts = tuple(
-        row if dim is None else ((), *row) for row, dim in zip(asked, dims, strict=True)
+        row if dim is None else ((), *row)
+        for row, dim in zip(options.asked, dims, strict=True)
     )
     fun = jex_core.jaxpr_as_fun(jaxpr)
     mapped = axis.vectorize(fun, in_dims, out_dims)
-    return bind(mapped, moved, cuts, options), out_dims
+    return bind(mapped, moved, options._replace(asked=cuts)), out_dims
 
 
 def keeping_residuals(
     fun: Callable[..., Sequence[Any]],
     leaves: Sequence[Any],
-    asked: Asked,
     options: Options,
 ) -> list[Any]:
     """``fun`` of the leaves in pieces; its gradient recomputes nothing.
@@ -338,12 +331,12 @@ def keeping_residuals(
 
     @jax.custom_vjp
     def run(*leaves: Any) -> list[Any]:
-        return bind(fun, leaves, asked, options)
+        return bind(fun, leaves, options)
 
     def run_forward(*leaves: Any) -> tuple[list[Any], Any]:
         jaxpr = jax.make_jaxpr(forward)(*leaves)
-        outs = chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
-        cuts = cuts_of_results(jaxpr, asked, options)
+        outs = chunked_p.bind(*leaves, jaxpr=jaxpr, options=options)
+        cuts = cuts_of_results(jaxpr, options)
         assert backward is not None
         count = len(outs) - backward.num_leaves
         return outs[:count], (outs[count:], Static((cuts, backward)))
@@ -360,15 +353,15 @@ def keeping_residuals(
 
         count = len(cotangents)
         of_cts, _ = split(given, cuts[:count])
-        cuts_of_cotangents = (*cuts[count:], *of_cts)
-        outs = bind(back, [*residuals, *cts], cuts_of_cotangents, options)
+        asked = (*cuts[count:], *of_cts)
+        outs = bind(back, [*residuals, *cts], options._replace(asked=asked))
         return tuple(merge(smooth, outs, [None] * (len(smooth) - len(outs))))
 
     run.defvjp(run_forward, run_backward)
     return run(*leaves)
 
 
-chunked_p.def_impl(jax.jit(_in_loops, static_argnames=("jaxpr", "asked", "options")))
+chunked_p.def_impl(jax.jit(_in_loops, static_argnames=("jaxpr", "options")))
 chunked_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[chunked_p] = _jvp_rule
 ad.primitive_transposes[chunked_p] = _transpose_rule
