@@ -268,17 +268,17 @@ def _aval_of(leaf: Any, name: str) -> Any:
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         if (why := refusal(leaf)) is not None:
             raise TypeError(f"plan cannot take {name}, which {why}")
-        what = f"got {shown(leaf)} of type {type(leaf).__name__} in {name}"
-        if isinstance(leaf, os.PathLike) or (
-            isinstance(leaf, str) and {".", "/"} & {*leaf}
-        ):
-            raise TypeError(
-                f"plan takes arrays, {what}: open a store or a file first, as with "
-                "zarr.open, h5py.File, numpy.load(mmap_mode='r') or xarray.open_zarr"
-            )
+        is_path = isinstance(leaf, str) and {".", "/"} & {*leaf}
+        instead = (
+            "open a store or a file first, as with zarr.open, h5py.File, "
+            "numpy.load(mmap_mode='r') or xarray.open_zarr"
+            if is_path or isinstance(leaf, os.PathLike)
+            else "non-array arguments must be static, so name it in static_argnums or "
+            "static_argnames"
+        )
         raise TypeError(
-            f"plan takes arrays or what has a shape and a dtype, {what}: non-array "
-            "arguments must be static, so name it in static_argnums or static_argnames"
+            "plan takes arrays or what has a shape and a dtype, got "
+            f"{shown(leaf)} of type {type(leaf).__name__} in {name}: {instead}"
         )
     dtype = leaf.dtype
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

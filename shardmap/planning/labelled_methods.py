@@ -70,13 +70,11 @@ def counted(self: Any, keep_attrs: bool | None) -> Any:
 
 def _windowed(rolling: Any, x: Any, first: Any, combine: Callable[..., Any]) -> Any:
     sizes, pads = [1] * x.ndim, [(0, 0)] * x.ndim
-    for dim, size, is_center in zip(
-        rolling.dim, rolling.window, rolling.center, strict=True
-    ):
-        axis, before = (
-            rolling.obj.get_axis_num(dim),
-            size // 2 if is_center else size - 1,
-        )
+    windows = zip(rolling.dim, rolling.window, rolling.center, strict=True)
+    for dim, size, is_center in windows:
+        axis, before = rolling.obj.get_axis_num(dim), size - 1
+        if is_center:
+            before = size // 2
         sizes[axis], pads[axis] = size, (before, size - 1 - before)
     start = np.asarray(first, x.dtype)[()]
     return jax.lax.reduce_window(x, start, combine, sizes, [1] * x.ndim, pads)
