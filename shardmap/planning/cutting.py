@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import operator
 import os
 import pathlib
@@ -194,15 +195,17 @@ class _Chunks:
     def anew(self, memory: int) -> list[Sequence[Cut]]:
         """Cuts of the results into as few pieces of whole chunks as fit."""
         rows: dict[Operand, Sequence[Cut]] = {}
+        arrays = [*self._leaves, *(array for _, array in self.out)]
+        room = (memory - max(map(decoded_bytes, arrays), default=0)) // 2
         for value, array in self.out:
-            room, slab = (memory - decoded_bytes(array)) // 2, nbytes(value)
-            row = []
-            for axis in range(len(value.shape)):
-                starts = (0, *(borders(array, axis) or ()))
-                slab = max(slab // len(starts), 1)
-                several = min(max(room // slab, 1), len(starts))
-                row.append(Cut(starts[several::several], False, frozenset()))
-                slab *= several
+            slab, row = nbytes(value), []
+            for axis, size in enumerate(value.shape):
+                ends = (0, *(borders(array, axis) or ()), size)
+                longest = max(b - a for a, b in itertools.pairwise(ends))
+                slab = max(slab * longest // max(size, 1), 1)
+                several = max(room // slab, 1)
+                row.append(Cut(ends[several:-1:several], False, frozenset()))
+                slab *= min(several, len(ends) - 1)
             rows[value] = row
         return [rows.get(value, ()) for value in self._outputs]
 

@@ -214,6 +214,15 @@ def test_rows_become_columns_by_files(executor, tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "temporary") == []
 
 
+def test_as_many_chunks_of_the_result_as_fit_are_one_piece(tmp_path, monkeypatch):
+    """The last one has four rows of five, and two of them hold more than two fifths."""
+    x, out, _ = rechunked_stores(tmp_path, monkeypatch, out_chunks=(5, 640))
+    for memory, pieces in (75_600, 5), (77_000, 3):
+        shard_plan = plan(jnp.transpose, x, memory=memory, out=out)
+        assert len(shard_plan.stages) == 2
+        assert len(shard_plan.out_slices[0]) == pieces
+
+
 def test_a_function_that_needs_whole_rows_writes_whole_columns(tmp_path, monkeypatch):
     x, out, counts = rechunked_stores(tmp_path, monkeypatch)
 
