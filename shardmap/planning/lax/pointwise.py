@@ -94,8 +94,6 @@ def _chosen(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
 
 def _converted(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     before, after = node.ins[0].aval.dtype, node.outs[0].aval.dtype
-    if before == after:
-        return combiner
     kinds = jnp.inexact if combiner == "add" else jnp.number
     try:
         is_wider = jnp.promote_types(before, after) == after

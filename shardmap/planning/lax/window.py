@@ -119,24 +119,20 @@ def _window_of(node: Node, k: int, is_summed: bool) -> Window:
 def reduce_window(node: Node) -> Factors:
     """Poolings: axes whose window is not a single element have a halo."""
     params, shape = node.params, node.in_shapes[0]
-    ones = (1,) * len(shape)
+    ones, axes = (1,) * len(shape), list[Axis](range(len(shape)))
     windows = zip(
         shape,
         params["window_dimensions"],
         params["window_strides"],
-        (before for before, _ in params["padding"]),
+        params["padding"],
         params.get("base_dilation", ones),
         params.get("window_dilation", ones),
         strict=True,
     )
-    axes = [
-        axis
-        if (extent, stride, base) == (1, 1, 1) and tuple(around) == (0, 0)
-        else Windowed(axis, windowed(size, extent, stride, before, base, spread))
-        for axis, ((size, extent, stride, before, base, spread), around) in enumerate(
-            zip(windows, params["padding"], strict=True)
-        )
-    ]
+    for axis, (size, extent, stride, around, base, spread) in enumerate(windows):
+        if (extent, stride, base, *around) != (1, 1, 1, 0, 0):
+            window = windowed(size, extent, stride, around[0], base, spread)
+            axes[axis] = Windowed(axis, window)
 
     def emitter(local: Local) -> Sequence[Any]:
         padding = tuple(local.holes.get((0, k), (0, 0)) for k in range(len(shape)))

@@ -398,15 +398,6 @@ class Inner(Rule):
         roots = self._inner(body, [name])
         return [each for root in roots for each in every.get(root, {}).items()]
 
-    def limited(self, loops: Mapping[Any, Interval]) -> dict[Factor, Interval]:
-        """The loops that run over a part only."""
-        shapes = self.node.in_shapes
-        return {
-            (k, axis): part
-            for (k, axis), part in loops.items()
-            if part != (0, shapes[k][axis])
-        }
-
     def spans(self, boxes: Boxes) -> dict[Any, Interval]:
         """The part of each loop that boxes of results have."""
         spans: dict[Any, Interval] = {}
@@ -420,12 +411,11 @@ class Inner(Rule):
         self, body: int, loops: Mapping[Factor, Interval], boxes: Boxes = ()
     ) -> Intervals:
         """The parts of a body's contracted factors that run, for boxes of results."""
-        spans, graph = self.spans(boxes), self._inside[body][0]
-        inner = self._inner(body, {*spans, *loops})
+        parts, graph = {**self.spans(boxes), **loops}, self._inside[body][0]
         return graph.intervals(
             {
-                root: loops[name] if name in loops else spans[name]
-                for root, name in inner.items()
+                root: parts[name]
+                for root, name in self._inner(body, parts).items()
                 if name in loops or root in graph.of_rows
             }
         )
@@ -447,7 +437,7 @@ class Inner(Rule):
     def only_first(
         self,
         values: Sequence[Any],
-        limited: Sequence[Factor],
+        summed: Sequence[Factor],
         starts: Sequence[jax.Array],
         body: int | None = None,
     ) -> list[Any]:
@@ -455,9 +445,9 @@ class Inner(Rule):
 
         The starts end with those of the loops. Sums of the body are not complete.
         """
-        behind = starts[len(starts) - len(limited) :]
+        behind = starts[len(starts) - len(summed) :]
         results = list(values)
-        for name, at in zip(limited, behind, strict=True):
+        for name, at in zip(summed, behind, strict=True):
             sums = {} if body is None else dict(self._sums_of(body, name))
             for k, how in self.parts[name].items():
                 if k < len(values) and values[k] is not None and k not in sums:

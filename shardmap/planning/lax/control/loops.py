@@ -42,11 +42,11 @@ class Looped(NamedTuple):
     """What a shard computes of a scan.
 
     Attributes:
-      limited: the summed loops that run over a part only.
+      summed: the loops that it sums over.
     """
 
     step: BodyShard
-    limited: tuple[Factor, ...]
+    summed: tuple[Factor, ...]
     length: int
 
 
@@ -94,9 +94,8 @@ class Scan(Inner):
             assert span is not None
             [along] = span
         inner: list[Box | None] = [None if box is None else box[1:] for box in rows]
-        limited = self.limited(loops)
         while True:
-            intervals = self.intervals(0, limited, [*carry, *_along(along, inner)])
+            intervals = self.intervals(0, loops, [*carry, *_along(along, inner)])
             recipe = self.body.trace([*carry, *inner], intervals)
             needs = self.body.needs(recipe)
             grown = hulls(carry, needs[self.consts : first])
@@ -110,10 +109,10 @@ class Scan(Inner):
         computed = [*carry, *_along(along, inner)]
         static = Looped(
             self.body.shard(recipe, [*carry, *inner], given),
-            limited=tuple(limited),
+            summed=tuple(loops),
             length=along[1] - along[0],
         )
-        starts = (*recipe.starts, *(start for start, _ in limited.values()))
+        starts = (*recipe.starts, *(start for start, _ in loops.values()))
         return Need(tuple(needed), static, starts, computed)
 
     def emit(
@@ -130,7 +129,7 @@ class Scan(Inner):
         at_once = steps_at_once(self.body.graph, self.consts, static.length)
         final, stacked = lax.scan(
             body,
-            self.only_first(self.entering(carries, step), static.limited, starts),
+            self.only_first(self.entering(carries, step), static.summed, starts),
             list(values[first:]),
             length=static.length,
             reverse=self.node.params["reverse"],
@@ -223,7 +222,7 @@ class While(Inner):
 
 
 Branches: TypeAlias = tuple[tuple[BodyShard, ...], tuple[Factor, ...]]
-"""The shard of each branch, and the summed loops that run over a part only."""
+"""The shard of each branch, and the loops that they sum over."""
 
 
 class Cond(Inner):
@@ -241,9 +240,8 @@ class Cond(Inner):
         self.name_loops([(body, ins, outs) for body in self.bodies])
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
-        limited = self.limited(loops)
         recipes = [
-            body.trace(boxes, self.intervals(k, limited, boxes))
+            body.trace(boxes, self.intervals(k, loops, boxes))
             for k, body in enumerate(self.bodies)
         ]
         each = [b.needs(r) for b, r in zip(self.bodies, recipes, strict=True)]
@@ -253,22 +251,22 @@ class Cond(Inner):
             for body, recipe in zip(self.bodies, recipes, strict=True)
         )
         starts = [start for recipe in recipes for start in recipe.starts]
-        starts += [start for start, _ in limited.values()]
+        starts += [start for start, _ in loops.values()]
         index: Box = whole(self.node.in_shapes[0])
-        static: Branches = bodies, tuple(limited)
+        static: Branches = bodies, tuple(loops)
         return Need((index, *needed), static, tuple(starts))
 
     def emit(
         self, values: Sequence[Any], static: Branches, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        [index, *operands], [shards, limited] = values, static
+        [index, *operands], [shards, summed] = values, static
 
         def branch(k: int) -> Callable[..., list[Any]]:
             starts_of_body = starts[sum(each.starts for each in shards[:k]) :]
 
             def run(*operands: Any) -> list[Any]:
                 outs = self.bodies[k].run(shards[k], operands, starts_of_body)
-                return self.only_first(self.typed(outs), limited, starts, k)
+                return self.only_first(self.typed(outs), summed, starts, k)
 
             return run
 
