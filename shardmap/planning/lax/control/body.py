@@ -5,7 +5,7 @@ step enters the next one, and it grows until nothing more is needed. An axis tha
 body maps index by index onto itself stays cut. Any other becomes whole.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -326,7 +326,7 @@ class Inner(Rule):
         self.outs: Names = [[None] * len(s) for s in node.out_shapes]
         self.rows: list[Hashable | None] = []
         # A place is an axis of an operand or a result; results are numbered behind the
-        # operands. A loop is named by its first place. Per body: the loop of each place
+        # operands. A loop is named by its first place. Per body: the names of the loops
         # inside of it.
         self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
         self.parts: dict[Any, dict[int, Combiner]] = {}
@@ -340,8 +340,8 @@ class Inner(Rule):
         The result of a condition is `rows`.
         """
         results, loops = len(self.ins), UnionFind()
+        places: list[AxisKey] = []
         for body, ins, outs in bodies if condition is None else (*bodies, condition):
-            places: dict[AxisKey, AxisKey] = {}
             first: dict[AxisKey, AxisKey] = {}
             numbers = [*ins, *((results + k, axis) for k, axis in outs)]
             # A condition has other results behind the rows: scalars.
@@ -352,18 +352,20 @@ class Inner(Rule):
                     assert isinstance(value, Value)  # Scalars have no axes.
                     root = body.classes.find((value.number, axis))
                     place = number, begin + axis
-                    places[place] = root
+                    places.append(place)
                     loops.unite(first.setdefault(root, place), place)
                     if node := body.broken.get(root):
                         at = f"{node.name} ({node.source})"
                         why = Reason(f"{MIXED.why} at {at}", self.remedy)
                         self.why.setdefault(place, why)
-            self._inside.append((body, places))
+            self._inside.append((body, first))
         every = [*self.ins, *self.outs, self.rows]
-        for _, places in self._inside:
-            for number, axis in places:
-                every[number][axis] = loops.find((number, axis))
-        del self._inside[len(bodies) :]
+        for number, axis in places:
+            every[number][axis] = loops.find((number, axis))
+        self._inside = [
+            (body, {root: loops.find(place) for root, place in first.items()})
+            for body, first in self._inside[: len(bodies)]
+        ]
         self.leave_whole({loops.find(place) for place in self.why})
         for name in {name for axes in every for name in axes} - {None}:
             # Only one branch runs: a sum in one of them is one in all.
@@ -383,20 +385,11 @@ class Inner(Rule):
                     axes[axis] = None
                     self.why.setdefault((k, axis), Reason(MIXED.why, self.remedy))
 
-    def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
-        """Loop inside of a body -> its name outside, for some names."""
-        wanted, every = set(names), [*self.ins, *self.outs]
-        return {
-            root: name
-            for (number, axis), root in self._inside[body][1].items()
-            if (name := every[number][axis]) in wanted
-        }
-
     def _sums_of(self, body: int, name: Any) -> list[tuple[int, Combiner]]:
         """The results of a body that sum over a loop, and how they combine."""
-        every = self._inside[body][0].parts
-        roots = self._inner(body, [name])
-        return [each for root in roots for each in every.get(root, {}).items()]
+        graph, names = self._inside[body]
+        roots = [root for root, loop in names.items() if loop == name]
+        return [each for root in roots for each in graph.parts.get(root, {}).items()]
 
     def spans(self, boxes: Boxes) -> dict[Any, Interval]:
         """The part of each loop that boxes of results have."""
@@ -411,12 +404,12 @@ class Inner(Rule):
         self, body: int, loops: Mapping[Factor, Interval], boxes: Boxes = ()
     ) -> Intervals:
         """The parts of a body's contracted factors that run, for boxes of results."""
-        parts, graph = {**self.spans(boxes), **loops}, self._inside[body][0]
+        parts, (graph, names) = {**self.spans(boxes), **loops}, self._inside[body]
         return graph.intervals(
             {
                 root: parts[name]
-                for root, name in self._inner(body, parts).items()
-                if name in loops or root in graph.of_rows
+                for root, name in names.items()
+                if name in loops or (name in parts and root in graph.of_rows)
             }
         )
 
