@@ -50,11 +50,8 @@ class Looped(NamedTuple):
     length: int
 
 
-class Repeated(NamedTuple):
-    """What a shard computes of a ``while``; see `Looped`."""
-
-    test: BodyShard
-    step: BodyShard
+Repeated: TypeAlias = tuple[BodyShard, BodyShard]
+"""What a shard computes of a ``while``: its condition, and a step."""
 
 
 class Scan(Inner):
@@ -198,7 +195,7 @@ class While(Inner):
                 for axes, box in zip(self.outs, carry, strict=True)
             ]
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
-        static = Repeated(
+        static: Repeated = (
             self.test.shard(test, results, [*looked[: self.tests], *carry]),
             self.body.shard(recipe, carry, [*needs[: self.consts], *carry]),
         )
