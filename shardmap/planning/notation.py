@@ -7,8 +7,8 @@ import jax
 from shardmap._jax.types import Primitive, PyTree
 from shardmap.planning.engine.nodes import Node, flatten
 from shardmap.planning.engine.rules import Rule, RuleMaker
-from shardmap.planning.engine.written import factors, parsed
 from shardmap.planning.lax.table import CALLS, TABLE
+from shardmap.planning.lax.written import factors, parsed
 from shardmap.units import shown
 
 

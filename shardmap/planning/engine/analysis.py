@@ -66,7 +66,7 @@ class Analysis:
       level: value -> the first stage that can compute it.
       kept: values that a later stage reads; they are results of their own stage.
       costly: the kept values that later stages could compute again.
-      reductions: the loops over contracted factors.
+      reductions: the loops over contracted factors, by node.
       ended: the cuts that ended.
     """
 
@@ -78,5 +78,5 @@ class Analysis:
     level: Mapping[Operand, int]
     kept: Mapping[Value, None]
     costly: Mapping[Value, None]
-    reductions: Sequence[ReducedLoop]
+    reductions: Mapping[Node, Sequence[ReducedLoop]]
     ended: Sequence[Ended]

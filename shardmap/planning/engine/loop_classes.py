@@ -60,7 +60,7 @@ def loop_classes(
 
 
 JOINED = 16
-"""The pieces of the cuts that show where cuts pass."""
+"""About the pieces of the cuts that show where cuts pass."""
 
 
 def joined_classes(graph: Graph, rules: Mapping[Node, Rule]) -> UnionFind:
@@ -69,8 +69,9 @@ def joined_classes(graph: Graph, rules: Mapping[Node, Rule]) -> UnionFind:
     for node in graph.nodes:
         rows = [
             [
-                Cut(_spread(size), True, frozenset({(k, axis)}))
+                Cut(tuple(range(step, size, step)), True, frozenset({(k, axis)}))
                 for axis, size in enumerate(operand.shape)
+                for step in [max(size // JOINED, 1)]
             ]
             for k, operand in enumerate(node.ins)
         ]
@@ -81,9 +82,3 @@ def joined_classes(graph: Graph, rules: Mapping[Node, Rule]) -> UnionFind:
                     if isinstance(value := node.ins[k], Value):
                         classes.unite((value.number, along), (out.number, axis))
     return classes
-
-
-def _spread(size: int) -> tuple[int, ...]:
-    """Points that are evenly spread over an axis."""
-    count = min(size, JOINED)
-    return tuple(k * size // count for k in range(1, count))

@@ -89,7 +89,7 @@ class _Propagation:
         self.level: dict[Operand, int] = defaultdict(int)
         self.kept: dict[Value, None] = {}
         self.costly: dict[Value, None] = {}
-        self.reductions: list[ReducedLoop] = []
+        self.reductions: dict[Node, list[ReducedLoop]] = {}
         self.ended: list[Ended] = []
         # The operations that computing a value in its stage takes.
         self._work: dict[Operand, int] = {}
@@ -135,9 +135,9 @@ class _Propagation:
         # Shards of a stage compute what it keeps for later ones, too.
         here = [v for v in node.ins if v.producer and self.level[v] == level]
         work = max((self._work[v] for v in here), default=0)
-        is_whole = any(v in self._computed_whole - self.kept.keys() for v in node.ins)
+        whole = self._computed_whole.intersection(node.ins)
         for k, out in enumerate(node.outs):
-            if is_whole or rule.whole_axes(k):
+            if whole - self.kept.keys() or rule.whole_axes(k):
                 self._computed_whole.add(out)
             self._work[out] = work + rule.operations()
 
@@ -225,7 +225,8 @@ class _Propagation:
         key = self.classes.find((value.number, contraction.axis))
         taken = {name for state in partials for name in state.reductions}
         name = free_loop(key, taken)
-        self.reductions.append(ReducedLoop(node, contraction, name))
+        reductions = self.reductions.setdefault(node, [])
+        reductions.append(ReducedLoop(node, contraction, name))
         return name
 
     def _complete(self, value: Value) -> None:
@@ -236,9 +237,8 @@ class _Propagation:
         while value not in self.kept and (node := value.producer) is not None:
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
-            sums = any(each.node is node for each in self.reductions)
             if (
-                sums
+                node in self.reductions
                 or len(partial) != 1
                 or len(node.outs) != 1
                 or partial[0].size > value.size

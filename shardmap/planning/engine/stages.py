@@ -115,12 +115,12 @@ class Stage:
             self._axes(value, part.reductions, named)
             for value, part in zip(values, parts, strict=True)
         ]
-        here = {*self.backwards}
         summed = {name for part in parts for name in part.reductions}
         reductions = [
             each
-            for each in analysis.reductions
-            if each.node in here and each.loop in summed
+            for node in reversed(self.backwards)
+            for each in analysis.reductions.get(node, ())
+            if each.loop in summed
         ]
         for each in reductions:
             loop = named.setdefault(each.loop, Loop(each.contraction.size))

@@ -13,7 +13,7 @@ from shardmap._jax.types import PyTree, TreeDef
 from shardmap.planning.engine.factors import Factors, Local, out_size, taken_whole
 from shardmap.planning.engine.nodes import Node, PlanPrimitive, Value
 from shardmap.planning.engine.rules import Reason
-from shardmap.planning.engine.written import factors, parsed
+from shardmap.planning.lax.written import factors, parsed
 from shardmap.units import shown
 
 OUTSIDE = Reason(

@@ -5,6 +5,7 @@ step enters the next one, and it grows until nothing more is needed. An axis tha
 body maps index by index onto itself stays cut. Any other becomes whole.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -87,7 +88,7 @@ class InnerBody:
         analysis = self._analysed(lambda key: True)
         self.classes = analysis.classes
         self._sums: dict[AxisKey, list[ReducedLoop]] = {}
-        for each in analysis.reductions:
+        for each in itertools.chain(*analysis.reductions.values()):
             self._sums.setdefault(each.loop[0], []).append(each)
         self.parts: dict[AxisKey, dict[int, Combiner]] = {}
         self.of_rows: set[AxisKey] = set()
