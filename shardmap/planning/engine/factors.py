@@ -65,18 +65,6 @@ class Local(NamedTuple):
     starts: Mapping[Factor, jax.Array]
 
 
-class LocalSizes(NamedTuple):
-    """The static part of a `Need` of `Factors`.
-
-    Attributes:
-      sizes: the sizes of all factors, in order.
-      holes: as in `Local`, for each operand's axis with a `Window`.
-    """
-
-    sizes: tuple[int, ...]
-    holes: tuple[tuple[int, ...], ...]
-
-
 def bind(node: Node | Equation, values: Sequence[Any], params: Params) -> Sequence[Any]:
     """Applies the primitive of a node with these parameters."""
     params = node.primitive.get_bind_params(dict(params))
@@ -128,13 +116,6 @@ class Factors(Rule):
                         self.sizes.setdefault(axis, size)
                         assert self.sizes[axis] == size, (self.node.name, axis)
         self._on_outs = {f for axes in self.outs for f in axes}
-        self._windowed = [
-            (k, number, axis)
-            for k, axes in enumerate(self.ins)
-            for number, axis in enumerate(axes)
-            if isinstance(axis, Windowed)
-        ]
-        self._order = tuple(self.sizes)
         # No box of a result bounds these; ``loops`` may bound contracted ones.
         self._fixed: dict[Factor, Interval] = {
             factor: (0, size)
@@ -219,19 +200,21 @@ class Factors(Rule):
                         # Results may be wanted in different boxes: all get the hull.
                         run[factor] = join(known, interval) if known else interval
         # Factors that only unwanted results have do not run.
-        for factor in self._order:
+        for factor in self.sizes:
             run.setdefault(factor, (0, 0))
-        holes: list[tuple[int, ...]] = []
+        holes: dict[tuple[int, int], tuple[int, ...]] = {}
         needed: list[Box | None] = []
-        for axes, shape in zip(self.ins, self.node.in_shapes, strict=True):
+        for k, (axes, shape) in enumerate(
+            zip(self.ins, self.node.in_shapes, strict=True)
+        ):
             part: list[Interval] = []
-            for axis, size in zip(axes, shape, strict=True):
+            for number, (axis, size) in enumerate(zip(axes, shape, strict=True)):
                 if axis is None:
                     part.append((0, size))
                 elif isinstance(axis, Windowed):
                     interval, around = axis.window.reads(run[axis.factor])
                     part.append(interval)
-                    holes.append(around)
+                    holes[k, number] = around
                 else:
                     part.append(run[axis])
             needed.append(tuple(part))
@@ -239,22 +222,20 @@ class Factors(Rule):
             tuple((0, 1) if f is None else run[f] for f in o) for o in self.outs
         ]
         starts = tuple(run[factor][0] for factor in self.starts)
-        sizes = tuple(run[f][1] - run[f][0] for f in self._order)
-        return Need(tuple(needed), LocalSizes(sizes, tuple(holes)), starts, computed)
+        sizes = tuple((f, run[f][1] - run[f][0]) for f in self.sizes)
+        return Need(tuple(needed), (sizes, tuple(holes.items())), starts, computed)
 
     def emit(
-        self, values: Sequence[Any], static: LocalSizes, starts: Sequence[jax.Array]
+        self,
+        values: Sequence[Any],
+        static: tuple[Any, Any],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        windowed = [(k, number) for k, number, _ in self._windowed]
-        local = Local(
-            values,
-            dict(zip(self._order, static.sizes, strict=True)),
-            dict(zip(windowed, static.holes, strict=True)),
-            dict(zip(self.starts, starts, strict=True)),
-        )
         if self.emitter is None:
             return bind(self.node, values, self.node.params)
-        return self.emitter(local)
+        sizes, holes = map(dict, static)
+        beginning = dict(zip(self.starts, starts, strict=True))
+        return self.emitter(Local(values, sizes, holes, beginning))
 
     def __str__(self) -> str:
         """The rule in the notation of the module; ``~`` marks a `Window`."""
