@@ -204,9 +204,8 @@ class Factors(Rule):
             run.setdefault(factor, (0, 0))
         holes: dict[tuple[int, int], tuple[int, ...]] = {}
         needed: list[Box | None] = []
-        for k, (axes, shape) in enumerate(
-            zip(self.ins, self.node.in_shapes, strict=True)
-        ):
+        shapes = self.node.in_shapes
+        for k, (axes, shape) in enumerate(zip(self.ins, shapes, strict=True)):
             part: list[Interval] = []
             for number, (axis, size) in enumerate(zip(axes, shape, strict=True)):
                 if axis is None:
