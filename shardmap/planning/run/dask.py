@@ -52,6 +52,7 @@ class Place(NamedTuple):
 
     key: Key
     at: tuple[int, int] | None
+    nbytes: int
 
 
 class Gathered(NamedTuple):
@@ -98,6 +99,13 @@ def run_fold_there(
     pairs = zip(taken, needs, strict=True)
     parts = ([need[shard][k] for k in places] for (shard, places), need in pairs)
     return [run_fold(combiner, starts, parts)]
+
+
+def part_of(at: tuple[int, int] | None, box: Box, needs: Sequence[Any]) -> np.ndarray:
+    """A part of a large block: workers that need it do not get all of the block."""
+    [need] = needs
+    block = need if at is None else need[at[0]][at[1]]
+    return np.array(block[slices(box)])
 
 
 def unchanged(thing: Any) -> Any:
@@ -172,7 +180,7 @@ class Graph:
         cuts = [list(itertools.pairwise(each)) for each in ends]
         places = {
             tuple(cuts[axis][k] for axis, k in enumerate(index)): Place(
-                (leaf.name, *index), None
+                (leaf.name, *index), None, 0
             )
             for index in np.ndindex(*map(len, cuts))
         }
@@ -208,7 +216,8 @@ class Graph:
                     together.clear()
             for k, (box, combiner, value) in enumerate(task.writes):
                 if combiner == "insert" and value in self._kept:
-                    places.setdefault(value, {})[box] = Place(key, (shard, k))
+                    place_of = Place(key, (shard, k), box_bytes(value, box))
+                    places.setdefault(value, {})[box] = place_of
                 if combiner == "insert" and value in self.cut_program.output_names:
                     ends = self.ends.setdefault(key, [])
                     if self.access.write(box, combiner, value) is None or task.needs:
@@ -237,10 +246,17 @@ class Graph:
     def _arg(self, needs: dict[Key, int], value: Value, box: Box) -> Any:
         """An argument of a shard; adds the tasks that have it to ``needs``."""
         if value in self.blocks:
-            pieces = [
-                (needs.setdefault(place.key, len(needs)), place.at, there, here)
-                for place, there, here in self.blocks[value].overlapping(box)
-            ]
+            pieces = []
+            for place, there, here in self.blocks[value].overlapping(box):
+                task, at = place.key, place.at
+                if place.nbytes > max(AT_ONCE, 2 * box_bytes(value, there)):
+                    part = (f"parts-{value.number}-{self._token}", *task, *there)
+                    if part not in self.layers.get(part[0], ()):
+                        self.add(part, part_of, at, there, self.refs([task]))
+                    task, at = part, None
+                    there = tuple((0, size) for size in shape_of(there))
+                need = needs.setdefault(task, len(needs))
+                pieces.append((need, at, there, here))
             return Gathered(spec(value, box), pieces)
         if (read := self.access.read(value, box)) is not None:
             return read

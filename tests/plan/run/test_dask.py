@@ -16,6 +16,7 @@ import pytest
 
 from shardmap.extend import register_shard_handler
 from shardmap.planning.plan import plan
+from shardmap.planning.run import dask
 from shardmap.planning.sources import registry
 from tests.command_line import ROOT
 from tests.plan.plan_programs import reals
@@ -169,6 +170,24 @@ def test_only_the_result_comes_to_the_client(checkpoint, dask_client, tmp_path):
     assert sum(part.nbytes for parts in came for part in parts) == got.nbytes
     if checkpoint:
         assert list(folder.glob("0-*.bin"))
+
+
+def test_a_later_stage_gets_parts_of_large_blocks(dask_client, monkeypatch):
+    monkeypatch.setattr(dask, "AT_ONCE", 100)
+    x = reals(24, 16)
+    shard_plan = plan(lambda x: jnp.sort(jnp.sort(x, 1), 0), x, in_slices={0: 3, 1: 4})
+    assert len(shard_plan.stages) == 2
+    want = np.sort(np.sort(x, 1), 0)
+    np.testing.assert_array_equal(shard_plan.run(x, executor=dask_client), want)
+    lazy = shard_plan.to_dask(x)
+    np.testing.assert_array_equal(lazy.compute(scheduler="sync"), want)
+    layers, needed = lazy.dask.layers, lazy.dask.dependencies
+    [shards] = [name for name in layers if name.startswith("shards-1")]
+    names = {name.partition("-")[0] for name in needed[shards]}
+    assert names == {"function", "parts"}
+    pieces = shard_plan.stages[1].num_shards
+    [parts] = [name for name in layers if name.startswith("parts")]
+    assert len(layers[parts]) == pieces * shard_plan.stages[0].num_shards
 
 
 @pytest.mark.deep
