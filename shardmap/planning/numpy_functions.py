@@ -71,16 +71,12 @@ class _Trace(jax.core.Trace):
 
     # Nothing is differentiated at this level: the function itself is enough.
     def process_custom_jvp_call(
-        self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, **params: Any
+        self, primitive: Primitive, fun: Any, *rules_and_args: Any, **_: Any
     ) -> Any:
         with set_current_trace(self):
-            return fun.call_wrapped(*args)
+            return fun.call_wrapped(*rules_and_args[-1])
 
-    def process_custom_vjp_call(
-        self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any, /, **_: Any
-    ) -> Any:
-        with set_current_trace(self):
-            return fun.call_wrapped(*args)
+    process_custom_vjp_call = process_custom_jvp_call
 
 
 class _Tracer(jax.core.Tracer[_Trace]):
