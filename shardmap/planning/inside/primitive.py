@@ -87,7 +87,6 @@ def cut(jaxpr: ClosedJaxpr, options: Options) -> CutProgram:
     asked, function = options.asked, function_of(jaxpr)
     if options.memory is None:
         return _made(jaxpr, function, asked, options.partial)
-    took = functools.cache(_temporaries)
     problem = Problem(
         functools.partial(_made, jaxpr, function),
         *function,
@@ -97,7 +96,7 @@ def cut(jaxpr: ClosedJaxpr, options: Options) -> CutProgram:
         partial=options.partial,
         memory=options.memory,
         in_loops=True,
-        took=lambda cut_program, _: took(cut_program),
+        took=lambda cut_program, _: _temporaries(cut_program),
     )
     return program_within(problem)
 

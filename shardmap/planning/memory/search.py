@@ -1,11 +1,12 @@
 """Finds along which axes, and into how many pieces, a function fits into memory.
 
-The function as it is comes first. Then axes are cut: an axis of an image, say, is one
-class in all layers, see `joined_classes`, and the classes that the most bytes carry
-come first. An estimate of real shards gives the number of pieces, and XLA, which
-compiles the largest shard, is the judge. If no class fits, the one that leaves the
-least is cut along a further class. Arrays that lie in chunks are cut along their chunks
-as long as any such cut fits.
+The function as it is comes first. Then one class of axes is cut: an axis of an image,
+say, is one class in all layers, see `joined_classes`, and the classes that the most
+bytes carry come first. An estimate of real shards gives the number of pieces. XLA,
+which compiles the largest shard, is the judge; if it takes more, the number of pieces
+is corrected once by what it says. If no class fits, the one that leaves the least is
+cut along a further class. Arrays that lie in chunks are cut along their chunks as long
+as any such cut fits.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import AxisKey, joined_classes
 from shardmap.planning.engine.nodes import Graph, Node, Value
 from shardmap.planning.engine.rules import Rule
-from shardmap.planning.in_slices import Asked, cut_points
+from shardmap.planning.in_slices import Asked, Points, cut_points
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.memory.compiled import Estimate, estimated
 from shardmap.planning.run.cut_program import IN_MEMORY, CutProgram
@@ -31,39 +32,36 @@ right in 15 of 17 programs, the second one in the others."""
 TRIES = 4
 """The most numbers of pieces of a cut, as each is analysed."""
 
-VERDICTS = 3
+VERDICTS = 4
 """The most verdicts of XLA against cuts: each takes longer than an analysis."""
 
 NEAR = 1.5
 """An estimate may be so far from what XLA takes. It is asked up to there."""
 
-FINER = 8
-"""So many times the pieces are tried once if XLA contradicts an estimate."""
-
 ROOMY = 0.6
-"""Shards that take less than this part of the memory are made larger, once."""
+"""Shards that take less than this part of the memory are made larger."""
 
-USELESS = 0.95
-"""A cut that leaves more than this part of the bytes does not help."""
+ALMOST = 5 / 4
+"""Where nothing fits, pieces take about so many times the least that they can."""
+
+SMALL = 129 / 128
+"""The same, for a refusal."""
+
+GROWTH = 3 / 2
+"""If XLA refuses a cut twice, there are at least so many times the pieces."""
+
+AGAIN = 1.5
+"""Other cuts are looked for if all read chunks more often than this."""
 
 READ_OFTEN = 3
 """Cuts of which a stage moves more than so many times the bytes of the function whole
 are compared with others."""
 
-AGAIN = 1.5
-"""Other cuts are looked for if all read chunks more often than this."""
-
-ALMOST = 9 / 8
-"""Where nothing fits, pieces take about so many times what is not cut."""
-
-SMALL = 129 / 128
-"""For a refusal, pieces take so many times what is not cut."""
+QUICK = 256
+"""A function of at most so many equations is compiled whole to see if it fits."""
 
 MOST_FUNCTIONS = 64
 """Cuts whose shards compute more different things, which compile long, are not made."""
-
-QUICK = 256
-"""A function of at most so many equations is compiled whole to see if it fits."""
 
 MOST_PIECES = 2**16
 """The most pieces of an axis, which are listed."""
@@ -141,14 +139,18 @@ class Problem:
         borders = [self.borders(k, axis) for k, axis in axes]
         chunks = [len(each) + 1 for each in borders if each is not None]
         lengths = [self.values[k].shape[axis] for k, axis in axes]
-        return max((along_chunks and chunks) or lengths, default=1)
+        most = max((along_chunks and chunks) or lengths, default=1)
+        return min(most, MOST_PIECES)
 
     def points(self, way: "Way") -> Asked:
         """The cuts that were asked for, and those of a way."""
-        rows = [list(row) for row in self.asked]
-        if any(k >= len(rows) for axes, _ in way.cuts for k, _ in axes):
+        rows: list[list[Points]] = [
+            [() if isinstance(points, Auto) else points for points in row]
+            for row in self.asked
+        ]
+        if any(k >= len(rows) for axes, n in way.cuts if n > 1 for k, _ in axes):
             rows += [[()] * len(value.shape) for value in self.values[len(rows) :]]
-        for axes, pieces in way.cuts:
+        for axes, pieces in (cut for cut in way.cuts if cut[1] > 1):
             for k, axis in axes:
                 length, borders = self.values[k].shape[axis], self.borders(k, axis)
                 most = max(length, 1) if borders is None else len(borders) + 1
@@ -208,40 +210,45 @@ class Attempt(NamedTuple):
       way: how it is cut.
       program: the cut function.
       estimate: about what it takes.
-      took: the most that a shard holds, as XLA says; None: it was not compiled.
+      scale: what XLA takes of the estimate, or took in other pieces.
+      is_judged: whether it was compiled, so that ``bytes`` is what XLA says.
     """
 
     way: Way
     program: CutProgram
     estimate: Estimate
-    took: int | None = None
+    scale: float = 1.0
+    is_judged: bool = False
 
     @property
     def bytes(self) -> int:
-        return self.estimate.held.bytes if self.took is None else self.took
+        return round(max(self.estimate.held.bytes, 1) * self.scale)
+
+    def is_like(self, other: "Attempt") -> bool:
+        """Whether it is the same cut, as that of a further class reaches nothing."""
+        ours, theirs = self.estimate, other.estimate
+        return (
+            {*self.way.cuts} >= {*other.way.cuts}
+            and ours[1:] == theirs[1:]
+            and ours.held[:2] == theirs.held[:2]
+        )
 
     @property
     def uncut(self) -> float:
-        """About what it would take in any number of pieces."""
-        held = self.estimate.held
-        return held.whole * self.bytes / max(held.bytes, 1)
+        """About what it would take in any number of pieces.
 
-
-class _Spent(Exception):
-    """XLA may not be asked any more."""
+        What XLA takes beyond the estimate is of pieces, such as copies of them.
+        """
+        return self.estimate.held.whole * min(self.scale, 1)
 
 
 def program_within(problem: Problem) -> CutProgram:
     """The function, cut so that its shards fit; a ValueError says what would do."""
     search = _Search(problem)
-    try:
-        fits = search.run()
-    except _Spent:
-        fits = None
-    fits = fits or search.least()
-    if fits.bytes > problem.memory:
-        raise ValueError(_refusal(problem, fits))
-    return fits.program
+    attempt = search.run() or search.least()
+    if attempt.bytes > problem.memory:
+        raise ValueError(_refusal(problem, attempt))
+    return attempt.program
 
 
 class _Search:
@@ -250,10 +257,10 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         self._attempts: dict[tuple[Asked, bool, bool], Attempt] = {}
         self._problem, self._memory = problem, problem.memory
-        self._refused = 0
+        self._refused, self._near = 0, NEAR
 
     def run(self) -> Attempt | None:
-        """The first attempt that fits."""
+        """The first attempt that fits, as XLA says."""
         problem = self._problem
         given = frozenset(
             (k, axis)
@@ -261,39 +268,20 @@ class _Search:
             for axis, points in enumerate(row)
             if isinstance(points, Auto)
         )
-        cuts: tuple[tuple[Axes, int], ...] = ((given, 1),) if given else ()
-        whole = self._attempt(Way(cuts, False, problem.partial))
+        whole = self._attempt(Way((), False, problem.partial))
         if self._may_fit(whole) and self._fits(whole := self._judge(whole)):
             return whole
         if whole.estimate.shards > 1 and whole.program.analysis.costly:
-            less = self._judge(self._attempt(whole.way._replace(keeps=False)))
-            if self._fits(less):
-                return less
-        self._once = whole.estimate.moved
-        classes = [given] if given else problem.classes()
-        is_chunked = any(
-            problem.borders(*each) is not None for axes in classes for each in axes
-        )
-        along = (True,) if problem.whole_chunks else (True, False)
-        for along_chunks in along if is_chunked else (False,):
-            least, cuts = whole, ()
-            for _ in range(CLASSES):
-                way = whole.way._replace(cuts=cuts, along_chunks=along_chunks)
-                tried = list(self._sized_ways(way, classes, least))
-                ways = [*tried]
-                if not cuts and self._reads_again(tried):
-                    ways += self._along_both(way, classes)
-                # Those that seem to fit come first.
-                for attempt in sorted(
-                    ways, key=lambda x: (x.bytes > self._memory, self._moved(x))
-                ):
-                    if attempt.bytes <= NEAR * self._memory:
-                        if fits := self._judged(attempt):
-                            return fits
-                if not tried:
-                    break
-                least = min(tried, key=self._promise)
-                cuts, classes = least.way.cuts, problem.classes()
+            fits = self._judge(self._attempt(whole.way._replace(keeps=False)))
+            if self._fits(fits):
+                return fits
+        for attempt in self._ways([given] if given else problem.classes(), whole):
+            if not self._may_ask(attempt):
+                continue
+            if (judged := self._judged(attempt)) is not None:
+                return judged
+            if self._refused == VERDICTS:
+                break
         return None
 
     def _may_fit(self, whole: Attempt) -> bool:
@@ -317,28 +305,52 @@ class _Search:
         )
         return len(graph.nodes) <= QUICK and max(stored, default=0) <= room
 
-    def _sized_ways(
-        self, way: Way, classes: Sequence[Axes], before: Attempt
-    ) -> Iterator[Attempt]:
-        """The cuts of one class more that help; one that moves little ends it."""
+    def _ways(self, classes: Sequence[Axes], whole: Attempt) -> Iterator[Attempt]:
+        """The cuts that seem to fit, one after the other: of one class, then of two.
+
+        A cut that moves little comes at once, others when all classes were looked at.
+        """
+        problem, once = self._problem, whole.estimate.moved
+        is_chunked = any(
+            problem.borders(*each) is not None for axes in classes for each in axes
+        )
+        along = (True,) if problem.whole_chunks else (True, False)
+        for along_chunks in along if is_chunked else (False,):
+            way = whole.way._replace(along_chunks=along_chunks)
+            least, others = whole._replace(way=way), classes
+            for _ in range(CLASSES):
+                tried, later = list[Attempt](), list[Attempt]()
+                for attempt in self._further(least, others):
+                    tried.append(attempt)
+                    often = READ_OFTEN * len(attempt.program.stages)
+                    fits = attempt.bytes <= self._memory
+                    if fits and self._moved(attempt) <= often * once:
+                        yield attempt
+                    else:
+                        later.append(attempt)
+                if not tried:
+                    break
+                if least.way == way and min(map(self._moved, tried)) > AGAIN * once:
+                    later += self._along_both(way, classes)
+                later.sort(key=lambda x: (x.bytes > self._memory, self._moved(x)))
+                yield from (each for each in later if self._is_near(each))
+                # What XLA said of them meanwhile counts.
+                tried = [self._attempt(each.way) for each in tried]
+                least = min(tried, key=lambda each: each.bytes)
+                others = problem.classes()
+
+    def _further(self, least: Attempt, classes: Sequence[Axes]) -> Iterator[Attempt]:
+        """The cuts that help of one class more, of those that carry the most."""
+        way = least.way
         cut = frozenset().union(*(axes for axes, _ in way.cuts))
         others = (axes - cut for axes in classes)
         others = (x for x in others if self._problem.most(x, way.along_chunks) > 1)
         for axes in itertools.islice(others, CLASSES):
             further = way._replace(cuts=(*way.cuts, (axes, 1)))
-            attempt = self._sized(further, before)
-            is_cut = attempt.estimate.shards > before.estimate.shards
-            most = max(before.bytes, before.estimate.held.bytes)
-            if is_cut and attempt.bytes <= USELESS * most:
+            attempt = self._fewest(least._replace(way=further))
+            most = max(least.bytes, least.estimate.held.bytes)
+            if attempt.bytes < most and attempt.way.pieces > 1:
                 yield attempt
-                often = READ_OFTEN * len(attempt.program.stages)
-                is_near = attempt.bytes <= NEAR * self._memory
-                if is_near and self._moved(attempt) <= often * self._once:
-                    break
-
-    def _reads_again(self, tried: Sequence[Attempt]) -> bool:
-        """Whether each of some cuts reads chunks again."""
-        return min(map(self._moved, tried), default=0) > AGAIN * self._once
 
     def _along_both(self, way: Way, classes: Sequence[Axes]) -> Iterator[Attempt]:
         """The cuts of one class, after those for which no chunk is read again."""
@@ -348,152 +360,157 @@ class _Search:
         )
         cuts = tuple(x for x in zip(classes, pieces, strict=True) if x[1] > 1)
         if cuts:
-            way = way._replace(cuts=cuts)
-            yield from self._sized_ways(way, classes, self._attempt(way))
+            yield from self._further(self._attempt(way._replace(cuts=cuts)), classes)
 
     def _moved(self, attempt: Attempt) -> float:
         """About the bytes that all shards read, with the rest of chunks, and return."""
         points = self._problem.points(attempt.way)
         return attempt.estimate.moved * self._problem.times_read(points)
 
-    def _most(self, way: Way) -> int:
-        """The most pieces of the axes of a way whose number is sought."""
-        axes, _ = way.cuts[-1]
-        return min(self._problem.most(axes, way.along_chunks), MOST_PIECES)
-
-    def _promise(self, attempt: Attempt) -> tuple[bool, float]:
-        """By what cuts are sorted that are cut along a further class, too.
-
-        Those come first that leave, and move, little. If half of it does not fit, only
-        what is left counts.
-        """
-        floor = self._floor(attempt)
-        is_far = floor > 2 * self._memory
-        return is_far, floor if is_far else floor * self._moved(attempt)
-
-    def _floor(self, attempt: Attempt) -> float:
-        """About what pieces of one element would take."""
-        if not attempt.way.cuts:
-            return attempt.bytes
-        length = self._most(attempt.way) / attempt.way.pieces
-        return attempt.uncut + (attempt.bytes - attempt.uncut) / max(length, 1)
-
-    def _pieces(self, attempt: Attempt, room: float) -> int:
-        """The fewest pieces that take at most ``room``, if what is cut shrinks."""
-        uncut = attempt.uncut if attempt.way.pieces > 1 else 0
-        room = max(room - uncut, 1)
-        most = self._most(attempt.way)
-        length = math.ceil(most / attempt.way.pieces)
-        length = math.floor(length * room / max(attempt.bytes - uncut, 1))
-        return math.ceil(most / min(max(length, 1), math.ceil(most / 2)))
-
-    def _sized(self, way: Way, before: Attempt) -> Attempt:
-        """A way in about the fewest pieces that fit, as estimated."""
-        tried = self._in_pieces(way, before)
-        attempt = self._fewest(tried)
-        if attempt.bytes > self._memory or 2 * attempt.estimate.kept > self._memory:
-            for less in self._keeping_less(attempt):
-                for other in self._in_pieces(less, before):
-                    if other.estimate.shards > before.estimate.shards:
-                        tried.append(other)
-        return self._fewest(tried)
-
-    def _fewest(self, tried: Sequence[Attempt]) -> Attempt:
-        """The fewest pieces that fit, else what holds the least."""
+    def _fewest(self, few: Attempt) -> Attempt:
+        """A way in about the fewest pieces that fit, as estimated; ``few`` do not."""
+        tried = [best := self._sized(few)]
+        if best.bytes > self._memory or 2 * best.estimate.kept > self._memory:
+            way = few.way
+            if way.keeps and best.program.analysis.costly:
+                way = way._replace(keeps=False)
+                tried.append(self._sized(few._replace(way=way)))
+            # In self-attention, say, sums over the keys keep the product for later.
+            if way.partial and 2 * best.estimate.kept > self._memory:
+                way = way._replace(partial=False, keeps=False)
+                tried.append(self._sized(few._replace(way=way)))
         if fits := [each for each in tried if each.bytes <= self._memory]:
             return min(fits, key=lambda each: each.way.pieces)
         return min(tried, key=lambda each: each.bytes)
 
-    def _in_pieces(self, way: Way, before: Attempt) -> list[Attempt]:
-        """A way in some numbers of pieces, of which one fits, if the estimate is so."""
-        attempt = before._replace(way=way)
-        tried: dict[Way, Attempt] = {}
-        for _ in range(TRIES):
-            room = max(self._memory, ALMOST * attempt.uncut if tried else 0)
-            attempt = self._attempt(way.in_pieces(self._pieces(attempt, room)))
-            is_cut = attempt.estimate.shards > before.estimate.shards
-            if attempt.way in tried or not is_cut:
-                break
-            tried[attempt.way] = attempt
-            if attempt.bytes <= self._memory:
-                break
-        return list(tried.values()) or [attempt]
+    def _sized(
+        self, few: Attempt, many: Attempt | None = None, almost: float = ALMOST
+    ) -> Attempt:
+        """A way in about the fewest pieces that take as much as there is room for.
 
-    def _keeping_less(self, attempt: Attempt) -> Iterator[Way]:
-        """Other ways to cut these axes, which keep less for later stages."""
-        way = attempt.way
-        if way.keeps and attempt.program.analysis.costly:
-            yield way._replace(keeps=False)
-        # In self-attention, say, sums over the keys keep the product for a later stage.
-        if way.partial:
-            yield way._replace(partial=False, keeps=False)
+        If nothing fits, that is little more than what is not cut. The bytes of pieces
+        are about a power of their length. ``few`` pieces take more, ``many`` take less.
+        """
+        way, shortest, tried = few.way, 0, list[Attempt]()
+        most = self._problem.most(way.cuts[-1][0], way.along_chunks)
+        for _ in range(TRIES):
+            last = many or few
+            is_first = last.way.pieces == 1
+            uncut = 0.0 if is_first else last.uncut
+            room = max(self._memory, almost * uncut) - uncut
+            longest, cut = math.ceil(most / few.way.pieces), max(few.bytes - uncut, 1)
+            power = 1.0
+            if many is not None:
+                shortest = math.ceil(most / many.way.pieces)
+                left = max(many.bytes - uncut, 1)
+                if left >= ROOMY * room or left >= cut:
+                    break
+                power = math.log(shortest / longest) / math.log(left / cut)
+            length = math.floor(longest * (room / cut) ** power)
+            length = min(max(length, shortest + 1), longest - 1)
+            if length <= shortest:
+                break
+            way = way.in_pieces(math.ceil(most / length))
+            attempt = self._attempt(way, 1.0 if is_first else last.scale)
+            shards, before = attempt.estimate.shards, few.estimate.shards
+            if few.way.pieces == 1 and shards <= before:
+                break
+            if shards > MOST_SHARDS:
+                shortest = math.ceil(length * math.sqrt(shards / MOST_SHARDS))
+                continue
+            tried.append(attempt)
+            if attempt.bytes <= max(self._memory, almost * attempt.uncut):
+                many = attempt
+            elif len(tried) > 1 and shards > before and attempt.bytes >= few.bytes:
+                break
+            else:
+                few = attempt
+        if many is not None and many.bytes <= self._memory:
+            return many
+        least = min((each.bytes for each in tried), default=0)
+        return next((x for x in tried if x.bytes <= almost * least), few)
+
+    def _finer(self, attempt: Attempt, almost: float = ALMOST) -> Attempt:
+        """The same axes in more pieces, one class after the other, until it fits."""
+        for _ in attempt.way.cuts:
+            if attempt.bytes > self._memory:
+                attempt = self._sized(attempt, almost=almost)
+                *others, last = attempt.way.cuts
+                way = attempt.way._replace(cuts=(last, *others))
+                attempt = attempt._replace(way=way)
+        return attempt
 
     def _judged(self, attempt: Attempt) -> Attempt | None:
         """A cut that fits, as XLA says, in about the fewest pieces."""
-        fits: Attempt | None = None
-        for first in (True, *[False] * (TRIES - 1)):
-            if self._compiles_long(attempt):
-                break
+        for is_first in (True, *[False] * VERDICTS):
             attempt = self._judge(attempt)
-            before, pieces = attempt.way.pieces, self._pieces(attempt, self._memory)
             if self._fits(attempt):
-                if fits or attempt.bytes >= ROOMY * self._memory or 2 * pieces > before:
-                    return attempt
-                fits = attempt
-            elif fits:
+                few = self._attempt(attempt.way.in_pieces(1))
+                fewer = self._sized(few, attempt)
+                if 2 * fewer.way.pieces <= attempt.way.pieces and self._may_ask(fewer):
+                    fewer = self._judge(fewer)
+                return fewer if self._fits(fewer) else attempt
+            finer = self._finer(attempt)
+            if not is_first:
+                pieces = math.ceil(GROWTH * attempt.way.pieces)
+                more = self._attempt(attempt.way.in_pieces(pieces), attempt.scale)
+                finer = min(finer, more, key=lambda each: each.bytes)
+            if finer.is_judged or not self._is_near(finer) or not self._may_ask(finer):
                 break
-            elif ALMOST * attempt.uncut > self._memory:
-                if not first or attempt.bytes > NEAR * self._memory:
-                    break
-                pieces = FINER * before  # What is cut may be of another stage.
-            else:
-                pieces = max(pieces, math.ceil(before * (9 / 8 if first else 3 / 2)))
-            way = attempt.way.in_pieces(min(pieces, self._most(attempt.way)))
-            if way == attempt.way:
-                break
-            attempt = self._attempt(way)
-        return fits
+            attempt = finer
+        return None
+
+    def _may_ask(self, attempt: Attempt) -> bool:
+        """Whether XLA may be asked once more."""
+        return self._refused < VERDICTS and not self._compiles_long(attempt)
+
+    def _is_near(self, attempt: Attempt) -> bool:
+        """Whether XLA is asked whether it fits."""
+        return attempt.bytes <= self._near * self._memory
 
     def _fits(self, attempt: Attempt) -> bool:
         """Whether XLA says that it fits."""
-        return attempt.took is not None and attempt.took <= self._memory
+        return attempt.is_judged and attempt.bytes <= self._memory
 
-    def _attempt(self, way: Way) -> Attempt:
-        """The function, cut in a way."""
-        if (key := self._key(way)) not in self._attempts:
+    def _attempt(self, way: Way, scale: float = 1.0) -> Attempt:
+        """The function, cut in a way, and about what it takes."""
+        key = self._key(way)
+        if (known := self._attempts.get(key)) is None:
             program = self._problem.make(*key)
             estimate = estimated(program, self._problem.in_loops)
-            self._attempts[key] = Attempt(way, program, estimate)
-        return self._attempts[key]._replace(way=way)
+            known = Attempt(way, program, estimate)
+            for other in self._attempts.values():
+                if known.is_like(other):
+                    known = other
+        if not known.is_judged:
+            known = known._replace(scale=scale)
+        self._attempts[key] = known
+        return known._replace(way=way)
 
     def _judge(self, attempt: Attempt) -> Attempt:
         """The attempt with what XLA says that it takes."""
-        if self._refused == VERDICTS:
-            raise _Spent
-        if attempt.took is None:
+        if not attempt.is_judged:
             took = self._problem.took(attempt.program, self._memory)
             self._refused += took > self._memory
-            attempt = self._attempts[self._key(attempt.way)] = attempt._replace(
-                took=took
-            )
+            scale = took / max(attempt.estimate.held.bytes, 1)
+            attempt = attempt._replace(scale=scale, is_judged=True)
+            self._attempts[self._key(attempt.way)] = attempt
+            if attempt.way.cuts and scale > 1:
+                self._near = 1.0
         return attempt
 
     def _key(self, way: Way) -> tuple[Asked, bool, bool]:
         return self._problem.points(way), way.partial, way.keeps
 
     def _compiles_long(self, attempt: Attempt) -> bool:
-        """Whether there are very many shards, or they compute many different things.
-
-        In loops, each group of shards is compiled.
-        """
+        """Whether there are very many shards, or they compute many different things."""
         if attempt.estimate.shards > MOST_SHARDS:
             return True
         for stage in attempt.program.stages:
             # To find a group takes long, too: no more are looked at than tell.
-            groups = itertools.islice(stage.members(), 2 * MOST_FUNCTIONS)
-            if self._problem.in_loops:
-                count = len(list(groups))
-            else:
+            groups = list(itertools.islice(stage.members(), 2 * MOST_FUNCTIONS))
+            count = len(groups)
+            if not self._problem.in_loops:  # Shards that only lie elsewhere are alike.
                 count = len({each.pattern.recipe.static for each in groups})
             if count > MOST_FUNCTIONS:
                 return True
@@ -501,25 +518,19 @@ class _Search:
 
     def least(self) -> Attempt:
         """What takes the least, compiled: what is told is enough, not an estimate."""
-        whole, *cut = self._attempts.values()
-        for attempt in sorted(cut, key=self._floor)[:2]:
-            for _ in attempt.way.cuts:  # Each of them becomes the last one.
-                first, *others = attempt.way.cuts
-                way = attempt.way._replace(cuts=(*others, first))
-                attempt = attempt._replace(way=way)
-                pieces = self._pieces(attempt, SMALL * attempt.uncut)
-                if pieces > way.pieces:
-                    attempt = self._attempt(way.in_pieces(pieces))
-                    cut.append(attempt)
-        every = [x for x in cut if not self._compiles_long(x)]
-        every = sorted([whole, *every], key=lambda each: each.bytes)
-        judged: list[Attempt] = []
-        for attempt in every[: min(VERDICTS + 1 - self._refused, 2)]:
-            took = self._problem.took(attempt.program, math.inf)
-            judged.append(attempt._replace(took=took))
-            if took <= NEAR * attempt.bytes:
-                break
-        return min(judged, key=lambda each: each.bytes)
+        self._finer(min(self._attempts.values(), key=lambda each: each.bytes), SMALL)
+        while True:
+            ranked = sorted(self._attempts.values(), key=lambda each: each.bytes)
+            least = next(
+                each
+                for each in ranked
+                if each.is_judged or not each.way.cuts or not self._compiles_long(each)
+            )
+            if least.is_judged:
+                return least
+            if self._refused == VERDICTS:
+                return next(each for each in ranked if each.is_judged)
+            self._judge(least)
 
 
 def _refusal(problem: Problem, refused: Attempt) -> str:

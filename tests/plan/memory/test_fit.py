@@ -617,7 +617,7 @@ def test_a_refusal_of_loops_compiles_no_cut_twice(compiled):
     kernels, x = [normal(3, 3, *w) for w in ((3, 8), (8, 8))], normal(1, 128, 128, 3)
     with pytest.raises(ValueError, match=r"Pass memory=[23],?\d{3} or more") as refused:
         sm.chunked(lambda x: convolutions(kernels, x), memory=1024)(x)
-    assert "in 32,768 pieces" in str(refused.value)
+    assert "in 4,096 pieces" in str(refused.value)
     assert len(compiled) <= 4
 
 
