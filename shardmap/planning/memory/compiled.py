@@ -174,15 +174,14 @@ def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
     return Estimate(peak, most, moved, cut_program.num_shards)
 
 
-def temporaries(cut_program: CutProgram, stage: Stage) -> int:
-    """The bytes that the largest shard of a stage holds and neither reads nor returns.
+def temporaries(
+    cut_program: CutProgram, stage: Stage, shard: SampledShard | None = None
+) -> int:
+    """The bytes that a shard, the largest one, holds and neither reads nor returns.
 
     It is compiled. If XLA does not tell, they are estimated.
     """
-    return _temporaries(cut_program, stage, _largest_shards(stage)[0])
-
-
-def _temporaries(cut_program: CutProgram, stage: Stage, shard: SampledShard) -> int:
+    shard = shard or _largest_shards(stage)[0]
     with cut_program.settings():
         function = cut_program.compiled(stage, shard.recipe)
         if function not in _TEMPORARIES:
@@ -215,38 +214,32 @@ def read_bytes(cut_program: CutProgram) -> int:
     )
 
 
-def shard_bytes(cut_program: CutProgram, stage: Stage, limit: float = math.inf) -> int:
-    """The most that a shard of a stage reads, computes and returns.
+def _taken(cut_program: CutProgram, stage: Stage, shard: SampledShard) -> int:
+    """The bytes that a shard reads, computes and returns, as XLA says."""
+    held = shard.moved + temporaries(cut_program, stage, shard)
+    return max(held, _while_read(cut_program, shard) + cut_program.decoded)
 
-    The largest shard is compiled first. Others are not, if it takes more than a limit.
-    """
-    most = 0
-    for shard in _largest_shards(stage):
-        held = shard.moved + _temporaries(cut_program, stage, shard)
-        read = _while_read(cut_program, shard) + cut_program.decoded
-        most = max(most, held, read)
-        if most > limit:
-            break
-    return most
+
+def shard_bytes(cut_program: CutProgram, stage: Stage) -> int:
+    """The most that a shard of a stage reads, computes and returns."""
+    return max(_taken(cut_program, stage, each) for each in _largest_shards(stage))
 
 
 def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
     """The most that a shard holds, and what is kept for later stages meanwhile.
 
-    The stage that seems to hold the most is compiled first. Others are not, if it holds
-    more than ``limit``.
+    Shards are compiled, those first that seem to hold the most. If one of them holds
+    more than ``limit``, the others are not.
     """
-    stages = cut_program.stages
-    kept = [kept_bytes(cut_program, place) for place in range(len(stages))]
-
-    def estimate(place: int) -> int:
-        shards = (shard for _, each in _few(stages[place]) for shard in each)
-        return max(each.moved + each.held.bytes for each in shards) + kept[place]
-
+    shards = [
+        (kept_bytes(cut_program, place), stage, shard)
+        for place, stage in enumerate(cut_program.stages)
+        for shard in _largest_shards(stage)
+    ]
+    shards.sort(key=lambda x: x[0] + x[2].moved + x[2].held.bytes, reverse=True)
     most = 0
-    for place in sorted(range(len(stages)), key=estimate, reverse=True):
-        took = shard_bytes(cut_program, stages[place], limit - kept[place])
-        most = max(most, took + kept[place])
+    for kept, stage, shard in shards:
+        most = max(most, kept + _taken(cut_program, stage, shard))
         if most > limit:
             break
     return most

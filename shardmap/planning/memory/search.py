@@ -32,8 +32,9 @@ right in 15 of 17 programs, the second one in the others."""
 TRIES = 4
 """The most numbers of pieces of a cut, as each is analysed."""
 
-VERDICTS = 4
-"""The most verdicts of XLA against cuts: each takes longer than an analysis."""
+VERDICTS = 3
+"""The most verdicts of XLA against cuts: each takes longer than an analysis. A refusal
+asks twice more."""
 
 NEAR = 1.5
 """An estimate may be so far from what XLA takes. It is asked up to there."""
@@ -44,10 +45,7 @@ ROOMY = 0.6
 ALMOST = 5 / 4
 """Where nothing fits, pieces take about so many times the least that they can."""
 
-SMALL = 129 / 128
-"""The same, for a refusal."""
-
-GROWTH = 3 / 2
+GROWTH = 2
 """If XLA refuses a cut twice, there are at least so many times the pieces."""
 
 AGAIN = 1.5
@@ -244,8 +242,7 @@ class Attempt(NamedTuple):
 
 def program_within(problem: Problem) -> CutProgram:
     """The function, cut so that its shards fit; a ValueError says what would do."""
-    search = _Search(problem)
-    attempt = search.run() or search.least()
+    attempt = _Search(problem).run()
     if attempt.bytes > problem.memory:
         raise ValueError(_refusal(problem, attempt))
     return attempt.program
@@ -259,15 +256,9 @@ class _Search:
         self._problem, self._memory = problem, problem.memory
         self._refused, self._near = 0, NEAR
 
-    def run(self) -> Attempt | None:
-        """The first attempt that fits, as XLA says."""
+    def run(self) -> Attempt:
+        """The first attempt that fits, as XLA says, or else the least one."""
         problem = self._problem
-        given = frozenset(
-            (k, axis)
-            for k, row in enumerate(problem.asked)
-            for axis, points in enumerate(row)
-            if isinstance(points, Auto)
-        )
         whole = self._attempt(Way((), False, problem.partial))
         if self._may_fit(whole) and self._fits(whole := self._judge(whole)):
             return whole
@@ -275,14 +266,10 @@ class _Search:
             fits = self._judge(self._attempt(whole.way._replace(keeps=False)))
             if self._fits(fits):
                 return fits
-        for attempt in self._ways([given] if given else problem.classes(), whole):
-            if not self._may_ask(attempt):
-                continue
-            if (judged := self._judged(attempt)) is not None:
+        for attempt in self._ways(whole):
+            if self._may_ask(attempt) and (judged := self._judged(attempt)):
                 return judged
-            if self._refused == VERDICTS:
-                break
-        return None
+        return self._least(whole)
 
     def _may_fit(self, whole: Attempt) -> bool:
         """Whether a function with the cuts that are given is compiled to see."""
@@ -305,12 +292,19 @@ class _Search:
         )
         return len(graph.nodes) <= QUICK and max(stored, default=0) <= room
 
-    def _ways(self, classes: Sequence[Axes], whole: Attempt) -> Iterator[Attempt]:
+    def _ways(self, whole: Attempt) -> Iterator[Attempt]:
         """The cuts that seem to fit, one after the other: of one class, then of two.
 
         A cut that moves little comes at once, others when all classes were looked at.
         """
         problem, once = self._problem, whole.estimate.moved
+        given = frozenset(
+            (k, axis)
+            for k, row in enumerate(problem.asked)
+            for axis, points in enumerate(row)
+            if isinstance(points, Auto)
+        )
+        classes = [given] if given else problem.classes()
         is_chunked = any(
             problem.borders(*each) is not None for axes in classes for each in axes
         )
@@ -322,9 +316,12 @@ class _Search:
                 tried, later = list[Attempt](), list[Attempt]()
                 for attempt in self._further(least, others):
                     tried.append(attempt)
-                    often = READ_OFTEN * len(attempt.program.stages)
+                    often = min(
+                        READ_OFTEN * len(attempt.program.stages) * once,
+                        AGAIN * attempt.estimate.moved,
+                    )
                     fits = attempt.bytes <= self._memory
-                    if fits and self._moved(attempt) <= often * once:
+                    if fits and self._moved(attempt) <= often:
                         yield attempt
                     else:
                         later.append(attempt)
@@ -383,9 +380,7 @@ class _Search:
             return min(fits, key=lambda each: each.way.pieces)
         return min(tried, key=lambda each: each.bytes)
 
-    def _sized(
-        self, few: Attempt, many: Attempt | None = None, almost: float = ALMOST
-    ) -> Attempt:
+    def _sized(self, few: Attempt, many: Attempt | None = None) -> Attempt:
         """A way in about the fewest pieces that take as much as there is room for.
 
         If nothing fits, that is little more than what is not cut. The bytes of pieces
@@ -397,7 +392,7 @@ class _Search:
             last = many or few
             is_first = last.way.pieces == 1
             uncut = 0.0 if is_first else last.uncut
-            room = max(self._memory, almost * uncut) - uncut
+            room = max(self._memory, ALMOST * uncut) - uncut
             longest, cut = math.ceil(most / few.way.pieces), max(few.bytes - uncut, 1)
             power = 1.0
             if many is not None:
@@ -419,7 +414,7 @@ class _Search:
                 shortest = math.ceil(length * math.sqrt(shards / MOST_SHARDS))
                 continue
             tried.append(attempt)
-            if attempt.bytes <= max(self._memory, almost * attempt.uncut):
+            if attempt.bytes <= max(self._memory, ALMOST * attempt.uncut):
                 many = attempt
             elif len(tried) > 1 and shards > before and attempt.bytes >= few.bytes:
                 break
@@ -428,13 +423,13 @@ class _Search:
         if many is not None and many.bytes <= self._memory:
             return many
         least = min((each.bytes for each in tried), default=0)
-        return next((x for x in tried if x.bytes <= almost * least), few)
+        return next((x for x in tried if x.bytes <= ALMOST * least), few)
 
-    def _finer(self, attempt: Attempt, almost: float = ALMOST) -> Attempt:
+    def _finer(self, attempt: Attempt) -> Attempt:
         """The same axes in more pieces, one class after the other, until it fits."""
         for _ in attempt.way.cuts:
             if attempt.bytes > self._memory:
-                attempt = self._sized(attempt, almost=almost)
+                attempt = self._sized(attempt)
                 *others, last = attempt.way.cuts
                 way = attempt.way._replace(cuts=(last, *others))
                 attempt = attempt._replace(way=way)
@@ -442,7 +437,7 @@ class _Search:
 
     def _judged(self, attempt: Attempt) -> Attempt | None:
         """A cut that fits, as XLA says, in about the fewest pieces."""
-        for is_first in (True, *[False] * VERDICTS):
+        for is_first in (True, *[False] * (VERDICTS - 1)):
             attempt = self._judge(attempt)
             if self._fits(attempt):
                 few = self._attempt(attempt.way.in_pieces(1))
@@ -452,7 +447,7 @@ class _Search:
                 return fewer if self._fits(fewer) else attempt
             finer = self._finer(attempt)
             if not is_first:
-                pieces = math.ceil(GROWTH * attempt.way.pieces)
+                pieces = GROWTH * attempt.way.pieces
                 more = self._attempt(attempt.way.in_pieces(pieces), attempt.scale)
                 finer = min(finer, more, key=lambda each: each.bytes)
             if finer.is_judged or not self._is_near(finer) or not self._may_ask(finer):
@@ -490,11 +485,14 @@ class _Search:
     def _judge(self, attempt: Attempt) -> Attempt:
         """The attempt with what XLA says that it takes."""
         if not attempt.is_judged:
-            took = self._problem.took(attempt.program, self._memory)
-            self._refused += took > self._memory
+            memory = self._problem.memory
+            took = self._problem.took(attempt.program, memory)
+            self._refused += bool(attempt.way.cuts) and took > memory
             scale = took / max(attempt.estimate.held.bytes, 1)
             attempt = attempt._replace(scale=scale, is_judged=True)
-            self._attempts[self._key(attempt.way)] = attempt
+            for key, each in self._attempts.items():
+                if each.program is attempt.program:
+                    self._attempts[key] = each._replace(scale=scale, is_judged=True)
             if attempt.way.cuts and scale > 1:
                 self._near = 1.0
         return attempt
@@ -516,21 +514,25 @@ class _Search:
                 return True
         return False
 
-    def least(self) -> Attempt:
+    def _least(self, whole: Attempt) -> Attempt:
         """What takes the least, compiled: what is told is enough, not an estimate."""
-        self._finer(min(self._attempts.values(), key=lambda each: each.bytes), SMALL)
-        while True:
-            ranked = sorted(self._attempts.values(), key=lambda each: each.bytes)
-            least = next(
-                each
-                for each in ranked
-                if each.is_judged or not each.way.cuts or not self._compiles_long(each)
-            )
-            if least.is_judged:
-                return least
-            if self._refused == VERDICTS:
-                return next(each for each in ranked if each.is_judged)
-            self._judge(least)
+        least = self._judge(self._lowest())
+        if not self._fits(least):
+            self._memory = 1  # It is the same whatever too little memory is given.
+            for _ in self._ways(whole):
+                pass
+            self._judge(self._lowest())
+        judged = [each for each in self._attempts.values() if each.is_judged]
+        return min(judged, key=lambda each: each.bytes)
+
+    def _lowest(self) -> Attempt:
+        """The attempt that takes the least, as far as is known."""
+        ranked = sorted(self._attempts.values(), key=lambda each: each.bytes)
+        return next(
+            each
+            for each in ranked
+            if each.is_judged or not each.way.cuts or not self._compiles_long(each)
+        )
 
 
 def _refusal(problem: Problem, refused: Attempt) -> str:
@@ -557,7 +559,7 @@ def _refusal(problem: Problem, refused: Attempt) -> str:
             if part.bytes > IN_MEMORY and not problem.in_loops:
                 remedy += ", or a folder as scratch"
     exact = f" ({refused.bytes:,} bytes)" if refused.bytes >= 1024 else ""
-    enough = math.ceil(1.02 * refused.bytes)  # Other pieces may take a little more.
+    enough = math.ceil(1.05 * refused.bytes)  # Other pieces may take a little more.
     return (
         f"memory={size(problem.memory)} is too little: {pieces} the function still "
         f"holds {size(refused.bytes)}{exact} at once{value}. "
