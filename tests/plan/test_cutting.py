@@ -56,7 +56,7 @@ def test_too_little_memory_names_what_needs_it():
         ValueError,
         match=r"memory=100 B is too little: in 1,000 pieces the function still holds "
         r".* at once, of it 256 B in float32\[16,4\]\. "
-        "Pass memory=719 or more, or cut other axes",
+        "Pass memory=740 or more, or cut other axes",
     ):
         sm.plan(score, X, W, in_slices=ROWS, memory=100)
 
