@@ -478,7 +478,7 @@ class _Search:
                 if known.is_like(other):
                     known = other
         if not known.is_judged:
-            known = known._replace(scale=scale)
+            known = known._replace(scale=max(scale, known.scale))
         self._attempts[key] = known
         return known._replace(way=way)
 
@@ -523,7 +523,13 @@ class _Search:
                 pass
             self._judge(self._lowest())
         judged = [each for each in self._attempts.values() if each.is_judged]
-        return min(judged, key=lambda each: each.bytes)
+        least = min(judged, key=lambda each: each.bytes)
+        if self._problem.in_loops:
+            return least
+        # A verdict ends at the first shard that is too large.
+        held = max(least.estimate.held.bytes, 1)
+        took = self._problem.took(least.program, max(held, least.bytes))
+        return least._replace(scale=took / held)
 
     def _lowest(self) -> Attempt:
         """The attempt that takes the least, as far as is known."""
