@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.primitives import scan_counts
 from shardmap._jax.types import AnyJaxpr
 from shardmap._jax.walk import equations
 from shardmap.planning.engine.factors import Factors, Local
@@ -108,6 +109,8 @@ def by_rows(graph: Graph) -> Graph:
     """Replaces the loops of a graph that run until each of their rows is done."""
 
     def written(graph: Graph, node: Node) -> Sequence[Operand] | None:
+        if node.primitive is p.scan_p and (loop := _bounded(node)):
+            return graph.call(loop, node.ins)[1:]
         if node.primitive is not p.while_p:
             return None
         is_unvmapped = has_unvmapped(node.params["cond_jaxpr"])
@@ -125,6 +128,44 @@ def by_rows(graph: Graph) -> Graph:
 def has_unvmapped(jaxpr: AnyJaxpr) -> bool:
     """Whether a jaxpr asks whether any row of a batch goes on, as equinox does."""
     return any(e.primitive.name == UNVMAP_ANY.name for e in equations(jaxpr))
+
+
+def _bounded(node: Node) -> Callable[..., list[jax.Array]] | None:
+    """A scan that stays as it is once a condition of rows fails, as a ``while``.
+
+    equinox writes loops of a bounded number of steps so, for their gradients.
+    """
+    params, closed = node.params, node.params["jaxpr"]
+    consts, carries = scan_counts(params)
+    inner, first = closed.jaxpr, closed.jaxpr.invars[consts:]
+    if not has_unvmapped(inner) or len(first) > carries or len(node.outs) > carries:
+        return None
+    last = next((e for e in inner.eqns if e.outvars == inner.outvars), None)
+    if last is None or last.primitive is not p.cond_p:
+        return None
+    stays, goes = last.params["branches"]
+    kept = dict(zip(stays.jaxpr.invars, last.invars[1:], strict=True))
+    if [kept.get(var) for var in stays.jaxpr.outvars] != first:
+        return None
+    # A truth value chooses the branch.
+    chosen = (e.invars for e in inner.eqns if e.outvars == last.invars[:1])
+    outs = [*next(chosen), *last.invars[1:]]
+    eqns = [e for e in inner.eqns if e is not last]
+    before = closed.replace(jaxpr=inner.replace(eqns=eqns, outvars=outs))
+
+    def call(*ins: jax.Array) -> list[jax.Array]:
+        def operands(state: list[jax.Array]) -> list[jax.Array]:
+            return jex_core.jaxpr_as_fun(before)(*ins[:consts], *state[1:])
+
+        def cond(state: list[jax.Array]) -> jax.Array:
+            return operands(state)[0] & (state[0] < params["length"])
+
+        def body(state: list[jax.Array]) -> list[jax.Array]:
+            return [state[0] + 1, *jex_core.jaxpr_as_fun(goes)(*operands(state)[1:])]
+
+        return lax.while_loop(cond, body, [jnp.int32(0), *ins[consts:]])
+
+    return call
 
 
 def conditions(graph: Graph) -> list[Operand]:
