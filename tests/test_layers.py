@@ -27,6 +27,8 @@ ROOMS = [
     "planning.engine",
     "planning.lax.primitives",
     "planning.lax.indexed",
+    "planning.lax.pointwise",
+    "planning.lax.on_cpu",
     "planning.lax.control",
     "planning.lax",
     "planning.run",
