@@ -113,6 +113,7 @@ class Problem:
         """The axes of each class that can be cut, the most bytes first."""
         find = joined_classes(self.graph, self.rules).find
         used = {x for node in self.graph.nodes for x in node.ins}
+        used.update(self.graph.outputs)
         axes: dict[AxisKey, set[tuple[int, int]]] = {}
         for k, value in enumerate(self.values):
             is_sought = self.finds or k >= len(self.asked)

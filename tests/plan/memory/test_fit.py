@@ -644,3 +644,9 @@ def test_more_pieces_that_hardly_help_end_a_way():
     made = sm.plan(attention, x, x, x, memory=917_504)
     assert len(made.stage_costs) == 1
     assert made.num_shards <= 16
+
+
+def test_arguments_that_are_returned_are_cut():
+    shard_plan = sm.plan(jnp.copy, X, memory="100 kB")
+    assert shard_plan.peak_bytes <= 100_000
+    assert cut_axes(shard_plan)
