@@ -221,7 +221,7 @@ class Factors(Rule):
             tuple((0, 1) if f is None else run[f] for f in o) for o in self.outs
         ]
         starts = tuple(run[factor][0] for factor in self.starts)
-        sizes = tuple((f, run[f][1] - run[f][0]) for f in self.sizes)
+        sizes = tuple(run[f][1] - run[f][0] for f in self.sizes)
         return Need(tuple(needed), (sizes, tuple(holes.items())), starts, computed)
 
     def emit(
@@ -232,9 +232,9 @@ class Factors(Rule):
     ) -> Sequence[Any]:
         if self.emitter is None:
             return bind(self.node, values, self.node.params)
-        sizes, holes = map(dict, static)
+        sizes = dict(zip(self.sizes, static[0], strict=True))
         beginning = dict(zip(self.starts, starts, strict=True))
-        return self.emitter(Local(values, sizes, holes, beginning))
+        return self.emitter(Local(values, sizes, dict(static[1]), beginning))
 
     def __str__(self) -> str:
         """The rule in the notation of the module; ``~`` marks a `Window`."""

@@ -95,6 +95,8 @@ def merge(boxes: Collection[Box], limit: int, parts: bool = False) -> list[Box]:
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]
     """
+    if len(boxes) == 1:
+        return list(boxes)
     merged: list[Box] = []
     for box in boxes:
         place = len(merged)
