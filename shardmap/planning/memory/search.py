@@ -51,7 +51,7 @@ GROWTH = 2
 AGAIN = 1.5
 """Other cuts are looked for if all read chunks more often than this."""
 
-READ_OFTEN = 3
+READ_OFTEN = 5
 """Cuts of which a stage moves more than so many times the bytes of the function whole
 are compared with others."""
 
