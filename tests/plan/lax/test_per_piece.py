@@ -122,3 +122,19 @@ def test_parts_of_a_result_are_combined():
 def test_what_does_not_fit_is_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_shard_that_only_calls_a_function_gives_it_what_it_read():
+    rows, seen = np.arange(48, dtype=np.float32).reshape(8, 6), []
+
+    def doubled(x):
+        seen.append((np.shares_memory(x, rows), x.flags.writeable))
+        return x * 2
+
+    def fun(x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return sm.per_piece(doubled, like, x, axes="i j -> i j")
+
+    shard_plan = sm.plan(fun, rows, in_slices={0: 2})
+    np.testing.assert_array_equal(shard_plan.run(rows), rows * 2)
+    assert seen == [(True, False)] * 2
