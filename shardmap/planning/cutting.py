@@ -38,7 +38,7 @@ from shardmap.planning.memory.compiled import peak_bytes, sample
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.out import arrays_of, misfit
+from shardmap.planning.run.out import arrays_of, misfit, shared_chunks
 from shardmap.planning.run.static import Arguments, of_arguments
 from shardmap.planning.sources.labelled import plain
 from shardmap.planning.sources.stores import borders, decoded_bytes
@@ -232,9 +232,19 @@ def _within(
     )
     inputs = problem.graph.inputs
 
-    def read(cut_program: CutProgram) -> float:
+    def moved(cut_program: CutProgram) -> float:
+        """The bytes of chunks that are read and written, also again."""
+        outputs = dict(
+            zip(problem.graph.outputs, cut_program.graph.outputs, strict=True)
+        )
+        pairs = ((outputs[value], array) for value, array in chunks.out)
+        places = [(value, array) for value, array in pairs if isinstance(value, Value)]
+        written = {value: float(nbytes(value)) for value, _ in places}
+        for value, _, _, again in shared_chunks(cut_program, places):
+            written[value] *= again
         times = [cut_program.chunks_read.get(name, 1) for name in cut_program.names]
-        return sum(map(operator.mul, times, map(nbytes, inputs)))
+        read = sum(map(operator.mul, times, map(nbytes, inputs)))
+        return read + sum(written.values())
 
     try:
         one_pass = program_within(problem)
@@ -245,10 +255,10 @@ def _within(
             raise error from None
     # To keep a byte and read it again takes about as long as to decode one.
     kept = sum(nbytes(value) for value, _ in chunks.out)
-    if read(one_pass) > sum(map(nbytes, inputs)) + kept:
+    if moved(one_pass) > sum(map(nbytes, inputs)) + 2 * kept:
         with contextlib.suppress(ValueError):
             cut_program = program_within(rechunked)
-            if read(cut_program) + kept < read(one_pass):
+            if moved(cut_program) + kept < moved(one_pass):
                 return cut_program
     return one_pass
 

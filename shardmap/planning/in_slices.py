@@ -162,6 +162,8 @@ def asked_points(
                     continue
                 try:
                     number = axes.index(axis) if axis in axes else _axis(axis, shape)
+                    if row[number]:
+                        raise ValueError("it has two cuts")
                     row[number] = (
                         cut
                         if isinstance(cut, Auto)
@@ -182,7 +184,7 @@ def _is_cuts(spec: Any, names: Collection[Hashable]) -> bool:
     if not isinstance(spec, dict):
         return spec is None
     return any(map(_is_cut, spec.values())) or all(
-        is_integer(key) or (key in names and not isinstance(cut, dict))
+        (is_integer(key) or key in names) and not isinstance(cut, dict)
         for key, cut in spec.items()
     )
 

@@ -113,8 +113,11 @@ def _misfit(aval: Aval, array: Any) -> str | None:
 
 def shared_chunks(
     cut_program: CutProgram, places: Sequence[OutputPlace]
-) -> Iterator[str]:
-    """Yields a message for each axis of an output along which shards share chunks."""
+) -> Iterator[tuple[Value, int, int, float]]:
+    """Yields the axes of outputs along which shards share chunks.
+
+    With the value come the axis, the length of a chunk, and how often each is written.
+    """
     given = {value: array for value, array in places if value}
     for stage in cut_program.stages:
         for result in stage.results:
@@ -123,14 +126,9 @@ def shared_chunks(
             for axis, (k, cell) in enumerate(zip(result.axes, cells, strict=False)):
                 pieces = () if k is None else stage.loops[k].pieces
                 if any(start % cell for start, _ in pieces):
-                    name = cut_program.output_names[result.value]
                     ends = [(-(-stop // cell), start // cell) for start, stop in pieces]
-                    times = sum(a - b for a, b in ends) / ends[-1][0]
-                    yield (
-                        f"shards share chunks of {name} along axis {axis}: each is "
-                        f"read and written again {times:.3g} times. Cut at multiples "
-                        f"of {cell}, or give out and memory to plan"
-                    )
+                    times = sum(a - b for a, b in ends) / max(a for a, _ in ends)
+                    yield result.value, axis, cell, times
 
 
 def _overlaps(
@@ -171,8 +169,12 @@ def _share(a: Any, b: Any) -> bool:
 
 def _is_one_place(a: Any, b: Any) -> bool:
     """Whether two datasets, or arrays of a store, are one that was opened twice."""
-    one, other = remote_ref(a), remote_ref(b)
-    if one is not None and other is not None:
-        return one.place == other.place
+    refs = remote_ref(a), remote_ref(b)
+    if refs[0] is not None and refs[1] is not None:
+        return refs[0].place == refs[1].place
+    stores = (getattr(each, "store", None) for each in (a, b))
+    dicts = [getattr(store, "_store_dict", None) for store in stores]
+    if None not in dicts:
+        return dicts[0] is dicts[1] and a.path == b.path  # Equal ones may be two.
     equal = a == b
     return isinstance(equal, bool) and equal

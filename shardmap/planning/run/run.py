@@ -84,8 +84,13 @@ def run(
                 "sm.chunked, which takes the same in_slices"
             )
         places = outputs(cut_program, out, leaves)
-        for told in shared_chunks(cut_program, places):
-            warnings.warn(f"plan.run: {told}", stacklevel=3)
+        for value, axis, cell, times in shared_chunks(cut_program, places):
+            warnings.warn(
+                f"plan.run: shards share chunks of {cut_program.output_names[value]} "
+                f"along axis {axis}: each is read and written again {times:.3g} times. "
+                f"Cut at multiples of {cell}, or give out and memory to plan",
+                stacklevel=3,
+            )
         for _, array in places:
             if isinstance(array, np.memmap) and array.mode != "c" and array.filename:
                 reserve("out", array)
