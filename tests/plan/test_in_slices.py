@@ -25,6 +25,7 @@ from tests.plan.plan_programs import X, Y
             r"args\[0\] of shape \(8, 6\), axis 5: it has 2 axes",
         ),
         (({0: 2.5}, None), TypeError, "must be an integer, got 2.5"),
+        (({0: 2, -2: 3}, None), ValueError, "axis -2: it has two cuts"),
         (({0: (3, 3)}, {0: 0}), ValueError, r"lengths \(3, 3\) sum to 6"),
         (({"a": 2}, None), TypeError, "an axis must be an int"),
         ((4, None), TypeError, r"in_slices\[0\] is 4"),
@@ -182,3 +183,10 @@ def test_lengths_of_pieces_that_cannot_be():
     with pytest.raises(TypeError, match=r"must be an integer, got 2\.5"):
         Pieces(2.5)
     assert pickle.loads(pickle.dumps(AS_CHUNKED)) is AS_CHUNKED
+
+
+def test_a_dict_with_numbers_as_keys_is_cut_by_leaf():
+    tables = {0: X, 1: X}
+    for cuts in {0: {0: 4}, 1: {0: 4}}, {0: 4}:
+        shard_plan = plan(lambda x: x[0] + x[1], tables, in_slices=(cuts,))
+        assert shard_plan.num_shards == 4

@@ -113,21 +113,28 @@ class Problem:
         """The axes of each class that can be cut, the most bytes first."""
         find = joined_classes(self.graph, self.rules).find
         used = {x for node in self.graph.nodes for x in node.ins}
-        used.update(self.graph.outputs)
+        returned = {*self.graph.outputs} - used
+
+        def root(value: Value, axis: int) -> AxisKey:
+            # Arguments that are only returned are cut alike.
+            is_kept = value.producer is None and value in returned
+            return find((-1 if is_kept else value.number, axis))
+
         axes: dict[AxisKey, set[tuple[int, int]]] = {}
         for k, value in enumerate(self.values):
             is_sought = self.finds or k >= len(self.asked)
             for axis, length in enumerate(value.shape):
-                if length > 1 and is_sought and value in used:
-                    axes.setdefault(find((value.number, axis)), set()).add((k, axis))
+                if length > 1 and is_sought and value in used | returned:
+                    axes.setdefault(root(value, axis), set()).add((k, axis))
         carried = dict.fromkeys(axes, 0)
         results = (v for node in self.graph.nodes for v in node.outs)
-        for value in [*(v for v in self.graph.inputs if v in used), *results]:
-            for root in {find((value.number, axis)) for axis in range(value.aval.ndim)}:
-                if root in carried:
-                    carried[root] += nbytes(value)
-        ranked = sorted(carried, key=lambda root: -carried[root])
-        return [frozenset(axes[root]) for root in ranked]
+        given = (v for v in self.graph.inputs if v in used | returned)
+        for value in [*given, *results]:
+            for key in {root(value, axis) for axis in range(value.aval.ndim)}:
+                if key in carried:
+                    carried[key] += nbytes(value)
+        ranked = sorted(carried, key=lambda key: -carried[key])
+        return [frozenset(axes[key]) for key in ranked]
 
     def borders(self, k: int, axis: int) -> tuple[int, ...] | None:
         """Where the chunks of a value begin along an axis; None: it has none."""

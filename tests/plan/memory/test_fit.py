@@ -650,3 +650,11 @@ def test_arguments_that_are_returned_are_cut():
     shard_plan = sm.plan(jnp.copy, X, memory="100 kB")
     assert shard_plan.peak_bytes <= 100_000
     assert cut_axes(shard_plan)
+    arrays = [np.full((300, 200), k, np.float32) for k in range(9)]
+
+    def fun(x, *others):
+        return x * 2, *others
+
+    shard_plan = sm.plan(fun, *arrays, memory="300 kB")
+    assert shard_plan.peak_bytes <= 300_000
+    assert_same(shard_plan.run(*arrays), fun(*arrays))

@@ -251,6 +251,28 @@ def test_an_argument_that_is_the_result_is_rechunked(tmp_path, monkeypatch):
     np.testing.assert_array_equal(out[:], x[:])
 
 
+def test_a_result_whose_chunks_would_be_written_again_is_rechunked(
+    tmp_path, monkeypatch
+):
+    zarr = pytest.importorskip("zarr", reason="has chunks")
+    x, turned, counts = rechunked_stores(tmp_path, monkeypatch, out_chunks=(24, 40))
+    y = zarr.create_array(tmp_path / "y", shape=x.shape, chunks=(640, 2), dtype="f4")
+    shard_plan = plan(lambda x: (x[::-1] * 2, x.T), x, memory="40 kB", out=(y, turned))
+    shard_plan.run()
+    assert of_chunks(counts["y"]) == ({1}, 12)
+    np.testing.assert_array_equal(y[:], x[:][::-1] * 2)
+    np.testing.assert_array_equal(turned[:], x[:].T)
+
+
+def test_stores_in_memory_may_be_equal():
+    zarr = pytest.importorskip("zarr", reason="has stores in memory")
+    x, out = (zarr.create_array({}, shape=(8, 6), dtype="f4") for _ in range(2))
+    plan(lambda x: x + 1, x, in_slices={0: 2}).run(x, out=out)
+    np.testing.assert_array_equal(out[:], x[:] + 1)
+    with pytest.raises(ValueError, match=r"result shares memory with args\[0\]"):
+        plan(lambda x: x + 1, x, in_slices={0: 2}).run(x, out=zarr.open_array(x.store))
+
+
 def test_one_pass_stays_where_it_reads_a_chunk_at_most_twice(tmp_path, monkeypatch):
     x, out, counts = rechunked_stores(tmp_path, monkeypatch, (160, 12), (6, 640))
     shard_plan = plan(jnp.transpose, x, memory="70 kB", out=out)
