@@ -5,11 +5,8 @@ same bytes each time.
 """
 
 import contextlib
-import ctypes
 import importlib
-import mmap
 import os
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -29,10 +26,6 @@ from shardmap.planning.run.tasks import shard_tasks
 from shardmap.planning.run.workers import LocalWorkers, ThreadWorkers, Workers
 from shardmap.planning.sources.stores import decoding_within
 from shardmap.units import check_bool, integer_of, shown
-
-TRIM_SECONDS = 0.05
-"""The least time between two looks at what glibc keeps. What it gives back, the next
-shard has to ask for again, page by page."""
 
 
 def run(
@@ -130,13 +123,8 @@ def run(
         else:
             work = engine(pool, cut_program, leaves, acc, saved)
             stages = cut_program.stages[: None if stage is None else stage + 1]
-        trim, trimmed, base = None, time.monotonic(), 0
-        if decoding is not None:
-            # What glibc keeps of freed memory can be several times a shard.
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            base = _resident() if trim else 0
-            stores = [*leaves, *given.values()]
-            stack.enter_context(decoding_within(stores, decoding))
+        stores = [*leaves, *given.values()]
+        trim = stack.enter_context(decoding_within(stores, decoding))
         for place, each in enumerate(stages):
             for value in acc.free(place):
                 remove(value)
@@ -148,15 +136,9 @@ def run(
             for _ in work.run(tasks, max_in_flight or work.ahead, retries):
                 if bar is not None:
                     bar.update()
-                if trim and time.monotonic() - trimmed > TRIM_SECONDS:
-                    trimmed = time.monotonic()
-                    if _resident() - base > (decoding or 0) / 2:
-                        trim(0)
-                        base = _resident()
+                trim()
             if job:
                 job.end_stage(each)
-            if trim:
-                trim(0)
     if job:
         if not job.is_last:
             return None
@@ -204,12 +186,6 @@ def _engine(executor: Any, readers: int) -> Iterator[tuple[type[Workers] | None,
             "concurrent.futures.Executor or a distributed.Client, got "
             f"{shown(executor)} of type {type(executor).__name__}"
         )
-
-
-def _resident() -> int:
-    """The bytes of memory that this process takes, on Linux."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
 def _is_client(executor: Any) -> bool:

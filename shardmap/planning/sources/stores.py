@@ -1,12 +1,14 @@
 """Datasets of h5py, arrays of zarr in local and remote stores, and their chunks."""
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import math
+import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -135,24 +137,50 @@ def _aligned(base: Any) -> Any:
 
 
 @contextlib.contextmanager
-def decoding_within(arrays: Iterable[Any], room: float) -> Iterator[None]:
+def decoding_within(
+    arrays: Iterable[Any], room: int | None
+) -> Iterator[Callable[[], None]]:
     """Makes zarr decode only so many chunks at once as fit, at least one, to where XLA
     for CPU reads them without a copy.
 
     The last one may not be freed yet. Of files, it decodes as many as there are cores.
+    What is called after each shard gives memory back to the system. Nothing is changed
+    if no ``room`` is given.
     """
+    if room is None:
+        yield lambda: None
+        return
     arrays = [getattr(array, "stored", array) for array in arrays]
+    settings: Any = contextlib.nullcontext()
     if most := max(map(decoded_bytes, arrays), default=0):
         config = importlib.import_module("zarr").config
-        at_once = max(int(room // most) - 1, 1)
+        at_once = max(room // most - 1, 1)
         stores = (array.store for array in arrays if decoded_bytes(array))
         if all(type(store).__name__ == "LocalStore" for store in stores):
             at_once = min(at_once, os.cpu_count() or 1)
         at_once = min(at_once, config.get("async.concurrency") or at_once)
-        with config.set({"async.concurrency": at_once, **_aligned_buffer()}):
-            yield
-    else:
-        yield
+        settings = config.set({"async.concurrency": at_once, **_aligned_buffer()})
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    resident = _resident() if trim else 0
+
+    def trimmed() -> None:
+        nonlocal resident
+        # What glibc keeps can be several times a shard. What it gives back, the next
+        # shard has to ask for again, page by page.
+        if trim and _resident() - resident > room / 2:
+            trim(0)
+            resident = _resident()
+
+    with settings:
+        yield trimmed
+    if trim:
+        trim(0)
+
+
+def _resident() -> int:
+    """The bytes of memory that this process takes, on Linux."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
 register_opener("h5py.Dataset", Opener("h5py", _describe_dataset, _reopen_dataset))
