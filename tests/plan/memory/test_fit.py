@@ -461,6 +461,33 @@ def test_cuts_that_fit_are_found_in_few_calls(fun, shape, times):
     assert found < times * calls(lambda: sm.plan(fun, x, in_slices={0: 20}))
 
 
+@pytest.mark.few(1)
+def test_pieces_are_as_large_as_memory_has_room_for():
+    """XLA is asked again where the first cuts that it judges do not fit."""
+
+    def divergence(y, p):
+        q = 1 / (1 + ((y[:, None] - y[None]) ** 2).sum(-1)) * (1 - jnp.eye(len(y)))
+        q = q / q.sum()
+        return (p * jnp.log((p + 1e-9) / (q + 1e-9))).sum()
+
+    args = normal(200, 2), normal(200, 200)
+    assert sm.plan(jax.grad(divergence), *args, memory=53_000).num_shards < 300
+    cut = sm.chunked(descent, memory=10_689).explain(normal(4_000, 32))
+    pieces = re.search(r"axis 0: cut into (\d+) pieces", str(cut))
+    assert pieces
+    assert int(pieces[1]) < 300
+
+
+def test_a_refusal_of_attention_names_the_least():
+    def attention(q, k, v):
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    x = normal(2, 128, 4, 16)
+    with pytest.raises(ValueError, match=r"too little: .* Pass memory=1\d{4} or more"):
+        sm.chunked(attention, memory=100)(x, x, x)
+
+
 def test_few_stages_cost_less_than_small_shards():
     """Descent over batches: a stage for each would hold less, and take longer."""
 
