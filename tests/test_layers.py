@@ -31,6 +31,7 @@ ROOMS = [
     "planning.lax.on_cpu",
     "planning.lax.control",
     "planning.lax",
+    "planning.arguments",
     "planning.run",
     "planning.in_slices",
     "planning.memory",

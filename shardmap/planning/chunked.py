@@ -26,6 +26,12 @@ from shardmap.arrays.array_likes import is_array_like, refusal
 from shardmap.arrays.running import jit_in_turns
 from shardmap.arrays.trees import Flattened, leaf_paths
 from shardmap.planning import report
+from shardmap.planning.arguments import (
+    Arguments,
+    of_arguments,
+    static_keys,
+    with_statics,
+)
 from shardmap.planning.engine.nodes import Refused
 from shardmap.planning.in_slices import InSlices, asked_points
 from shardmap.planning.inside import primitive
@@ -36,12 +42,6 @@ from shardmap.planning.inside.primitive import (
     without_tracers,
 )
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.static import (
-    Arguments,
-    of_arguments,
-    static_keys,
-    with_statics,
-)
 from shardmap.units import bytes_of, check_bool, decorator_with_options, shown
 
 P = ParamSpec("P")

@@ -19,6 +19,7 @@ from shardmap._jax.errors import explained_errors
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import device_dtype, is_labelled, refusal
 from shardmap.arrays.trees import leaf_paths
+from shardmap.planning.arguments import Arguments, of_arguments
 from shardmap.planning.engine.keys import nbytes
 from shardmap.planning.engine.loop_classes import joined_classes
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Refused, Value
@@ -39,7 +40,6 @@ from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.out import arrays_of, misfit, shared_chunks
-from shardmap.planning.run.static import Arguments, of_arguments
 from shardmap.planning.sources.labelled import plain
 from shardmap.planning.sources.stores import borders, decoded_bytes
 from shardmap.units import shown

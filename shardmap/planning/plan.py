@@ -23,6 +23,7 @@ import jax
 from shardmap._jax import api_boundary
 from shardmap._jax.types import PyTree
 from shardmap.planning import report
+from shardmap.planning.arguments import Arguments, static_keys, with_statics
 from shardmap.planning.cutting import cut_function
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.in_slices import InSlices
@@ -31,7 +32,6 @@ from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.disk.scratch import checked
 from shardmap.planning.run.run import run
 from shardmap.planning.run.shards import Shard, Shards, index_of
-from shardmap.planning.run.static import Arguments, static_keys, with_statics
 from shardmap.units import bytes_of, check_bool, shown
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from shardmap._jax.context import config_value
 from shardmap._jax.types import ClosedJaxpr, PyTree, TreeDef
 from shardmap.arrays.trees import result_names
+from shardmap.planning.arguments import Arguments
 from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.jaxpr_key import jaxpr_key
 from shardmap.planning.engine.keys import data_aval, is_key, key_impl, nbytes
@@ -23,7 +24,6 @@ from shardmap.planning.engine.stages import Stage, stages_of
 from shardmap.planning.lax.per_piece import is_on_host
 from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.buffers import holds, read_box, refuse_masked, start_dtype
-from shardmap.planning.run.static import Arguments
 from shardmap.planning.sources.labelled import plain
 from shardmap.units import shown
 

@@ -9,6 +9,7 @@ from jax import export
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import PyTree
+from shardmap.planning.arguments import with_statics
 from shardmap.planning.engine.keys import box_bytes, data_aval, is_key, key_impl
 from shardmap.planning.engine.monoids import start, together
 from shardmap.planning.engine.nodes import Operand, Scalar, Value
@@ -18,7 +19,6 @@ from shardmap.planning.run import buffers
 from shardmap.planning.run.blocks import sliceable
 from shardmap.planning.run.cut_program import CutProgram, arg_avals
 from shardmap.planning.run.failures import ShardError, WorkerError
-from shardmap.planning.run.static import with_statics
 from shardmap.planning.run.tasks import Target, targets
 from shardmap.units import error_text, integer_of
 
