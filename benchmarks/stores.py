@@ -24,6 +24,7 @@ KERNEL = np.ones((1, 5, 5), np.float32) / 25
 def ours(job: str, stored: Any, create: Callable[..., Any], memory: str) -> Any:
     import jax
     import jax.numpy as jnp
+    import scipy.ndimage
 
     import shardmap as sm
 
@@ -66,6 +67,14 @@ def ours(job: str, stored: Any, create: Callable[..., Any], memory: str) -> Any:
             None,
         ),
         "convolution": (convolved, lambda: create(stored.shape, chunks)),
+        "convolution of SciPy": (
+            lambda t: sm.per_piece(
+                lambda x: scipy.ndimage.convolve(x, KERNEL, mode="constant"),
+                *(t.data, t.data),
+                axes="t * * -> t * *",
+            ),
+            lambda: create(stored.shape, chunks),
+        ),
         "anomaly": (
             lambda t: t.groupby("time.month") - t.groupby("time.month").mean(),
             lambda: create(stored.shape, chunks),
@@ -115,7 +124,8 @@ def of_dask(job: str, t: Any, create: Callable[..., Any]) -> Any:
 
 JOBS = (
     *("resample", "transpose", "rechunk", "histogram", "histogram of NumPy"),
-    *("median", "median of NumPy", "convolution", "anomaly", "rolling mean"),
+    *("median", "median of NumPy", "convolution", "convolution of SciPy"),
+    *("anomaly", "rolling mean"),
 )
 
 

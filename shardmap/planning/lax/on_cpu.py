@@ -28,9 +28,6 @@ FOLDED = 8
 SHORT_LOOP = 16
 """The most steps of a loop that become one kernel."""
 
-MOST_TAPS = 64
-"""The most elements of a kernel whose products are added one after the other."""
-
 COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
     p.reduce_sum_p: lax.add,
     p.reduce_max_p: lax.max,
@@ -116,9 +113,7 @@ def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     """A convolution, on CPU with its features on the last axes.
 
     XLA for CPU has a fast kernel for that layout only. It converts other layouts, but
-    not inside of a loop, where they take five to ten times as long. If each feature has
-    a kernel of its own, which is small, XLA takes fifteen times as long as products of
-    shifted images.
+    not inside of a loop, where they take five to ten times as long.
     """
     if jax.default_backend() != "cpu":
         return p.conv_general_dilated_p.bind(lhs, rhs, **params)
@@ -126,52 +121,12 @@ def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
     count = len(numbers.lhs_spec) - 2
     images = (0, count + 1, *range(1, count + 1))
     last = lax.ConvDimensionNumbers(images, (count + 1, count, *range(count)), images)
-    lhs = _moved(lhs, numbers.lhs_spec, last.lhs_spec)
-    rhs = _moved(rhs, numbers.rhs_spec, last.rhs_spec)
-    features = params["feature_group_count"]
-    is_by_feature = (1, features, features) == (*rhs.shape[-2:], lhs.shape[-1])
-    if (
-        is_by_feature
-        and params["batch_group_count"] == 1
-        and 0 < rhs.size <= MOST_TAPS * features
-        and lhs.dtype in (np.float32, np.float64)
-        and params["preferred_element_type"] in (None, lhs.dtype)
-    ):
-        out = _of_shifted(params, lhs, rhs)
-    else:
-        params = {**params, "dimension_numbers": last}
-        out = p.conv_general_dilated_p.bind(lhs, rhs, **params)
+    out = p.conv_general_dilated_p.bind(
+        _moved(lhs, numbers.lhs_spec, last.lhs_spec),
+        _moved(rhs, numbers.rhs_spec, last.rhs_spec),
+        **{**params, "dimension_numbers": last},
+    )
     return _moved(out, last.out_spec, numbers.out_spec)
-
-
-def _of_shifted(params: Mapping[str, Any], images: Any, kernels: Any) -> Any:
-    """The sum of the shifted images, each times one row of the kernels."""
-    dilated = [each - 1 for each in params["lhs_dilation"]]
-    edges = [(*pair, n) for pair, n in zip(params["padding"], dilated, strict=True)]
-    padded = lax.pad(images, np.zeros((), images.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
-    # Fused with the sum, each image would be computed for each of its shifts.
-    padded = lax.optimization_barrier(padded)
-    strides, total = (1, *params["window_strides"], 1), None
-    steps = params["rhs_dilation"]
-    lengths = [(n - 1) * step for n, step in zip(kernels.shape, steps, strict=False)]
-    for place in np.ndindex(kernels.shape[: len(steps)]):
-        starts = [k * step for k, step in zip(place, steps, strict=True)]
-        ends = [
-            start + size - length
-            for start, size, length in zip(
-                starts, padded.shape[1:], lengths, strict=False
-            )
-        ]
-        part = lax.slice(
-            padded,
-            (0, *starts, 0),
-            (len(padded), *ends, padded.shape[-1]),
-            strides,
-        )
-        row = lax.broadcast_in_dim(kernels[place][0], part.shape, (part.ndim - 1,))
-        term = part * row
-        total = term if total is None else total + term
-    return total
 
 
 def _moved(value: Any, source: Sequence[int], target: Sequence[int]) -> Any:

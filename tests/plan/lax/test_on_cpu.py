@@ -103,30 +103,3 @@ def test_steps_that_would_be_computed_more_than_once_stay_a_loop(step):
     assert_same(shard_plan.run(rows), jax.jit(fun)(rows), 1e-6)
     shard = shard_plan.shards[0]
     assert "stablehlo.while" in shard.function.lower(*shard.args(rows)).as_text()
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("features", [1, 3])
-@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
-@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((2, 1), (-1, 3))])
-@pytest.mark.parametrize("dilation", [((1, 1), (1, 1)), ((2, 1), (1, 3))])
-@pytest.mark.parametrize("size", [3, 9])
-def test_a_small_kernel_of_each_feature_is_a_sum_of_shifted_images(
-    features, strides, padding, dilation, size
-):
-    reals = np.random.default_rng(2)
-    images = reals.standard_normal((4, features, 40, 40), np.float32)
-    kernels = reals.standard_normal((features, 1, size, 8), np.float32)
-
-    def fun(images, kernels):
-        return jax.lax.conv_general_dilated(
-            *(images, kernels, strides, padding, *dilation),
-            feature_group_count=features,
-        )
-
-    shard_plan = plan(fun, images, kernels, in_slices=({0: 2, 2: 2}, None))
-    want = jax.jit(fun)(images, kernels)
-    assert_same(shard_plan.run(images, kernels), want, 1e-4)
-    shard = shard_plan.shards[0]
-    text = shard.function.lower(*shard.args(images, kernels)).as_text()
-    assert ("stablehlo.convolution" in text) == (size == 9)
