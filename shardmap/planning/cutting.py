@@ -1,14 +1,9 @@
 """Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
 
-import contextlib
-import functools
-import itertools
-import operator
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -20,14 +15,11 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import device_dtype, is_labelled, refusal
 from shardmap.arrays.trees import leaf_paths
 from shardmap.planning.arguments import Arguments, of_arguments
-from shardmap.planning.engine.keys import nbytes
-from shardmap.planning.engine.loop_classes import joined_classes
-from shardmap.planning.engine.nodes import Graph, Node, Operand, Refused, Value
-from shardmap.planning.engine.rules import Cut, Rule
+from shardmap.planning.engine.nodes import Refused, Value
+from shardmap.planning.engine.rules import Cut
 from shardmap.planning.in_slices import (
     Asked,
     InSlices,
-    Points,
     asked_points,
     cuts_at,
     result_cuts,
@@ -35,11 +27,13 @@ from shardmap.planning.in_slices import (
 )
 from shardmap.planning.lax.follow import Cuts
 from shardmap.planning.lax.passes import analysed, function_of
+from shardmap.planning.memory.chunks import Chunks
 from shardmap.planning.memory.compiled import peak_bytes, sample
+from shardmap.planning.memory.rechunk import program_in_chunks
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.buffers import refuse_masked, start_dtype
 from shardmap.planning.run.cut_program import CutProgram
-from shardmap.planning.run.out import arrays_of, misfit, shared_chunks
+from shardmap.planning.run.out import arrays_of, misfit
 from shardmap.planning.sources.labelled import plain
 from shardmap.planning.sources.stores import borders, decoded_bytes
 from shardmap.units import shown
@@ -121,7 +115,12 @@ def cut_function(
         if memory is None:
             cut_program = make(given, partial, keeps=True)
         else:
-            chunks = _Chunks(*prepared, leaves, written)
+            results = zip(prepared.graph.outputs, written, strict=True)
+            stores = [
+                (value, array)
+                for value, array in results
+                if isinstance(value, Value) and hasattr(array, "chunks")
+            ]
             problem = Problem(
                 make,
                 *prepared,
@@ -132,135 +131,18 @@ def cut_function(
                 memory=memory,
                 in_loops=False,
                 took=peak_bytes,
-                chunks=chunks,
-                best=chunks.of_both,
-                times_read=functools.partial(times_read, leaves),
-                whole_chunks=bool(chunks.out),
+                chunks=Chunks(*prepared, leaves, stores),
             )
-            anew = [] if out_cuts else chunks.anew(memory)
-            cut_program = _within(problem, chunks, make, anew)
+            if out_cuts:
+                cut_program = program_within(problem)
+            else:
+                cut_program = program_in_chunks(problem, make)
         if problem_of_out := misfit(cut_program, written):
             raise ValueError(f"plan cannot write to out: {problem_of_out}")
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(cut_program)
     return cut_program
-
-
-class _Chunks:
-    """Where chunks begin: of arguments, and of the array-likes of the results.
-
-    A chunk of a result that shards share is read, decoded and written again by each of
-    them, so that axes that reach a result are cut where its chunks begin.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        rules: Mapping[Node, Rule],
-        leaves: Sequence[Any],
-        out: Sequence[Any],
-    ) -> None:
-        self._leaves, self._inputs, self._outputs = leaves, graph.inputs, graph.outputs
-        self.out = [
-            (value, array)
-            for value, array in zip(graph.outputs, out, strict=True)
-            if isinstance(value, Value) and hasattr(array, "chunks")
-        ]
-        self._find = joined_classes(graph, rules).find if self.out else lambda key: key
-        self._written = {
-            self._class(value, axis): at
-            for value, array in self.out
-            for axis in range(len(value.shape))
-            if (at := borders(array, axis)) is not None
-        }
-
-    def _class(self, value: Value, axis: int) -> Hashable:
-        return self._find((value.number, axis)), value.shape[axis]
-
-    def __call__(self, leaf: int, axis: int) -> Points | None:
-        """Where they begin along an axis of an argument; None: it has none."""
-        key = self._class(self._inputs[leaf], axis)
-        return self._written.get(key, self.of_argument(leaf, axis))
-
-    def of_argument(self, leaf: int, axis: int) -> Points | None:
-        """Where chunks of an argument begin, whatever it is written to."""
-        return borders(self._leaves[leaf], axis)
-
-    def of_both(self, leaf: int, axis: int) -> Points:
-        """Those of them that begin a chunk of the argument, too."""
-        read = self.of_argument(leaf, axis) or ()
-        return tuple(sorted({*read}.intersection(self(leaf, axis) or ())))
-
-    def anew(self, memory: int) -> list[Sequence[Cut]]:
-        """Cuts of the results into as few pieces of whole chunks as fit."""
-        rows: dict[Operand, Sequence[Cut]] = {}
-        arrays = [*self._leaves, *(array for _, array in self.out)]
-        room = (memory - max(map(decoded_bytes, arrays), default=0)) // 2
-        for value, array in self.out:
-            slab, row = nbytes(value), []
-            for axis, size in enumerate(value.shape):
-                ends = (0, *(borders(array, axis) or ()), size)
-                longest = max(b - a for a, b in itertools.pairwise(ends))
-                slab = max(slab * longest // max(size, 1), 1)
-                several = max(room // slab, 1)
-                row.append(Cut(ends[several:-1:several], False, frozenset()))
-                slab *= min(several, len(ends) - 1)
-            rows[value] = row
-        return [rows.get(value, ()) for value in self._outputs]
-
-
-def _within(
-    problem: Problem,
-    chunks: _Chunks,
-    make: Callable[..., CutProgram],
-    anew: Sequence[Sequence[Cut]],
-) -> CutProgram:
-    """The function, cut to fit: in one pass over its chunks, or rechunked on disk.
-
-    Pieces that end at chunks of ``out`` may not fit, or read chunks of the arguments
-    often. Then results are cut where those begin, kept in ``scratch``, and cut anew.
-    """
-    if not any(cut.at for row in anew for cut in row):
-        return program_within(problem)
-    rechunked = replace(
-        problem,
-        make=functools.partial(make, anew=anew),
-        chunks=chunks.of_argument,
-        best=lambda leaf, axis: (),
-        whole_chunks=False,
-    )
-    inputs = problem.graph.inputs
-
-    def moved(cut_program: CutProgram) -> float:
-        """The bytes of chunks that are read and written, also again."""
-        outputs = dict(
-            zip(problem.graph.outputs, cut_program.graph.outputs, strict=True)
-        )
-        pairs = ((outputs[value], array) for value, array in chunks.out)
-        places = [(value, array) for value, array in pairs if isinstance(value, Value)]
-        written = {value: float(nbytes(value)) for value, _ in places}
-        for value, _, _, again in shared_chunks(cut_program, places):
-            written[value] *= again
-        times = [cut_program.chunks_read.get(name, 1) for name in cut_program.names]
-        read = sum(map(operator.mul, times, map(nbytes, inputs)))
-        return read + sum(written.values())
-
-    try:
-        one_pass = program_within(problem)
-    except ValueError as error:
-        try:
-            return program_within(rechunked)
-        except ValueError:
-            raise error from None
-    # To keep a byte and read it again takes about as long as to decode one.
-    kept = sum(nbytes(value) for value, _ in chunks.out)
-    if moved(one_pass) > sum(map(nbytes, inputs)) + 2 * kept:
-        with contextlib.suppress(ValueError):
-            cut_program = program_within(rechunked)
-            if moved(cut_program) + kept < moved(one_pass):
-                return cut_program
-    return one_pass
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:

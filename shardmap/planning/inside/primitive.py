@@ -31,6 +31,7 @@ from shardmap.planning.lax.control.unroll import MOST_EQUATIONS
 from shardmap.planning.lax.follow import Cuts
 from shardmap.planning.lax.passes import Function, analysed, function_of
 from shardmap.planning.lax.table import LOOKED_THROUGH
+from shardmap.planning.memory.chunks import Chunks
 from shardmap.planning.memory.compiled import estimated
 from shardmap.planning.memory.search import Problem, program_within
 from shardmap.planning.run.cut_program import CutProgram
@@ -97,6 +98,7 @@ def cut(jaxpr: ClosedJaxpr, options: Options) -> CutProgram:
         memory=options.memory,
         in_loops=True,
         took=lambda cut_program, _: _temporaries(cut_program),
+        chunks=Chunks(*function),
     )
     return program_within(problem)
 

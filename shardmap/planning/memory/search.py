@@ -21,6 +21,7 @@ from shardmap.planning.engine.nodes import Graph, Node, Value
 from shardmap.planning.engine.rules import Rule
 from shardmap.planning.in_slices import Asked, Points, cut_points
 from shardmap.planning.lax.reduce import COMBINERS
+from shardmap.planning.memory.chunks import Chunks
 from shardmap.planning.memory.compiled import Estimate, estimated
 from shardmap.planning.run.cut_program import IN_MEMORY, CutProgram
 from shardmap.units import AUTO, Auto, size
@@ -88,10 +89,7 @@ class Problem:
       in_loops: whether shards are bodies of loops, whose arguments and results exist.
       took: compiles shards, and returns the bytes that they take. It need not go on
         when these are more than a limit.
-      chunks: (argument, axis) -> where its chunks begin; None: it has none.
-      times_read: returns how often pieces read each chunk, on average.
-      best: (argument, axis) -> those of ``chunks`` that are taken if they are enough.
-      whole_chunks: whether chunks are not cut, however little fits.
+      chunks: where chunks of the arguments and results begin.
     """
 
     make: Callable[[Asked, bool, bool], CutProgram]
@@ -104,10 +102,7 @@ class Problem:
     memory: int
     in_loops: bool
     took: Callable[[CutProgram, float], int]
-    chunks: Callable[[int, int], tuple[int, ...] | None] = lambda k, axis: None
-    times_read: Callable[[Asked], float] = lambda asked: 1.0
-    best: Callable[[int, int], tuple[int, ...]] = lambda k, axis: ()
-    whole_chunks: bool = False
+    chunks: Chunks
 
     def classes(self) -> list[Axes]:
         """The axes of each class that can be cut, the most bytes first."""
@@ -136,13 +131,9 @@ class Problem:
         ranked = sorted(carried, key=lambda key: -carried[key])
         return [frozenset(axes[key]) for key in ranked]
 
-    def borders(self, k: int, axis: int) -> tuple[int, ...] | None:
-        """Where the chunks of a value begin along an axis; None: it has none."""
-        return self.chunks(k, axis) if k < len(self.asked) else None
-
     def most(self, axes: Axes, along_chunks: bool) -> int:
         """The most pieces of some axes."""
-        borders = [self.borders(k, axis) for k, axis in axes]
+        borders = [self.chunks.of(k, axis) for k, axis in axes]
         chunks = [len(each) + 1 for each in borders if each is not None]
         lengths = [self.values[k].shape[axis] for k, axis in axes]
         most = max((along_chunks and chunks) or lengths, default=1)
@@ -158,10 +149,11 @@ class Problem:
             rows += [[()] * len(value.shape) for value in self.values[len(rows) :]]
         for axes, pieces in (cut for cut in way.cuts if cut[1] > 1):
             for k, axis in axes:
-                length, borders = self.values[k].shape[axis], self.borders(k, axis)
+                length, borders = self.values[k].shape[axis], self.chunks.of(k, axis)
                 most = max(length, 1) if borders is None else len(borders) + 1
-                if borders and pieces <= len(best := self.best(k, axis)) + 1:
-                    borders = best
+                once = self.chunks.read_once(k, axis)
+                if borders and pieces <= len(once) + 1:
+                    borders = once
                 if pieces > most and borders and not way.along_chunks:
                     rows[k][axis] = _within(borders, length, pieces)
                 else:
@@ -314,9 +306,9 @@ class _Search:
         )
         classes = [given] if given else problem.classes()
         is_chunked = any(
-            problem.borders(*each) is not None for axes in classes for each in axes
+            problem.chunks.of(*each) is not None for axes in classes for each in axes
         )
-        along = (True,) if problem.whole_chunks else (True, False)
+        along = (True,) if problem.chunks.out else (True, False)
         for along_chunks in along if is_chunked else (False,):
             way = whole.way._replace(along_chunks=along_chunks)
             least, others = whole._replace(way=way), classes
@@ -359,10 +351,8 @@ class _Search:
 
     def _along_both(self, way: Way, classes: Sequence[Axes]) -> Iterator[Attempt]:
         """The cuts of one class, after those for which no chunk is read again."""
-        count, best = len(self._problem.asked), self._problem.best
-        pieces = (
-            max(len(best(*x)) + 1 if x[0] < count else 1 for x in c) for c in classes
-        )
+        read_once = self._problem.chunks.read_once
+        pieces = [1 + max(len(read_once(*each)) for each in axes) for axes in classes]
         cuts = tuple(x for x in zip(classes, pieces, strict=True) if x[1] > 1)
         if cuts:
             yield from self._further(self._attempt(way._replace(cuts=cuts)), classes)
@@ -370,7 +360,7 @@ class _Search:
     def _moved(self, attempt: Attempt) -> float:
         """About the bytes that all shards read, with the rest of chunks, and return."""
         points = self._problem.points(attempt.way)
-        return attempt.estimate.moved * self._problem.times_read(points)
+        return attempt.estimate.moved * self._problem.chunks.times_read(points)
 
     def _fewest(self, few: Attempt) -> Attempt:
         """A way in about the fewest pieces that fit, as estimated; ``few`` do not."""
