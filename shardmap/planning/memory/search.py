@@ -471,11 +471,11 @@ class _Search:
         if (known := self._attempts.get(key)) is None:
             program = self._problem.make(*key)
             estimate = estimated(program, self._problem.in_loops)
-            known = Attempt(way, program, estimate)
+            known = Attempt(way, program, estimate, scale)
             for other in self._attempts.values():
                 if known.is_like(other):
                     known = other
-        if not known.is_judged:
+        elif not known.is_judged:
             known = known._replace(scale=max(scale, known.scale))
         self._attempts[key] = known
         return known._replace(way=way)
