@@ -7,6 +7,7 @@ files that others make; the process that finds a damaged file makes it again.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -66,6 +67,7 @@ class ArrayJob(Accumulator):
         self.leaves, self.saved = leaves, saved
         self.stored: dict[Value, Stored] = {}
         self._told: dict[tuple[int, int], float] = {}
+        self._telling = threading.Lock()
 
     @property
     def is_last(self) -> bool:
@@ -129,18 +131,22 @@ class ArrayJob(Accumulator):
         if self.stage is not None and (task.needs or task.stage.number < self.stage):
             return
         while owner != self.index and not self.saved.has(task):
-            key, now = (task.stage.number, owner), time.monotonic()
-            if now >= self._told.get(key, now):
-                self._told[key] = now + TOLD
-                print(
-                    f"task {self.index} of {self.count} waits for task {owner}: "
-                    f"{self.saved.folder.path}/{task.name} is not there yet. If task "
-                    f"{owner} has failed, start it again, and this one goes on",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            self._tell(task, owner)
             time.sleep(seconds)
             seconds = min(2 * seconds, LONGEST)
+
+    def _tell(self, task: Task, owner: int) -> None:
+        key, now = (task.stage.number, owner), time.monotonic()
+        with self._telling:  # Threads of a pool wait for the same process.
+            if now < self._told.get(key, now):
+                return
+            self._told[key] = now + TOLD
+            sys.stderr.write(
+                f"task {self.index} of {self.count} waits for task {owner}: "
+                f"{self.saved.folder.path}/{task.name} is not there yet. If task "
+                f"{owner} has failed, start it again, and this one goes on\n"
+            )
+            sys.stderr.flush()
 
     def make(self, task: Task) -> list[np.ndarray]:
         """Runs a task and keeps its results, also in place of a damaged file."""
