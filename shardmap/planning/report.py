@@ -11,8 +11,7 @@ import jax
 from shardmap._jax.primitives import function_name
 from shardmap._jax.types import PyTree
 from shardmap.planning.engine.factors import BESIDE
-from shardmap.planning.engine.keys import nbytes
-from shardmap.planning.engine.nodes import Operand, Value
+from shardmap.planning.engine.nodes import Operand, Value, nbytes
 from shardmap.planning.engine.slices import Interval, pieces, shape_of
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.lax.random import DRAWN_WHOLE

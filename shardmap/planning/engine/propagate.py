@@ -19,12 +19,12 @@ from shardmap.planning.engine.analysis import (
     LoopName,
     Pending,
     ReducedLoop,
+    UnionFind,
     free_loop,
+    loop_classes,
 )
-from shardmap.planning.engine.keys import nbytes
-from shardmap.planning.engine.loop_classes import UnionFind, loop_classes
 from shardmap.planning.engine.monoids import Combiner, Part
-from shardmap.planning.engine.nodes import Graph, Node, Operand, Value
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, nbytes
 from shardmap.planning.engine.rules import UNCUT, Contraction, Cut, Reason, Rule
 
 COSTLY = 16

@@ -16,12 +16,10 @@ from jax.sharding import NamedSharding
 
 from shardmap._jax.context import varying_axes, varying_like
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.planning.engine.keys import data_aval, is_key, key_impl
 from shardmap.planning.engine.monoids import Combiner, Part, combine, start, together
-from shardmap.planning.engine.nodes import Scalar, Value
-from shardmap.planning.engine.patterns import Members
+from shardmap.planning.engine.nodes import Scalar, Value, data_aval, is_key, key_impl
 from shardmap.planning.engine.slices import shape_of
-from shardmap.planning.engine.stages import Stage
+from shardmap.planning.engine.stages import Members, Stage
 from shardmap.planning.lax import batched
 from shardmap.planning.lax.indexed import dynamic, gather, scatter
 from shardmap.planning.lax.staged.pieces import PIECES

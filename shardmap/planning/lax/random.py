@@ -15,8 +15,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap.planning.engine.factors import Factors, Local, taken_whole
-from shardmap.planning.engine.keys import key_impl
-from shardmap.planning.engine.nodes import Node
+from shardmap.planning.engine.nodes import Node, key_impl
 from shardmap.planning.engine.rules import Factor, Reason, RuleMaker
 from shardmap.planning.lax.pointwise import pointwise
 from shardmap.planning.lax.primitives import (

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from shardmap.planning.engine.loop_classes import joined_classes
+from shardmap.planning.engine.analysis import joined_classes
 from shardmap.planning.engine.nodes import Graph, Node, Value
 from shardmap.planning.engine.rules import Rule
 from shardmap.planning.in_slices import Asked, Points, times_read

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import jax
 
-from shardmap.planning.engine.keys import box_bytes, nbytes
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, box_bytes, nbytes
 from shardmap.planning.engine.recipe import Recipe
 from shardmap.planning.engine.slices import shape_of
 from shardmap.planning.engine.stages import Stage

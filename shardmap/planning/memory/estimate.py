@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jax.extend.core import primitives as p
 
 from shardmap._jax.walk import jaxprs_in
-from shardmap.planning.engine.keys import itemsize
-from shardmap.planning.engine.nodes import Node, Refused, Value, flatten
+from shardmap.planning.engine.nodes import Node, Refused, Value, flatten, itemsize
 from shardmap.planning.engine.recipe import StaticRecipe
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER

@@ -12,8 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shardmap.planning.engine.keys import nbytes
-from shardmap.planning.engine.nodes import Operand, Value
+from shardmap.planning.engine.nodes import Operand, Value, nbytes
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.memory.chunks import Chunks
 from shardmap.planning.memory.search import Problem, program_within

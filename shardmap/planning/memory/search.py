@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardmap.planning.engine.keys import nbytes
-from shardmap.planning.engine.loop_classes import AxisKey, joined_classes
-from shardmap.planning.engine.nodes import Graph, Node, Value
+from shardmap.planning.engine.analysis import AxisKey, joined_classes
+from shardmap.planning.engine.nodes import Graph, Node, Value, nbytes
 from shardmap.planning.engine.rules import Rule
 from shardmap.planning.in_slices import Asked, Points, cut_points
 from shardmap.planning.lax.reduce import COMBINERS

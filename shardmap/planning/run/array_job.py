@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.planning.engine.keys import data_aval
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, data_aval
 from shardmap.planning.engine.slices import Box, slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run.blocks import Blocks, put_together

@@ -10,9 +10,8 @@ from shardmap._jax.context import config_value
 from shardmap._jax.types import Aval
 from shardmap.arrays.array_likes import device_dtype, refuse_other_dtype
 from shardmap.arrays.combining import COMBINE_IN_NUMPY
-from shardmap.planning.engine.keys import data_aval, is_key
 from shardmap.planning.engine.monoids import Combiner, Part, combine, start
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, data_aval, is_key
 from shardmap.planning.engine.slices import Box, shape_of, slices
 
 ARITY = 16

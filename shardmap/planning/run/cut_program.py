@@ -15,8 +15,7 @@ from shardmap.arrays.trees import result_names
 from shardmap.planning.arguments import Arguments
 from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.jaxpr_key import jaxpr_key
-from shardmap.planning.engine.keys import data_aval, is_key, key_impl, nbytes
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, data_aval, is_key, key_impl, nbytes
 from shardmap.planning.engine.recipe import Recipe, StaticRecipe, emit
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.engine.slices import Box, shape_of

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.planning.engine.keys import box_bytes, is_key
 from shardmap.planning.engine.monoids import Combiner
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, box_bytes, is_key
 from shardmap.planning.engine.slices import Box, shape_of, slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run.blocks import Blocks, put_together, sliceable

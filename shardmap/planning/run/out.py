@@ -9,8 +9,7 @@ import numpy as np
 
 from shardmap._jax.types import Aval, PyTree, TreeDef
 from shardmap.arrays.trees import result_names
-from shardmap.planning.engine.keys import data_aval
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, data_aval
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.sources.registry import remote_ref
 from shardmap.units import shown

@@ -18,9 +18,8 @@ import jax
 import numpy as np
 from jax import export
 
-from shardmap.planning.engine.keys import is_key
 from shardmap.planning.engine.monoids import Combiner
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, is_key
 from shardmap.planning.engine.slices import Box, slices
 from shardmap.planning.run.buffers import read_box, start_dtype
 from shardmap.planning.run.disk.checkpoint import TaskFile

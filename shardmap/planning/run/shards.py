@@ -10,9 +10,16 @@ from jax.typing import ArrayLike
 
 from shardmap._jax.types import PyTree
 from shardmap.planning.arguments import with_statics
-from shardmap.planning.engine.keys import box_bytes, data_aval, is_key, key_impl
 from shardmap.planning.engine.monoids import start, together
-from shardmap.planning.engine.nodes import Operand, Scalar, Value
+from shardmap.planning.engine.nodes import (
+    Operand,
+    Scalar,
+    Value,
+    box_bytes,
+    data_aval,
+    is_key,
+    key_impl,
+)
 from shardmap.planning.engine.slices import slices
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.run import buffers

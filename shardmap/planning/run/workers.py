@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.context import config_value
-from shardmap.planning.engine.keys import box_bytes
+from shardmap.planning.engine.nodes import box_bytes
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.failures import ShardError, contained
 from shardmap.planning.run.shards import Accumulator, Shard

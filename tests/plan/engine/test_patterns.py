@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap.planning.engine import patterns, stages
+from shardmap.planning.engine import stages
 from shardmap.planning.engine.factors import Factors
 from shardmap.planning.in_slices import EACH
 from shardmap.planning.plan import plan
@@ -40,7 +40,7 @@ def convolved(x, k):
 def walked(stage, number):
     """The recipe of a shard, without what is known of others."""
     with pytest.MonkeyPatch.context() as patch:
-        new = patterns.Patterns(stage._walk)
+        new = stages.Patterns(stage._walk)
         patch.setattr(stage, "patterns", new)
         return stage.recipe(number)
 
@@ -160,13 +160,13 @@ def test_shards_like_no_other_are_listed_without_a_look_at_all_others(monkeypatc
     """Each reads where a sorted array of indices says."""
     where = np.sort(np.random.default_rng(0).integers(0, 5000, 1000))
     shard_plan = plan(lambda x: x[where], floats(5000, 2), out_slices={0: 500})
-    compared, match = [], patterns.Guards.match
+    compared, match = [], stages.Guards.match
 
     def counted(self, starts):
         compared.append(np.shape(starts)[-1])
         return match(self, starts)
 
-    monkeypatch.setattr(patterns.Guards, "match", counted)
+    monkeypatch.setattr(stages.Guards, "match", counted)
     [stage] = shard_plan.stages
     every = list(stage.members())
     assert len(every) > 400

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.planning.engine import keys, propagate
+from shardmap.planning.engine import nodes, propagate
 from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
@@ -184,7 +184,7 @@ def test_the_smallest_of_what_is_computed_is_kept(narrow, nbytes):
     shard_plan = plan(fun, x, in_slices={0: 8})
     assert [stage.num_shards for stage in shard_plan.stages] == [8, 8]
     every = shard_plan._cut_program.analysis.costly
-    assert sum(map(keys.nbytes, every)) == nbytes
+    assert sum(map(nodes.nbytes, every)) == nbytes
     assert not shard_plan.stage_costs[1].reads
     assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-2)
 

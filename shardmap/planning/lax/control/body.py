@@ -16,12 +16,16 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.types import AnyJaxpr
-from shardmap.planning.engine.analysis import Analysis, Pending, ReducedLoop
+from shardmap.planning.engine.analysis import (
+    Analysis,
+    AxisKey,
+    Pending,
+    ReducedLoop,
+    UnionFind,
+)
 from shardmap.planning.engine.factors import RuleTable
-from shardmap.planning.engine.keys import is_key
-from shardmap.planning.engine.loop_classes import AxisKey, UnionFind
 from shardmap.planning.engine.monoids import Combiner, start
-from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, flatten
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, flatten, is_key
 from shardmap.planning.engine.propagate import propagate
 from shardmap.planning.engine.recipe import (
     Intervals,

@@ -16,8 +16,7 @@ from jax.extend.core import primitives as p
 
 from shardmap.arrays.combining import identity
 from shardmap.planning.engine.factors import Factors, Local, bind
-from shardmap.planning.engine.keys import is_key
-from shardmap.planning.engine.nodes import Node
+from shardmap.planning.engine.nodes import Node, is_key
 from shardmap.planning.engine.rules import (
     Axis,
     Factor,

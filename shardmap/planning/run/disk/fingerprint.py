@@ -18,7 +18,7 @@ import numpy as np
 from shardmap._jax.primitives import PURE_CALLBACK, callback_of
 from shardmap._jax.walk import equations
 from shardmap._version import __version__
-from shardmap.planning.engine.keys import is_key
+from shardmap.planning.engine.nodes import is_key
 from shardmap.planning.lax.per_piece import text_of
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.source import source_of

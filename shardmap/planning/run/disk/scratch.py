@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.planning.engine.keys import data_aval
-from shardmap.planning.engine.nodes import Value
+from shardmap.planning.engine.nodes import Value, data_aval
 from shardmap.planning.run.cut_program import CutProgram
 from shardmap.planning.run.disk.folder import make_folder, path_of
 from shardmap.units import size
