@@ -153,7 +153,7 @@ class Problem:
                 once = self.chunks.read_once(k, axis)
                 if borders and pieces <= len(once) + 1:
                     borders = once
-                if pieces > most and borders and not way.along_chunks:
+                if pieces > most and borders is not None and not way.along_chunks:
                     rows[k][axis] = _within(borders, length, pieces)
                 else:
                     rows[k][axis] = cut_points(min(pieces, most), length, borders)

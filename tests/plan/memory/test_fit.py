@@ -154,6 +154,15 @@ def test_the_axis_is_cut_along_which_chunks_are_read_once():
     assert cut_axes(sm.plan(lambda x: x.sum(0), x, memory="600 kB")) == {1}
 
 
+def test_an_axis_in_one_chunk_is_cut_where_others_are_whole_or_short():
+    """A median reads the first axis whole, and the second one is in pieces of one."""
+    x = Chunked()
+    x.shape, x.chunks = (730, 12, 10), (100, 6, 10)
+    made = sm.plan(lambda x: jnp.median(x, 0), x, memory="20 kB")
+    assert made.peak_bytes <= 20_000
+    assert cut_axes(made) >= {1, 2}
+
+
 def touched(made, chunks):
     """How many chunks of the first argument the shards read."""
     every = [shard.in_slices[0] for shard in made.shards]
