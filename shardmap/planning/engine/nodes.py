@@ -8,7 +8,7 @@ form, so their bits are stored.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -132,7 +132,9 @@ class Graph:
         self.source = ""
         self.source_info: SourceInfo | None = None
         self._values = 0
+        # What `rewritten` has not visited yet, last to first, and by operand.
         self._ahead: list[Node] = []
+        self._users: dict[Operand, dict[Node, None]] = {}
         self._replaced: dict[Operand, Operand] = {}
         self._sources: dict[int, tuple[Any, Value]] = {}
 
@@ -217,27 +219,42 @@ class Graph:
         graph = Graph(self.calls)
         graph.inputs, graph.outputs = self.inputs, self.outputs
         graph.constants, graph._sources = {**self.constants}, {**self._sources}
-        graph._values, graph._ahead = self._values, self.nodes[::-1]
-        while graph._ahead:
-            node = graph._ahead.pop()
+        graph._values = self._values
+        end = Node(PlanPrimitive("return"), {}, tuple(self.outputs), (), "")
+        graph._visit_next([*self.nodes, end])
+        while (node := graph._ahead.pop()) is not end:
             graph.source, graph.source_info = node.source, node.source_info
-            ins, before = tuple(map(graph.current, node.ins)), node.outs
+            ins, before = tuple(map(graph.current, node.ins)), node
+            for operand in ins:
+                graph._users[operand].pop(before, None)
             if ins != node.ins:
-                avals = [out.aval for out in before]
+                avals = [out.aval for out in before.outs]
                 node = graph.node(node.primitive, node.params, ins, avals)
-                graph._replaced.update(zip(before, node.outs, strict=True))
+                graph._replace(before.outs, node.outs)
             first = len(graph.nodes)
             results = write(graph, node)
             if results is None:
                 graph.nodes.append(node)
             else:
-                graph._ahead += reversed(graph.nodes[first:])
+                graph._visit_next(graph.nodes[first:])
                 del graph.nodes[first:]
-                graph._replaced.update(zip(node.outs, results, strict=True))
+                graph._replace(node.outs, results)
         graph.outputs = list(map(graph.current, self.outputs))
-        graph._replaced = {}
+        graph._replaced, graph._users = {}, {}
         graph.drop_unused()
         return graph
+
+    def _visit_next(self, nodes: Sequence[Node]) -> None:
+        self._ahead += reversed(nodes)
+        for node in nodes:
+            for operand in map(self.current, node.ins):
+                self._users.setdefault(operand, {})[node] = None
+
+    def _replace(self, before: Sequence[Operand], after: Sequence[Operand]) -> None:
+        self._replaced.update(zip(before, after, strict=True))
+        for operand in before:
+            users = self._users.pop(operand, {})
+            self._users.setdefault(self.current(operand), {}).update(users)
 
     def drop_unused(self) -> None:
         """Drops the nodes that no output needs."""
@@ -255,13 +272,12 @@ class Graph:
             operand = self._replaced[operand]
         return operand
 
-    def ahead(self) -> dict[Operand, list[Node]]:
-        """The nodes that `rewritten` has not visited yet, by operand."""
-        users: dict[Operand, list[Node]] = {}
-        for node in reversed(self._ahead):
-            for operand in map(self.current, node.ins):
-                users.setdefault(operand, []).append(node)
-        return users
+    def users(self, operand: Operand) -> Collection[Node]:
+        """The nodes that take an operand and that `rewritten` has not visited yet.
+
+        The last one, a "return", takes the outputs.
+        """
+        return self._users.get(operand, {})
 
     @functools.cached_property
     def places(self) -> dict[Node, int]:

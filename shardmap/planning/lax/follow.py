@@ -149,10 +149,8 @@ class _Follow:
         outs = unroll.unrolled(graph, alone, unroll.MOST_EQUATIONS, unroll.SAMPLE)
         if outs is None:
             return None
-        users = outer.ahead()
-        results = {*map(outer.current, outer.outputs)}
         pairs = zip(outs, node.outs, strict=True)
-        graph.outputs = [x for x, out in pairs if out in users or out in results]
+        graph.outputs = [x for x, out in pairs if outer.users(out)]
         graph.drop_unused()
         cut = zip(node.ins, cuts, strict=True)
         rows = [row for x, row in cut if isinstance(x, Value)]

@@ -115,8 +115,7 @@ def by_rows(graph: Graph) -> Graph:
             return None
         is_unvmapped = has_unvmapped(node.params["cond_jaxpr"])
         kept = _kept(node, graph.calls, is_unvmapped)
-        users = {*graph.ahead(), *map(graph.current, graph.outputs)}
-        used = {k for k, out in enumerate(node.outs) if out in users and k not in kept}
+        used = {k for k, x in enumerate(node.outs) if graph.users(x)} - kept
         if not kept or (used and not is_unvmapped):
             return None
         params = {**node.params, "used": tuple(used)}

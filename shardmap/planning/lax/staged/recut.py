@@ -69,13 +69,9 @@ def in_stages(
 
 def _are_selected(graph: Graph, values: Sequence[Value]) -> bool:
     """Whether nothing as large as these values is made of them."""
-    users, stack = graph.ahead(), list(values)
-    outputs = set(map(graph.current, graph.outputs))
+    stack = list(values)
     while stack:
-        value = stack.pop()
-        if value in outputs:
-            return False
-        for user in users.get(value, ()):
+        for user in graph.users(stack.pop()):
             if user.primitive in pointwise.RULES:
                 stack += user.outs
             elif user.primitive not in TAKE and user.primitive not in COMBINERS:
