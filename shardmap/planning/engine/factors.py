@@ -19,12 +19,12 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from shardmap._jax.types import Equation, Params, Primitive
-from shardmap.planning.engine.monoids import Monoid, Part
+from shardmap.planning.engine.monoids import Combiner, Monoid, Part
 from shardmap.planning.engine.nodes import Calls, Node
 from shardmap.planning.engine.rules import (
     MANY,
@@ -73,7 +73,12 @@ def bind(node: Node | Equation, values: Sequence[Any], params: Params) -> Sequen
 
 
 ALWAYS_WHOLE = Reason("its result depends on the whole axis")
+OTHERWISE = Reason("a result of it is partial already, and combines in another way")
 BESIDE = Reason("every cut lies beside what is taken of this axis", "cut it elsewhere")
+
+
+Parts: TypeAlias = str | Monoid | Mapping[int, Combiner]
+"""How all results combine that are partial if a factor is cut, or how each of some."""
 
 
 @dataclass(eq=False)
@@ -94,7 +99,7 @@ class Factors(Rule):
     node: Node
     ins: Sequence[Sequence[Axis]]
     outs: Sequence[Sequence[Factor | None]]
-    contracted: Mapping[Factor, str | Monoid] = field(default_factory=dict)
+    contracted: Mapping[Factor, Parts] = field(default_factory=dict)
     wholes: Mapping[Factor, Reason] = field(default_factory=dict)
     starts: Sequence[Factor] = ()
     emitter: Callable[[Local], Sequence[Any]] | None = None
@@ -152,21 +157,26 @@ class Factors(Rule):
                 else:
                     cuts_of.setdefault(factor, []).append(cut)
         met = {factor: meet(points) for factor, points in cuts_of.items()}
-        return Forward(
-            [[met.get(factor, UNCUT) for factor in axes] for axes in self.outs],
-            [
-                Contraction(
-                    *(f, self.sizes[f], *self._axis_of(f), met[f]),
-                    {
-                        k: Part(how, k) if isinstance(how, Monoid) else how
-                        for k in range(len(self.outs))
-                    },
-                )
-                for f, how in self.contracted.items()
-                if f in met and met[f].at
-            ],
-            lost,
-        )
+        contracted = []
+        combined: dict[int, Combiner] = {}
+        for factor in filter(met.get, self.contracted):
+            parts = self._parts(factor)
+            if any(combined.get(k, how) != how for k, how in parts.items()):
+                lost.append(Lost(met.pop(factor).origins, OTHERWISE))
+            elif parts and met[factor].at:
+                combined |= parts
+                place = factor, self.sizes[factor], *self._axis_of(factor)
+                contracted.append(Contraction(*place, met[factor], parts))
+        outs = [[met.get(factor, UNCUT) for factor in axes] for axes in self.outs]
+        return Forward(outs, contracted, lost)
+
+    def _parts(self, factor: Factor) -> Mapping[int, Combiner]:
+        """The results that are partial if a factor is cut, and how each combines."""
+        how = self.contracted[factor]
+        if isinstance(how, Mapping):
+            return how
+        results = range(len(self.outs))
+        return {k: Part(how, k) if isinstance(how, Monoid) else how for k in results}
 
     def _axis_of(self, factor: Factor) -> tuple[int, int]:
         """The first operand that has the factor, and its axis."""
@@ -227,7 +237,7 @@ class Factors(Rule):
     def emit(
         self,
         values: Sequence[Any],
-        static: tuple[Any, Any],
+        static: Any,
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         if self.emitter is None:

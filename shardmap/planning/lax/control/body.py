@@ -6,7 +6,7 @@ body maps index by index onto itself stays cut. Any other becomes whole.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +23,7 @@ from shardmap.planning.engine.analysis import (
     ReducedLoop,
     UnionFind,
 )
-from shardmap.planning.engine.factors import RuleTable
+from shardmap.planning.engine.factors import Factors, RuleTable
 from shardmap.planning.engine.monoids import Combiner, start
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, flatten, is_key
 from shardmap.planning.engine.propagate import propagate
@@ -36,22 +36,18 @@ from shardmap.planning.engine.recipe import (
     trace_back,
 )
 from shardmap.planning.engine.rules import (
+    MANY,
     UNCUT,
-    Contraction,
     Cut,
     Factor,
-    Forward,
-    Lost,
     Reason,
     Rule,
-    meet,
 )
 from shardmap.planning.engine.slices import Box, Interval, hull_of, join, shape_of
 from shardmap.planning.lax.control.rows import UNVMAPPED, by_rows
 from shardmap.planning.lax.indexed.known import fold
 
 Boxes: TypeAlias = Sequence[Box | None]
-NO_INTERVALS: Intervals = {}
 
 
 class InnerBody:
@@ -66,6 +62,7 @@ class InnerBody:
     Attributes:
       classes: which axes are the same loop.
       broken: the loops that cannot be cut, and the node that needs each whole.
+      sums: summed loop -> where the body sums over it.
       parts: summed loop -> output -> how it combines, if it is a sum over the loop.
       of_rows: the loops of which all rows of a shard are looked at, see `rows`.
     """
@@ -91,13 +88,13 @@ class InnerBody:
         self._partial = partial
         analysis = self._analysed(lambda key: True)
         self.classes = analysis.classes
-        self._sums: dict[AxisKey, list[ReducedLoop]] = {}
+        self.sums: dict[AxisKey, list[ReducedLoop]] = {}
         for each in itertools.chain(*analysis.reductions.values()):
-            self._sums.setdefault(each.loop[0], []).append(each)
+            self.sums.setdefault(each.loop[0], []).append(each)
         self.parts: dict[AxisKey, dict[int, Combiner]] = {}
         self.of_rows: set[AxisKey] = set()
         self.broken = self._ended(analysis)
-        for loop, reductions in self._sums.items():
+        for loop, reductions in self.sums.items():
             nodes = [each.node for each in reductions]
             of_rows = [each.primitive in UNVMAPPED for each in nodes]
             parts = self._parts(loop, analysis)
@@ -159,7 +156,7 @@ class InnerBody:
         A carried value that is one enters as a partial sum.
         """
         inputs, outputs = self.graph.inputs, self.graph.outputs
-        sizes = {each.contraction.size for each in self._sums[loop]} | {
+        sizes = {each.contraction.size for each in self.sums[loop]} | {
             size
             for value in (*inputs, *outputs)
             if isinstance(value, Value)
@@ -169,7 +166,7 @@ class InnerBody:
         # What a sum reaches, in this step or a later one, is a partial sum.
         sums: dict[Operand, Combiner] = {
             out: pending.combiner
-            for each in self._sums[loop]
+            for each in self.sums[loop]
             for out in each.node.outs
             if (pending := all_cut.pending.get(out)) and each.loop in pending.reductions
         }
@@ -205,15 +202,7 @@ class InnerBody:
                 return None
         return parts
 
-    def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
-        """The part of each contracted factor that runs, for parts of loops."""
-        running: dict[Node, dict[Factor, Interval]] = {}
-        for loop, interval in loops.items():
-            for each in self._sums.get(loop, ()):
-                running.setdefault(each.node, {})[each.contraction.factor] = interval
-        return running
-
-    def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:
+    def trace(self, boxes: Boxes, intervals: Intervals) -> Recipe:
         """The recipe for boxes of the outputs that are wanted.
 
         Its starts begin with those of the constants' boxes.
@@ -301,9 +290,7 @@ ELSEWHERE = (
     "cut an axis that the body treats index by index, or map over the elements with "
     "spmap(batch_size=)"
 )
-MIXED = Reason("the body of the loop or branch mixes this axis", ELSEWHERE)
-Names: TypeAlias = list[list[Hashable | None]]
-"""The loop of each axis of each operand or result, None where it is needed whole."""
+MIXED = "the body of the loop or branch mixes this axis"
 
 Inside: TypeAlias = tuple[
     InnerBody, Sequence[tuple[int, int]], Sequence[tuple[int, int]]
@@ -311,42 +298,28 @@ Inside: TypeAlias = tuple[
 """A body, the operand of each input, and the result of each output: their numbers, and
 which axis of them is the first one inside."""
 
+STEPS = "steps"
+"""The factor of axes that are outside of a body: a loop has a row for each step."""
 
-class Inner(Rule):
-    """The base of the rules of loops and branches, which names their loops.
 
-    Attributes:
-      ins, outs: the loops of the axes of operands and results.
-      rows: those of the axes of a condition, of which each has its own steps.
-      parts: loop -> result -> how it combines, if it is a sum over the loop.
-      why: (operand, axis) -> why it is needed whole.
+class Inner(Factors):
+    """The base of the rules of loops and branches: their factors are loops of bodies.
+
+    A factor is named by its first place. A place is an axis of an operand or a result;
+    results are numbered behind the operands.
     """
+
+    contracted: Mapping[Factor, Mapping[int, Combiner]]
+    wholes: dict[Factor, Reason]
 
     remedy = ELSEWHERE
     """What makes an axis cuttable that the body mixes."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.ins: Names = [[None] * len(s) for s in node.in_shapes]
-        self.outs: Names = [[None] * len(s) for s in node.out_shapes]
-        self.rows: list[Hashable | None] = []
-        # A place is an axis of an operand or a result; results are numbered behind the
-        # operands. A loop is named by its first place. Per body: the names of the loops
-        # inside of it.
-        self._inside: list[tuple[InnerBody, dict[AxisKey, AxisKey]]] = []
-        self.parts: dict[Any, dict[int, Combiner]] = {}
-        self.why: dict[tuple[int, int], Reason] = {}
-
-    def name_loops(
-        self, bodies: Sequence[Inside], condition: Inside | None = None
-    ) -> None:
-        """Names the axes that all bodies map index by index or sum.
-
-        The result of a condition is `rows`.
-        """
-        results, loops = len(self.ins), UnionFind()
+    def __init__(self, node: Node, *bodies: Inside) -> None:
+        results, loops = len(node.in_shapes), UnionFind()
         places: list[AxisKey] = []
-        for body, ins, outs in bodies if condition is None else (*bodies, condition):
+        firsts: list[dict[AxisKey, AxisKey]] = []
+        for body, ins, outs in bodies:
             first: dict[AxisKey, AxisKey] = {}
             numbers = [*ins, *((results + k, axis) for k, axis in outs)]
             # A condition has other results behind the rows: scalars.
@@ -356,52 +329,50 @@ class Inner(Rule):
                 for axis in range(len(value.shape)):
                     assert isinstance(value, Value)  # Scalars have no axes.
                     root = body.classes.find((value.number, axis))
-                    place = number, begin + axis
-                    places.append(place)
-                    loops.unite(first.setdefault(root, place), place)
-                    if node := body.broken.get(root):
-                        at = f"{node.name} ({node.source})"
-                        why = Reason(f"{MIXED.why} at {at}", self.remedy)
-                        self.why.setdefault(place, why)
-            self._inside.append((body, first))
-        every = [*self.ins, *self.outs, self.rows]
-        for number, axis in places:
-            every[number][axis] = loops.find((number, axis))
+                    places.append((number, begin + axis))
+                    loops.unite(first.setdefault(root, places[-1]), places[-1])
+            firsts.append(first)
+        self.names = {place: loops.find(place) for place in places}
+        # Per body, the factors of the loops inside of it.
         self._inside = [
             (body, {root: loops.find(place) for root, place in first.items()})
-            for body, first in self._inside[: len(bodies)]
+            for (body, *_), first in zip(bodies, firsts, strict=True)
         ]
-        self.leave_whole({loops.find(place) for place in self.why})
-        for name in {name for axes in every for name in axes} - {None}:
+        wholes: dict[Factor, Reason] = {}
+        for body, names in self._inside:
+            for root, at in body.broken.items():
+                if root in names:
+                    why = Reason(f"{MIXED} at {at.name} ({at.source})", self.remedy)
+                    wholes.setdefault(names[root], why)
+        contracted: dict[Factor, dict[int, Combiner]] = {STEPS: {}}
+        for name in dict.fromkeys(self.names.values()):
             # Only one branch runs: a sum in one of them is one in all.
-            joint: dict[int, Combiner] = {}
+            joint = contracted[name] = {}
             for sums in (self._sums_of(k, name) for k in range(len(bodies))):
                 # In a double sum a piece of one loop would meet only that of the other.
                 is_double = len({k for k, _ in sums}) < len(sums)
                 if is_double or any(joint.get(k, how) != how for k, how in sums):
-                    self.leave_whole({name})
-                joint |= dict(sums)
-            self.parts[name] = joint
-
-    def leave_whole(self, names: Collection[Hashable]) -> None:
-        for k, axes in enumerate([*self.ins, *self.outs, self.rows]):
-            for axis, name in enumerate(axes):
-                if name in names:
-                    axes[axis] = None
-                    self.why.setdefault((k, axis), Reason(MIXED.why, self.remedy))
+                    wholes.setdefault(name, Reason(MIXED, self.remedy))
+                joint.update(sums)
+        named = [
+            [self.names.get((k, axis), STEPS) for axis in range(len(shape))]
+            for k, shape in enumerate([*node.in_shapes, *node.out_shapes])
+        ]
+        sides = named[:results], named[results:]
+        super().__init__(node, *sides, contracted, wholes, cheap=False, each=MANY)
 
     def _sums_of(self, body: int, name: Any) -> list[tuple[int, Combiner]]:
         """The results of a body that sum over a loop, and how they combine."""
-        graph, names = self._inside[body]
+        inner, names = self._inside[body]
         roots = [root for root, loop in names.items() if loop == name]
-        return [each for root in roots for each in graph.parts.get(root, {}).items()]
+        return [each for root in roots for each in inner.parts.get(root, {}).items()]
 
     def spans(self, boxes: Boxes) -> dict[Any, Interval]:
         """The part of each loop that boxes of results have."""
         spans: dict[Any, Interval] = {}
         for axes, box in zip(self.outs, boxes, strict=False):
             for name, span in zip(axes, box or (), strict=False):
-                if name is not None:
+                if name not in self.wholes:
                     spans[name] = join(spans[name], span) if name in spans else span
         return spans
 
@@ -409,14 +380,14 @@ class Inner(Rule):
         self, body: int, loops: Mapping[Factor, Interval], boxes: Boxes = ()
     ) -> Intervals:
         """The parts of a body's contracted factors that run, for boxes of results."""
-        parts, (graph, names) = {**self.spans(boxes), **loops}, self._inside[body]
-        return graph.intervals(
-            {
-                root: parts[name]
-                for root, name in names.items()
-                if name in loops or (name in parts and root in graph.of_rows)
-            }
-        )
+        parts, (inner, names) = {**self.spans(boxes), **loops}, self._inside[body]
+        running: dict[Node, dict[Factor, Interval]] = {}
+        for root, name in names.items():
+            if name in loops or (name in parts and root in inner.of_rows):
+                for each in inner.sums.get(root, ()):
+                    factors = running.setdefault(each.node, {})
+                    factors[each.contraction.factor] = parts[name]
+        return running
 
     def typed(self, values: Sequence[Any]) -> list[Any]:
         """Values with the types of the first results: those of literals may differ."""
@@ -447,40 +418,11 @@ class Inner(Rule):
         results = list(values)
         for name, at in zip(summed, behind, strict=True):
             sums = {} if body is None else dict(self._sums_of(body, name))
-            for k, how in self.parts[name].items():
+            for k, how in self.contracted[name].items():
                 if k < len(values) and values[k] is not None and k not in sums:
                     nothing = start(how, results[k].dtype)
                     results[k] = jnp.where(at == 0, results[k], nothing)
         return results
 
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        cuts_of: dict[Any, list[Cut]] = {}
-        lost = []
-        for k, (axes, row) in enumerate(zip(self.ins, cuts, strict=True)):
-            for axis, (name, cut) in enumerate(zip(axes, row, strict=True)):
-                if name is not None:
-                    cuts_of.setdefault(name, []).append(cut)
-                elif cut.at:
-                    lost.append(Lost(cut.origins, self.why.get((k, axis), MIXED)))
-        met: dict[Any, Cut] = {}
-        combined: dict[int, Combiner] = {}
-        for name, row in cuts_of.items():
-            cut, parts = meet(row), self.parts.get(name, {})
-            # Loops can be cut together if each result combines in one way.
-            if any(combined.get(k, how) != how for k, how in parts.items()):
-                lost.append(Lost(cut.origins, MIXED))
-            elif cut.at:
-                met[name], combined = cut, combined | parts
-        outs = [[met.get(name, UNCUT) for name in axes] for axes in self.outs]
-        contracted = [
-            Contraction(
-                (k, axis),
-                self.node.in_shapes[k][axis],
-                *(k, axis, met[k, axis], self.parts[k, axis]),
-            )
-            for k, axis in filter(self.parts.get, met)
-        ]
-        return Forward(outs, contracted, lost)
-
-    def links(self) -> tuple[Names, Names]:
-        return self.ins, self.outs
+    operations = Rule.operations
+    __str__ = Rule.__str__

@@ -11,11 +11,13 @@ from jax import lax
 from shardmap._jax.primitives import scan_counts
 from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import Node
-from shardmap.planning.engine.rules import Factor, Need
+from shardmap.planning.engine.rules import Factor, Need, Reason
 from shardmap.planning.engine.slices import Box, Interval, hull_of, whole
 from shardmap.planning.lax.control.body import (
     ALONG,
     ELSEWHERE,
+    MIXED,
+    STEPS,
     BodyShard,
     Boxes,
     Inner,
@@ -61,7 +63,6 @@ class Scan(Inner):
     """The row of the operands with which it begins."""
 
     def __init__(self, node: Node, table: RuleTable) -> None:
-        super().__init__(node)
         params = node.params
         self.consts, self.carries = scan_counts(params)
         if (size := params["length"] * size_of_step(node)) > MOST_EQUATIONS:
@@ -75,12 +76,9 @@ class Scan(Inner):
         first = self.consts + self.carries
         ins = [(k, int(k >= first)) for k in range(len(node.ins))]
         outs = [(k, int(k >= self.carries)) for k in range(len(node.outs))]
-        self.name_loops([(self.body, ins, outs)])
-        if not self.carries:
-            for axes in (*self.ins[first:], *self.outs):
-                axes[0] = "along"
-        else:
-            self.why.update(((k, 0), ALONG) for k in range(first, len(node.ins)))
+        super().__init__(node, (self.body, ins, outs))
+        if self.carries:
+            self.wholes[STEPS] = ALONG
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry, rows = list(boxes[: self.carries]), boxes[self.carries :]
@@ -149,7 +147,6 @@ class While(Inner):
     )
 
     def __init__(self, node: Node, table: RuleTable) -> None:
-        super().__init__(node)
         params, count = node.params, len(node.outs)
         split = conditions if node.primitive is ROWS else None
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
@@ -162,17 +159,20 @@ class While(Inner):
         self.body = InnerBody(node, params["body_jaxpr"], table, carried)
         ins = [(k, 0) for k in range(len(node.ins))]
         outs = [(k, 0) for k in range(count)]
-        self.rows = [None] * len(self.shapes[0])
-        self.name_loops(
-            [(self.body, ins[self.tests :], outs)],
+        super().__init__(
+            node,
+            (self.body, ins[self.tests :], outs),
             (self.test, ins[: self.tests] + ins[self.front :], [(count, 0)]),
         )
+        # The result of the condition stands behind the others.
+        row = len(node.ins) + count
+        axes = range(len(self.shapes[0]))
+        self.rows: list[Factor] = [self.names[row, axis] for axis in axes]
         used = [self.outs[k] for k in params.get("used", ())]
-        for name in {*self.rows} - {None}:
-            is_used = any(name not in axes for axes in used)
-            if is_used or self.rows.count(name) > 1:
-                self.leave_whole({name})
-        self.leave_whole({name for name, parts in self.parts.items() if parts})
+        for name, parts in self.contracted.items():
+            is_used = name in self.rows and any(name not in axes for axes in used)
+            if parts or is_used or self.rows.count(name) > 1:
+                self.wholes.setdefault(name, Reason(MIXED, self.remedy))
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry, before = list(boxes), None
@@ -183,7 +183,7 @@ class While(Inner):
                 spans.get(k, span) for k, span in zip(self.rows, first, strict=True)
             ]
             results = [tuple(rows), *others]
-            test = self.test.trace(results)
+            test = self.test.trace(results, {})
             looked = self.test.needs(test)
             recipe = self.body.trace(carry, self.intervals(0, {}, carry))
             needs = self.body.needs(recipe)
@@ -228,13 +228,12 @@ class Cond(Inner):
     remedy = f"{ELSEWHERE}; or compute all branches, and choose with jnp.where"
 
     def __init__(self, node: Node, table: RuleTable) -> None:
-        super().__init__(node)
         self.bodies = [
             InnerBody(node, jaxpr, table) for jaxpr in node.params["branches"]
         ]
         ins = [(k, 0) for k in range(1, len(node.ins))]
         outs = [(k, 0) for k in range(len(node.outs))]
-        self.name_loops([(body, ins, outs) for body in self.bodies])
+        super().__init__(node, *((body, ins, outs) for body in self.bodies))
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         recipes = [
