@@ -27,7 +27,7 @@ from shardmap.planning.engine.nodes import Value
 from shardmap.planning.engine.rules import Cut
 from shardmap.planning.in_slices import Asked, Points, cuts_at
 from shardmap.planning.inside.stage_loops import laid_out_as, run_in_loops
-from shardmap.planning.lax.control.unroll import MOST_EQUATIONS
+from shardmap.planning.lax.control.loops import MOST_EQUATIONS
 from shardmap.planning.lax.follow import Cuts
 from shardmap.planning.lax.passes import Function, analysed, function_of
 from shardmap.planning.lax.table import LOOKED_THROUGH

@@ -9,6 +9,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from jax.extend.core import primitives as p
+
 from shardmap.planning.engine.analysis import Ended
 from shardmap.planning.engine.factors import BESIDE
 from shardmap.planning.engine.jaxpr_key import key_of
@@ -24,7 +26,7 @@ from shardmap.planning.engine.rules import (
     Stages,
 )
 from shardmap.planning.lax import reduce
-from shardmap.planning.lax.control import unroll
+from shardmap.planning.lax.control import loops
 from shardmap.planning.lax.control.body import ALONG
 from shardmap.planning.lax.staged import matched, recut, split_scan
 from shardmap.planning.lax.table import STAGES, TABLE
@@ -50,7 +52,7 @@ class Cuts:
     inside: Sequence[Sequence[Cut]] = ()
     keeps: bool = True
     anew: Sequence[Sequence[Cut]] = ()
-    most_equations: int = unroll.MOST_IN_STAGES
+    most_equations: int = loops.MOST_IN_STAGES
 
 
 class Rules(dict[Node, Rule]):
@@ -111,7 +113,7 @@ class _Follow:
             # the steps of a loop, as they are cheaper than single steps.
             tables += [STAGES, recut.STAGES, split_scan.STAGES]
         if any(map(_counts, forward.lost)):
-            tables.append(dict.fromkeys(unroll.PRIMITIVES, self._unrolled))
+            tables.append({p.scan_p: self._unrolled})
         for table in tables:
             if node.primitive in table:
                 yield table[node.primitive]
@@ -119,7 +121,7 @@ class _Follow:
     def _unrolled(
         self, graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
     ) -> Sequence[Operand] | None:
-        """Adds the steps of a loop or all branches, if fewer cuts end in them."""
+        """Adds the steps of a loop, if fewer cuts end in them."""
         ended = _origins_of(self._rules[node].forward(cuts).lost)
         key = node.primitive, key_of(node.params), tuple(map(tuple, cuts))
         if key not in self._trials:
@@ -127,15 +129,15 @@ class _Follow:
         trial = self._trials[key]
         if trial is None or len(trial.ended) >= len(ended):
             return None
-        most = unroll.MOST_EQUATIONS
+        most = loops.MOST_EQUATIONS
         if trial.is_in_stages:
             most = max(most, self._asked.most_equations)
-        return unroll.unrolled(graph, node, most)
+        return loops.unrolled(graph, node, most)
 
     def _trial(
         self, outer: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
     ) -> "_Trial | None":
-        """What happens to the cuts in the first steps, or in the branches."""
+        """What happens to the cuts in the first steps."""
         graph = Graph(outer.calls)
         ins: list[Operand] = []
         for x in node.ins:
@@ -146,7 +148,7 @@ class _Follow:
             ins.append(value if isinstance(x, Value) else x)
         avals = [out.aval for out in node.outs]
         alone = graph.node(node.primitive, node.params, ins, avals)
-        outs = unroll.unrolled(graph, alone, unroll.MOST_EQUATIONS, unroll.SAMPLE)
+        outs = loops.unrolled(graph, alone, loops.MOST_EQUATIONS, loops.SAMPLE)
         if outs is None:
             return None
         pairs = zip(outs, node.outs, strict=True)
@@ -163,11 +165,11 @@ class _Follow:
             (analysis.level[x] for x in graph.outputs if isinstance(x, Value)),
             default=0,
         )
-        return _Trial(ended, last >= unroll.SAMPLE - 1)
+        return _Trial(ended, last >= loops.SAMPLE - 1)
 
 
 class _Trial(NamedTuple):
-    """What happens to the cuts of a loop or branch that is unrolled."""
+    """What happens to the cuts of a loop that is unrolled."""
 
     ended: Origins
     is_in_stages: bool
