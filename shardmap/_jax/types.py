@@ -5,6 +5,7 @@ from typing import Any, TypeAlias, cast
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
@@ -30,6 +31,11 @@ Value: TypeAlias = Any
 def aval_of(atom: Atom) -> Aval:
     """The aval of an array; not of a token or a reference."""
     return cast(Aval, atom.aval)
+
+
+def is_inexact(aval: Any) -> bool:
+    """Whether an array has floats or complex numbers."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def with_shape(aval: Aval, shape: Iterable[int]) -> Aval:

@@ -11,15 +11,14 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.interpreters import ad
 
 from shardmap._jax.types import (
-    Aval,
     Jaxpr,
     Param,
     Value,
     aval_of,
+    is_inexact,
     without_sharding,
 )
 from shardmap._jax.walk import per_jaxpr
@@ -77,10 +76,6 @@ def residual_sources(
     return computed, tuple(sources)
 
 
-def _is_inexact(aval: Aval) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
 @per_jaxpr
 def _linearize(
     jaxpr: Jaxpr,
@@ -92,7 +87,7 @@ def _linearize(
 ) -> _Linearized:
     jaxpr = with_shared_results_marked(jaxpr, axis_name, in_axes)
     avals = list(map(aval_of, jaxpr.invars))
-    inexact = [_is_inexact(aval_of(var)) for var in jaxpr.outvars]
+    inexact = [is_inexact(aval_of(var)) for var in jaxpr.outvars]
 
     def forward(*primals: Value) -> Any:
         def differentiated(*active: Value) -> Any:
@@ -197,7 +192,7 @@ def _jvp_rule(
     }
     linear = [known[kind][k] for kind, k in linearized.residuals]
     linear += compress(zip(tangents, in_axes, strict=True), nonzero)
-    inexact = [_is_inexact(aval_of(var)) for var in call_jaxpr.outvars]
+    inexact = [is_inexact(aval_of(var)) for var in call_jaxpr.outvars]
     tangents_out = iter(
         bind_map(
             linearized.tangent,

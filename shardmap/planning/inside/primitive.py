@@ -18,7 +18,7 @@ from jax.interpreters import ad, mlir
 
 from shardmap._jax.checkify import checkify_what_runs
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import ClosedJaxpr, TreeDef
+from shardmap._jax.types import ClosedJaxpr, TreeDef, is_inexact
 from shardmap._jax.walk import as_open_jaxpr
 from shardmap.api.arguments import Static
 from shardmap.arrays.compiled_memory import temporary_bytes
@@ -192,10 +192,6 @@ def merge(which: Sequence[bool], yes: Iterable[Any], no: Iterable[Any]) -> list[
     """The inverse of `split`: values from ``yes`` and ``no``, as ``which`` says."""
     yes_left, no_left = iter(yes), iter(no)
     return [next(yes_left) if flag else next(no_left) for flag in which]
-
-
-def is_inexact(aval: Any) -> bool:
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 def _jvp_rule(

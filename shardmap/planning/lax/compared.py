@@ -8,12 +8,10 @@ a stage of its own computes and keeps ``y``.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-import numpy as np
-from jax import dtypes
 from jax.extend.core import primitives as p
 
+from shardmap._jax.types import is_inexact
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.planning.engine.analysis import Analysis
 from shardmap.planning.engine.nodes import Node, Operand, Value
@@ -77,7 +75,7 @@ def must_store(analysis: Analysis) -> dict[Value, None]:
         is_elementwise = node.primitive in pointwise.RULES or node.primitive in MOVES
         for out in node.outs:
             bit = 0
-            if node.primitive not in EXACT and _is_inexact(out.aval):
+            if node.primitive not in EXACT and is_inexact(out.aval):
                 bit = 1 << len(values)
                 values.append(out)
             here = bit | (_union(again, ins) if is_elementwise else 0)
@@ -100,7 +98,7 @@ def _union(sets: Mapping[Operand, int], operands: Iterable[Operand]) -> int:
 def _jumps(node: Node) -> bool:
     """Whether last bits of its operands may change all of its results."""
     if node.primitive is p.convert_element_type_p:
-        return _is_inexact(node.ins[0].aval) and not _is_inexact(node.outs[0].aval)
+        return is_inexact(node.ins[0].aval) and not is_inexact(node.outs[0].aval)
     if node.primitive is p.integer_pow_p:
         return bool(node.params["y"] < 0)
     return node.primitive in JUMPS or any(
@@ -108,8 +106,3 @@ def _jumps(node: Node) -> bool:
         for jaxpr in jaxprs_in(node.params)
         for equation in equations(jaxpr)
     )
-
-
-def _is_inexact(aval: Any) -> bool:
-    """Whether a value has floats or complex numbers."""
-    return bool(dtypes.issubdtype(aval.dtype, np.inexact))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.types import is_inexact
 from shardmap.planning.engine.factors import Factors
 from shardmap.planning.engine.nodes import Node, Scalar
 from shardmap.planning.engine.rules import RuleMaker, nothing_passes
@@ -37,10 +38,6 @@ def pointwise(
     return rule
 
 
-def _is_inexact(node: Node) -> bool:
-    return bool(jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact))
-
-
 def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     """Linear in each operand if the other one is complete and finite.
 
@@ -56,7 +53,7 @@ def product(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     ):
         return None
     # ``1 * inf + -2 * inf`` is NaN.
-    known = constant(other) if _is_inexact(node) else 1
+    known = constant(other) if is_inexact(node.outs[0].aval) else 1
     is_finite = known is not None and np.isfinite(known).all()
     return combiner if is_finite else None
 
@@ -65,7 +62,7 @@ def _quotient(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
     below = node.ins[1]
     if pending != {0} or not isinstance(below, Scalar) or not bool(below.value != 0):
         return None
-    return product(node, combiner, pending) if _is_inexact(node) else None
+    return product(node, combiner, pending) if is_inexact(node.outs[0].aval) else None
 
 
 def _sum(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
@@ -79,7 +76,7 @@ def _extremum(extremum: str) -> NodePasses:
 
 
 def _negated(node: Node, combiner: str, pending: frozenset[int]) -> str | None:
-    swapped = {"min": "max", "max": "min"} if _is_inexact(node) else {}
+    swapped = {"min": "max", "max": "min"} if is_inexact(node.outs[0].aval) else {}
     return {"add": "add", **swapped}.get(combiner)
 
 

@@ -15,6 +15,7 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.context import configuration
 from shardmap._jax.primitives import PURE_CALLBACK, axis_names
+from shardmap._jax.types import is_inexact
 from shardmap._jax.walk import jaxprs_in
 from shardmap.planning.engine.factors import bind
 from shardmap.planning.engine.jaxpr_key import key_of
@@ -54,7 +55,7 @@ def fold(graph: Graph) -> Graph:
         if node is None or operand in seen:
             continue
         seen.add(operand)
-        if not any(jnp.issubdtype(x.aval.dtype, jnp.inexact) for x in node.ins):
+        if not any(is_inexact(x.aval) for x in node.ins):
             stack += node.ins
         elif len(node.outs) == 1:
             rounded[operand] = None
