@@ -388,17 +388,13 @@ def data_aval(aval: Aval) -> Aval:
     return aval
 
 
+@functools.lru_cache(maxsize=256)
 def key_impl(aval: Aval) -> Any:
     """The ``impl`` for `jax.random.wrap_key_data`; None if the aval is no key."""
-    return _impl_of(aval.dtype) if is_key(aval) else None
-
-
-@functools.cache
-def _impl_of(dtype: Any) -> Any:
-    impls: list[Any] = []
-    key = jax.ShapeDtypeStruct((), dtype)
-    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), key)
-    return impls[0]
+    impls: list[Any] = [None]
+    if is_key(aval):
+        jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), aval)
+    return impls[-1]
 
 
 def itemsize(aval: Aval) -> int:

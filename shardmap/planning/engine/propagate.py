@@ -7,6 +7,7 @@ Any other equation needs the complete value: the stage ends there, and everythin
 depends on the value runs in a later stage.
 """
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -16,14 +17,13 @@ from types import MappingProxyType
 from shardmap.planning.engine.analysis import (
     Analysis,
     Ended,
-    LoopName,
     Pending,
     ReducedLoop,
     UnionFind,
     free_loop,
     loop_classes,
 )
-from shardmap.planning.engine.monoids import Combiner, Part
+from shardmap.planning.engine.monoids import Part
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, nbytes
 from shardmap.planning.engine.rules import UNCUT, Contraction, Cut, Reason, Rule
 
@@ -68,8 +68,24 @@ def propagate(
         value: [UNCUT] * len(value.shape) for value in graph.constants
     }
     cuts.update(zip(graph.inputs, input_cuts, strict=True))
-    begun = (graph, rules, classes, partial, keeps, stored, cuts, {**entering})
-    return _Propagation(*begun).run()
+    pending = {**entering}
+    asked = graph, rules, classes, partial, keeps, stored
+    state = _Propagation(*asked, cuts, pending)
+    for node in graph.nodes:
+        state.visit(node)
+    state.keep_shared()
+    return Analysis(
+        graph=graph,
+        rules=rules,
+        cuts=cuts,
+        classes=classes,
+        pending=pending,
+        level=state.level,
+        kept=state.kept,
+        costly=state.costly,
+        reductions=state.reductions,
+        ended=state.ended,
+    )
 
 
 @dataclass(eq=False)
@@ -96,24 +112,7 @@ class _Propagation:
         # The values of which no part can be computed without all of it, as of a sort.
         self._computed_whole: set[Operand] = set()
 
-    def run(self) -> Analysis:
-        for node in self.graph.nodes:
-            self._visit(node)
-        self._keep_shared()
-        return Analysis(
-            graph=self.graph,
-            rules=self.rules,
-            cuts=self.cuts,
-            classes=self.classes,
-            pending=self.pending,
-            level=self.level,
-            kept=self.kept,
-            costly=self.costly,
-            reductions=self.reductions,
-            ended=self.ended,
-        )
-
-    def _visit(self, node: Node) -> None:
+    def visit(self, node: Node) -> None:
         rule = self.rules[node]
         cuts = [self.cuts.get(v) or [UNCUT] * len(v.shape) for v in node.ins]
         forward = rule.forward(cuts)
@@ -168,33 +167,27 @@ class _Propagation:
             if isinstance(value, Value) and value.producer is not None:
                 self._keep(value)
                 level = max(level, self.level[value] + 1)
-        partial = [
-            k
-            for k, v in enumerate(node.ins)
-            if v in self.pending and self.level[v] == level
-        ]
-        late = [v for v in operands if v in self.pending and self.level[v] < level]
-        combiners_of = [
-            {each.combiners[k] for each in contracted if k in each.combiners}
-            for k in range(len(node.outs))
-        ]
-        joint = self._joint(node, rule, partial, combiners_of) if partial else None
-        # Parts that the rule does not pass must be combined first, in this stage, so
-        # that the node belongs to the next one.
-        if partial and joint is None:
-            late += [v for k in partial if isinstance(v := node.ins[k], Value)]
-            level += 1
-        for value in late:
-            self._complete(value)
-        if any(len(combiners) > 1 for combiners in combiners_of):
-            raise AssertionError(f"{node.name} combines in several ways")
-        states: list[Pending | None] = [joint for _ in node.outs]
+        joint: Pending | None = None
+        partial = [k for k, v in enumerate(node.ins) if v in self.pending]
+        partial = [k for k in partial if self.level[node.ins[k]] == level]
+        if partial:
+            joint = self._joint(node, rule, partial, contracted)
+            # Parts that the rule does not pass must be combined first, in this stage,
+            # so that the node belongs to the next one.
+            level += joint is None
+        for v in operands:
+            if v in self.pending and self.level[v] < level:
+                self._complete(v)
+        states = [joint] * len(node.outs)
         for each in contracted:
-            partials = {k: state for k in each.combiners if (state := states[k])}
-            name = self._reduced(node, each, partials.values())
+            value = node.ins[each.operand]
+            assert isinstance(value, Value)
+            before = {k: p.reductions for k in each.combiners if (p := states[k])}
+            key = self.classes.find((value.number, each.axis))
+            name = free_loop(key, {*itertools.chain(*before.values())})
+            self.reductions.setdefault(node, []).append(ReducedLoop(node, each, name))
             for k, combiner in each.combiners.items():
-                before = partials[k].reductions if k in partials else ()
-                states[k] = Pending(combiner, (*before, name))
+                states[k] = Pending(combiner, (*before.get(k, ()), name))
         return level, states
 
     def _joint(
@@ -202,7 +195,7 @@ class _Propagation:
         node: Node,
         rule: Rule,
         partial: list[int],
-        combiners_of: list[set[Combiner]],
+        contracted: Sequence[Contraction],
     ) -> Pending | None:
         """The state of the results if all partial operands pass; None if not."""
         states = [self.pending[node.ins[k]] for k in partial]
@@ -211,23 +204,11 @@ class _Propagation:
         if isinstance(combiner, Part) or {s.combiner for s in states} != {combiner}:
             return None
         passed = rule.passes(combiner, frozenset(partial))
-        if passed is None or any(each - {passed} for each in combiners_of):
+        others = {how for each in contracted for how in each.combiners.values()}
+        if passed is None or others - {passed}:
             return None
         loops = {frozenset(state.reductions) for state in states}
         return Pending(passed, states[0].reductions) if len(loops) == 1 else None
-
-    def _reduced(
-        self, node: Node, contraction: Contraction, partials: Collection[Pending]
-    ) -> LoopName:
-        """Adds a loop that makes results partial which other loops make partial."""
-        value = node.ins[contraction.operand]
-        assert isinstance(value, Value)
-        key = self.classes.find((value.number, contraction.axis))
-        taken = {name for state in partials for name in state.reductions}
-        name = free_loop(key, taken)
-        reductions = self.reductions.setdefault(node, [])
-        reductions.append(ReducedLoop(node, contraction, name))
-        return name
 
     def _complete(self, value: Value) -> None:
         """Keeps a partial value, or the one that it is cheap to compute from."""
@@ -286,7 +267,7 @@ class _Propagation:
                 self.costly[v] = None
         return repeated
 
-    def _keep_shared(self) -> None:
+    def keep_shared(self) -> None:
         """Keeps values that several stages take, if computing them again costs more.
 
         It does if it takes `COSTLY` operations for each byte, or if many stages would
