@@ -7,7 +7,7 @@ import jax
 from shardmap._jax.types import Primitive, PyTree
 from shardmap.planning.engine.nodes import Node, flatten
 from shardmap.planning.engine.rules import Rule, RuleMaker
-from shardmap.planning.lax.table import CALLS, TABLE
+from shardmap.planning.lax.table import TABLE
 from shardmap.planning.lax.written import factors, parsed
 from shardmap.units import shown
 
@@ -76,7 +76,7 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
       dot_general: a b, c b -> a c; b add
       sort: * a -> * a
     """
-    graph = flatten(jax.make_jaxpr(fun)(*args), CALLS)
+    graph = flatten(jax.make_jaxpr(fun)(*args), TABLE)
     return "\n".join(f"{node.name}: {TABLE.rule(node)}" for node in graph.nodes)
 
 

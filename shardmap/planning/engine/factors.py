@@ -15,7 +15,6 @@ from collections.abc import (
     Callable,
     Collection,
     Mapping,
-    MutableMapping,
     Sequence,
 )
 from dataclasses import dataclass, field
@@ -23,9 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from shardmap._jax.types import Equation, Params, Primitive
+from shardmap._jax.types import Equation, Params
 from shardmap.planning.engine.monoids import Combiner, Monoid, Part
-from shardmap.planning.engine.nodes import Calls, Node
+from shardmap.planning.engine.nodes import Node
 from shardmap.planning.engine.rules import (
     MANY,
     UNCUT,
@@ -40,7 +39,6 @@ from shardmap.planning.engine.rules import (
     Passes,
     Reason,
     Rule,
-    RuleMaker,
     Windowed,
     meet,
     nothing_passes,
@@ -293,25 +291,6 @@ def taken_whole(node: Node, reason: Reason, passing: Collection[int] = ()) -> Fa
         cheap=False,
         each=MANY,
     )
-
-
-@dataclass(eq=False)
-class RuleTable:
-    """Makes the rules of equations.
-
-    Attributes:
-      otherwise: the maker for primitives that are not in ``makers``.
-      calls: the calls that are inlined in jaxprs inside of equations.
-      makers: primitive -> the maker of its rules.
-    """
-
-    otherwise: RuleMaker
-    calls: Calls
-    makers: MutableMapping[Primitive, RuleMaker] = field(default_factory=dict)
-
-    def rule(self, node: Node) -> Rule:
-        """The rule of an equation."""
-        return self.makers.get(node.primitive, self.otherwise)(node)
 
 
 def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:

@@ -325,7 +325,8 @@ Rewrite: TypeAlias = Callable[[Graph, Node], Sequence[Operand] | None]
 """Adds nodes that replace one that is not in the graph yet; None: it is kept."""
 
 
-class Calls(NamedTuple):
+@dataclass(eq=False)
+class Calls:
     """What `flatten` inlines and rewrites.
 
     Attributes:
@@ -339,7 +340,7 @@ class Calls(NamedTuple):
     jaxprs: Mapping[Primitive, str]
     rewrites: Mapping[Any, Rewrite]
     otherwise: Rewrite
-    harmless: tuple[type, ...] = ()
+    harmless: tuple[type, ...]
 
 
 def flatten(jaxpr: AnyJaxpr, calls: Calls, source: str = "") -> Graph:

@@ -10,14 +10,16 @@ is not in the table are taken whole, with that as the reason.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from shardmap._jax.types import Primitive
 from shardmap.planning.engine.monoids import Combiner
-from shardmap.planning.engine.nodes import Graph, Node, Operand
+from shardmap.planning.engine.nodes import Calls, Graph, Node, Operand
 from shardmap.planning.engine.slices import Box, Interval, Window, refine
 
 Factor: TypeAlias = Hashable
@@ -242,3 +244,19 @@ def first_passes(combiner: str, pending: frozenset[int]) -> str | None:
 
 
 RuleMaker: TypeAlias = Callable[[Node], Rule]
+
+
+@dataclass(eq=False)
+class RuleTable(Calls):
+    """What is known of primitives: besides `Calls`, the makers of their rules.
+
+    Attributes:
+      unknown: the maker for primitives that are not in ``makers``.
+    """
+
+    unknown: RuleMaker
+    makers: MutableMapping[Primitive, RuleMaker] = field(default_factory=dict)
+
+    def rule(self, node: Node) -> Rule:
+        """The rule of an equation."""
+        return self.makers.get(node.primitive, self.unknown)(node)

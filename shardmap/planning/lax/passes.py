@@ -18,7 +18,7 @@ from shardmap.planning.lax.control.rows import by_rows
 from shardmap.planning.lax.follow import Cuts, Rules, follow
 from shardmap.planning.lax.indexed.known import fold
 from shardmap.planning.lax.staged import barrier
-from shardmap.planning.lax.table import CALLS
+from shardmap.planning.lax.table import TABLE
 
 
 def cut_inside(graph: Graph, cuts: Cuts, rules: Rules) -> Graph:
@@ -53,7 +53,7 @@ class Function(NamedTuple):
 
 def function_of(closed: AnyJaxpr) -> Function:
     """The function of a jaxpr, which can be analysed for any cuts."""
-    graph = flatten(closed, CALLS)
+    graph = flatten(closed, TABLE)
     for rewritten in ONCE:
         graph = rewritten(graph)
     return Function(graph, Rules())

@@ -3,6 +3,7 @@
 import collections
 import types
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,16 +21,14 @@ from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import vectorized
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import (
-    Calls,
     Graph,
     Node,
     Operand,
     PlanPrimitive,
     Rewrite,
 )
-from shardmap.planning.engine.rules import RuleMaker, Stages
+from shardmap.planning.engine.rules import RuleMaker, RuleTable, Stages
 from shardmap.planning.lax import (
     batched,
     pointwise,
@@ -125,7 +124,7 @@ LOOKED_THROUGH = {
 }
 """The calls that are inlined, and the parameter that holds the jaxpr."""
 
-CALLS = Calls(
+TABLE = RuleTable(
     LOOKED_THROUGH,
     {
         **dynamic.REWRITES,
@@ -138,7 +137,11 @@ CALLS = Calls(
     implemented,
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
+    special.collective,
 )
+
+OF_ROWS = replace(TABLE, otherwise=of_rows)
+"""The table inside of a loop of rows, see `rows`."""
 
 STAGES: dict[Any, Stages] = {
     **batched.STAGES,
@@ -146,11 +149,6 @@ STAGES: dict[Any, Stages] = {
     **prefix.STAGES,
 }
 """The rewrites of equations at which cuts end."""
-
-TABLE = RuleTable(special.collective, CALLS)
-
-OF_ROWS = RuleTable(special.collective, CALLS._replace(otherwise=of_rows))
-"""The table inside of a loop of rows, see `rows`."""
 
 
 def control(table: RuleTable) -> dict[Any, RuleMaker]:

@@ -19,7 +19,7 @@ from shardmap.planning.engine.recipe import StaticRecipe
 from shardmap.planning.engine.stages import Stage
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER
 from shardmap.planning.lax.reduce import COMBINERS
-from shardmap.planning.lax.table import CALLS, TABLE
+from shardmap.planning.lax.table import TABLE
 
 ALIASES = frozenset({p.copy_p, p.reshape_p, p.squeeze_p, OPTIMIZATION_BARRIER})
 """Primitives whose result is the memory of their operand."""
@@ -188,7 +188,7 @@ def _inside(node: Node) -> int:
 def _body(jaxpr: Any) -> int:
     """About what a jaxpr holds at once besides its arguments and results."""
     try:
-        graph = flatten(jaxpr, CALLS)
+        graph = flatten(jaxpr, TABLE)
     except Refused:
         return 0
     ends = {v for v in graph.outputs if isinstance(v, Value)}

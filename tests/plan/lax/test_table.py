@@ -6,7 +6,7 @@ import re
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.planning.engine.nodes import PlanPrimitive
-from shardmap.planning.lax.table import CALLS, KINDS, TABLE
+from shardmap.planning.lax.table import KINDS, TABLE
 
 # Before any test registers a collective.
 RULES = {
@@ -14,8 +14,8 @@ RULES = {
     for kind, rules in {
         **KINDS,
         "whole or refused": {*KINDS["whole or refused"], *COLLECTIVES},
-        "calls": CALLS.jaxprs,
-        "decomposed": {q for q in CALLS.rewrites if q is not MapPrimitive},
+        "calls": TABLE.jaxprs,
+        "decomposed": {q for q in TABLE.rewrites if q is not MapPrimitive},
     }.items()
 }
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan_reference.md"

@@ -23,7 +23,7 @@ from shardmap.planning.engine.analysis import (
     ReducedLoop,
     UnionFind,
 )
-from shardmap.planning.engine.factors import Factors, RuleTable
+from shardmap.planning.engine.factors import Factors
 from shardmap.planning.engine.monoids import Combiner, start
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Value, flatten, is_key
 from shardmap.planning.engine.propagate import propagate
@@ -42,6 +42,7 @@ from shardmap.planning.engine.rules import (
     Factor,
     Reason,
     Rule,
+    RuleTable,
 )
 from shardmap.planning.engine.slices import Box, Interval, hull_of, join, shape_of
 from shardmap.planning.lax.control.rows import UNVMAPPED, by_rows
@@ -76,7 +77,7 @@ class InnerBody:
         partial: bool = True,
         outputs: Callable[[Graph], list[Operand]] | None = None,
     ) -> None:
-        graph = by_rows(fold(flatten(jaxpr, table.calls, node.source)))
+        graph = by_rows(fold(flatten(jaxpr, table, node.source)))
         if outputs is not None:
             graph.outputs = outputs(graph)
             graph.drop_unused()

@@ -15,9 +15,8 @@ from jax import lax
 
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.walk import equations
-from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import Graph, Node, Operand
-from shardmap.planning.engine.rules import Factor, Need, Reason
+from shardmap.planning.engine.rules import Factor, Need, Reason, RuleTable
 from shardmap.planning.engine.slices import Box, Interval, hull_of, whole
 from shardmap.planning.lax.control.body import (
     ALONG,

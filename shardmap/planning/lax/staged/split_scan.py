@@ -11,7 +11,6 @@ from typing import Any
 from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import scan_counts
-from shardmap.planning.engine.factors import RuleTable
 from shardmap.planning.engine.nodes import Graph, Node, Operand, PlanPrimitive
 from shardmap.planning.engine.rules import (
     UNCUT,
@@ -19,6 +18,7 @@ from shardmap.planning.engine.rules import (
     Forward,
     Lost,
     Reason,
+    RuleTable,
     Stages,
     meet,
 )
