@@ -299,15 +299,13 @@ Inside: TypeAlias = tuple[
 """A body, the operand of each input, and the result of each output: their numbers, and
 which axis of them is the first one inside."""
 
-STEPS = "steps"
-"""The factor of axes that are outside of a body: a loop has a row for each step."""
-
 
 class Inner(Factors):
     """The base of the rules of loops and branches: their factors are loops of bodies.
 
     A factor is named by its first place. A place is an axis of an operand or a result;
-    results are numbered behind the operands.
+    results are numbered behind the operands. An axis that is outside of the bodies has
+    a row for each step, and is named by their number.
     """
 
     contracted: Mapping[Factor, Mapping[int, Combiner]]
@@ -345,7 +343,7 @@ class Inner(Factors):
                 if root in names:
                     why = Reason(f"{MIXED} at {at.name} ({at.source})", self.remedy)
                     wholes.setdefault(names[root], why)
-        contracted: dict[Factor, dict[int, Combiner]] = {STEPS: {}}
+        contracted: dict[Factor, dict[int, Combiner]] = {}
         for name in dict.fromkeys(self.names.values()):
             # Only one branch runs: a sum in one of them is one in all.
             joint = contracted[name] = {}
@@ -355,8 +353,8 @@ class Inner(Factors):
                 if is_double or any(joint.get(k, how) != how for k, how in sums):
                     wholes.setdefault(name, Reason(MIXED, self.remedy))
                 joint.update(sums)
-        named = [
-            [self.names.get((k, axis), STEPS) for axis in range(len(shape))]
+        named: list[list[Factor]] = [
+            [self.names.get((k, axis), size) for axis, size in enumerate(shape)]
             for k, shape in enumerate([*node.in_shapes, *node.out_shapes])
         ]
         sides = named[:results], named[results:]

@@ -22,7 +22,6 @@ from shardmap.planning.lax.control.body import (
     ALONG,
     ELSEWHERE,
     MIXED,
-    STEPS,
     BodyShard,
     Boxes,
     Inner,
@@ -88,7 +87,8 @@ class Scan(Inner):
         outs = [(k, int(k >= self.carries)) for k in range(len(node.outs))]
         super().__init__(node, (self.body, ins, outs))
         if self.carries:
-            self.wholes[STEPS] = ALONG
+            rows = *self.ins[first:], *self.outs[self.carries :]
+            self.wholes.update((steps, ALONG) for steps, *_ in rows)
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry, rows = list(boxes[: self.carries]), boxes[self.carries :]
