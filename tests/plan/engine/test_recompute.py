@@ -119,6 +119,18 @@ def test_what_each_shard_would_compute_whole_is_kept(fun, monkeypatch):
     assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-5)
 
 
+def test_the_steps_of_a_loop_that_each_shard_would_run_are_run_once(monkeypatch):
+    monkeypatch.setattr(propagate, "WORTH_KEEPING", 2**6)
+
+    def fun(x, rows):
+        return x * lax.scan(lambda c, row: (c / 2 + row, c), rows[0], rows)[1]
+
+    x = reals(64, 2)
+    shard_plan = plan(fun, x, x, in_slices=({0: 8}, None))
+    assert [stage.num_shards for stage in shard_plan.stages] == [1, 8]
+    assert_same(shard_plan.run(x, x), jax.jit(fun)(x, x), 1e-5)
+
+
 def test_what_is_kept_beside_pieces_is_computed_once(monkeypatch):
     monkeypatch.setattr(propagate, "WORTH_KEEPING", 2**6)
 
