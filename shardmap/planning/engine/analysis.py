@@ -45,7 +45,11 @@ def loop_classes(
     rules: Mapping[Node, Rule],
     carried: Sequence[tuple[int, int]] = (),
 ) -> UnionFind:
-    """Which axes of a graph are one loop, whatever is cut. See `propagate`."""
+    """Which axes of a graph are one loop, whatever is cut.
+
+    If it is the body of a loop, ``carried`` has the (output, input) pairs of which one
+    becomes the other.
+    """
     classes = UnionFind()
     for node in graph.nodes:
         ins, outs = rules[node].links()

@@ -45,7 +45,6 @@ def propagate(
     keeps: bool = True,
     stored: Collection[Value] = (),
     classes: UnionFind | None = None,
-    carried: Sequence[tuple[int, int]] = (),
     entering: Mapping[Operand, Pending] = MappingProxyType({}),
 ) -> Analysis:
     """The analysis of a graph for these cuts. The graph is not changed.
@@ -58,12 +57,11 @@ def propagate(
       keeps: whether values are kept that could be computed again.
       stored: values that are kept. The equations that take them run in later stages.
       classes: which axes are one loop, if that is known.
-      carried: (output, input) pairs of the body of a loop: one becomes the other.
       entering: inputs that are partial sums over the loops of these axes.
     """
     rules = {node: rules[node] for node in graph.nodes}
     if classes is None:
-        classes = loop_classes(graph, rules, carried)
+        classes = loop_classes(graph, rules)
     cuts: dict[Operand, Sequence[Cut]] = {
         value: [UNCUT] * len(value.shape) for value in graph.constants
     }

@@ -7,7 +7,6 @@ body maps index by index onto itself stays cut. Any other becomes whole.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,6 +21,7 @@ from shardmap.planning.engine.analysis import (
     Pending,
     ReducedLoop,
     UnionFind,
+    loop_classes,
 )
 from shardmap.planning.engine.factors import Factors
 from shardmap.planning.engine.monoids import Combiner, start
@@ -85,10 +85,10 @@ class InnerBody:
         self.rules = {n: table.rule(n) for n in graph.nodes}
         self.stops = frozenset([*graph.inputs, *graph.constants])
         self.backwards, _ = needed(graph, graph.outputs, self.stops)
+        self.classes = loop_classes(graph, self.rules, carried)
         self._carried = carried
         self._partial = partial
-        analysis = self._analysed(lambda key: True)
-        self.classes = analysis.classes
+        analysis = self._analysed(lambda key: True, {})
         self.sums: dict[AxisKey, list[ReducedLoop]] = {}
         for each in itertools.chain(*analysis.reductions.values()):
             self.sums.setdefault(each.loop[0], []).append(each)
@@ -108,8 +108,7 @@ class InnerBody:
     def _analysed(
         self,
         is_cut: Callable[[AxisKey], bool],
-        classes: UnionFind | None = None,
-        entering: Mapping[Operand, Pending] = MappingProxyType({}),
+        entering: Mapping[Operand, Pending],
     ) -> Analysis:
         """The analysis with these axes of inputs cut; each is the origin of its cut."""
         cuts = [
@@ -127,8 +126,7 @@ class InnerBody:
             cuts,
             partial=self._partial,
             keeps=False,
-            classes=classes,
-            carried=self._carried,
+            classes=self.classes,
             entering=entering,
         )
 
@@ -157,13 +155,6 @@ class InnerBody:
         A carried value that is one enters as a partial sum.
         """
         inputs, outputs = self.graph.inputs, self.graph.outputs
-        sizes = {each.contraction.size for each in self.sums[loop]} | {
-            size
-            for value in (*inputs, *outputs)
-            if isinstance(value, Value)
-            for axis, size in enumerate(value.shape)
-            if self.classes.find((value.number, axis)) == loop
-        }
         # What a sum reaches, in this step or a later one, is a partial sum.
         sums: dict[Operand, Combiner] = {
             out: pending.combiner
@@ -179,14 +170,10 @@ class InnerBody:
             for number, into in self._carried:
                 if outputs[number] in sums:
                     sums.setdefault(inputs[into], sums[outputs[number]])
-        if len(sizes) > 1:
-            return None
         entering: dict[Operand, Pending] = {
             v: Pending(sums[v], ((loop, 0),)) for v in inputs if v in sums
         }
-        analysis = self._analysed(
-            lambda key: self.classes.find(key) == loop, self.classes, entering
-        )
+        analysis = self._analysed(lambda key: self.classes.find(key) == loop, entering)
         partial = analysis.pending
         states = {k: partial[x] for k, x in enumerate(outputs) if x in partial}
         if (
