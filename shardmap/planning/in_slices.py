@@ -147,10 +147,17 @@ def asked_points(
                 f"None, EACH or a dict {{axis: cut}}{hint}"
             )
         keys = spec if isinstance(spec, dict) and has else ()
-        if unknown := [k for k in keys if not (is_integer(k) or k in has)]:
+        by_name = [key for key in keys if not is_integer(key)]
+        if unknown := [name for name in by_name if name not in has]:
             raise ValueError(
                 f"{option} cuts the dimension {unknown[0]!r}, which the argument does "
                 f"not have: it has {sorted(map(str, has))}"
+            )
+        if by_name and not is_labelled(leaf) and np.shape(leaf):
+            raise ValueError(
+                f"{option} cuts the dimension {by_name[0]!r} of several arguments, but "
+                f"{what}{where} has no labels: give each its own entry, with None or "
+                f"{{axis number: cut}} for {what}{where}"
             )
         for name, array, axes in _arrays(leaf):
             shape = np.shape(array)
@@ -158,7 +165,8 @@ def asked_points(
             every = range(len(shape))
             cuts = dict.fromkeys(every, EACH) if isinstance(spec, _Each) else spec
             for axis, cut in (cuts or {}).items():
-                if axis in has and axis not in axes:
+                # A name cuts the arrays that have the dimension, and None nothing.
+                if cut is None or (axis in has and axis not in axes):
                     continue
                 try:
                     number = axes.index(axis) if axis in axes else _axis(axis, shape)

@@ -62,8 +62,9 @@ def plan(
         nearly equal length, at most the length of the axis; a tuple of lengths; a list
         of (start, stop) pairs or slices; `Pieces` of a length; `AS_CHUNKED`; `EACH`; or
         `AUTO`, as few pieces as fit into ``memory``. Pieces begin at chunks if an array
-        has enough of them. For xarray, an axis is the name of a dimension. Default:
-        with ``memory``, the axes that save the most; otherwise nothing is cut.
+        has enough of them. For xarray, an axis is the name of a dimension, and arrays
+        without it stay whole. Default: with ``memory``, the axes that save the most;
+        otherwise nothing is cut.
       out_slices: how the results are cut, in the same form, a pytree prefix of the
         results. Use it for results that do not depend on an argument that is cut, such
         as random numbers.

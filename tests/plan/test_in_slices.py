@@ -190,3 +190,11 @@ def test_a_dict_with_numbers_as_keys_is_cut_by_leaf():
     for cuts in {0: {0: 4}, 1: {0: 4}}, {0: 4}:
         shard_plan = plan(lambda x: x[0] + x[1], tables, in_slices=(cuts,))
         assert shard_plan.num_shards == 4
+    # Numbers are axes where they have cuts; None cuts nothing either way.
+    whole = {0: None, 1: None}
+    lines = {0: X[0], 1: X[1]}
+    for args in (tables, lines):
+        uncut = plan(lambda x: x[0] + x[1], args, in_slices=(whole,))
+        assert uncut.num_shards == 1
+    by_axis = plan(lambda x: x[0] + x[1], tables, in_slices=({0: None, 1: EACH},))
+    assert by_axis.num_shards == X.shape[1]

@@ -227,7 +227,11 @@ def test_several_arguments_and_plain_ones(ds):
         return {"y": jnp.dot(a.data, w), "a": a + more["m"].sum(skipna=False)}
 
     args = ds.t, w, {"m": ds.mask}
-    shard_plan = plan(fun, *args, in_slices={"time": 4})
+    with pytest.raises(
+        ValueError, match=r"'time' of several arguments, but args\[1\] has no labels"
+    ):
+        plan(fun, *args, in_slices={"time": 4})
+    shard_plan = plan(fun, *args, in_slices=({"time": 4}, None, None))
     assert shard_plan.num_shards == 4
     got = shard_plan.run(*args)
     np.testing.assert_allclose(got["y"], ds.t.values @ w, rtol=1e-6)
@@ -320,6 +324,14 @@ def test_memory_chooses_axes_as_of_the_arrays(ds):
     shard_plan = plan(lambda t: t - t.mean("time", skipna=False), ds.t, memory=200)
     assert shard_plan.num_shards == bare.num_shards > 1
     assert shard_plan.peak_bytes <= 200
+
+
+def test_a_name_cuts_the_arguments_that_have_it(ds):
+    args = ds.t, ds.t[0].drop_vars("time"), 2.0
+    shard_plan = plan(lambda t, row, by: (t - row) * by, *args, in_slices={"time": 4})
+    assert shard_plan.num_shards == 4
+    assert "args[1]: float32[3]\n    axis 0: whole" in str(shard_plan)
+    xr.testing.assert_allclose(shard_plan.run(*args), (args[0] - args[1]) * 2)
 
 
 def test_a_name_that_is_no_dimension_is_told(ds):
