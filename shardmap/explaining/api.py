@@ -36,8 +36,14 @@ from shardmap.explaining.read.hlo.loops import steps_of
 from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.module import Message, Module
 from shardmap.explaining.read.hlo.sources import Sources
-from shardmap.explaining.read.visitor import CHUNKED, Facts, facts_of
-from shardmap.explaining.read.vmaps import VmapAxis, marked, vmaps_over
+from shardmap.explaining.read.visitor import (
+    CHUNKED,
+    Facts,
+    VmapAxis,
+    facts_of,
+    marked,
+    vmaps_over,
+)
 from shardmap.explaining.report import Collective, Cost
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.source import definition_of
@@ -315,11 +321,12 @@ def _vmaps(
     """The vmaps over the arguments, for which the function is traced again."""
     if not any(map(vmaps_around, equations(traced.jaxpr.jaxpr))):
         return []
+    marks = marked((args, kwargs))
     try:
-        traced = _trace(fun, *marked((args, kwargs)))
-        return vmaps_over(traced.jaxpr.jaxpr, definition_of(fun))
-    except Exception:
-        return []  # The function looked for an array and found a mark.
+        traced = _trace(fun, *marks)
+    except Exception:  # A user's, of any type: it looked for an array and saw a mark.
+        return []
+    return vmaps_over(traced.jaxpr.jaxpr, definition_of(fun))
 
 
 def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:

@@ -7,8 +7,67 @@ from typing import Any, NamedTuple
 import jax
 
 from shardmap._jax.stages import is_compile_only
-from shardmap.explaining.gpus import GPUS
 from shardmap.explaining.interconnect import Interconnect, Wiring
+
+
+class Gpu(NamedTuple):
+    """A kind of GPU, with the names of fields of XLA's ``GpuDeviceInfoProto``.
+
+    The figures are the vendor's, and those that the driver tells. Sizes are in bytes.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    features: str
+    links: int
+    core_count: int
+    fpus_per_core: int
+    clock_rate_ghz: float
+    device_memory_size: int
+    memory_bandwidth: int
+    l2_cache_size: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+
+
+_H100 = Gpu(
+    name="NVIDIA H100 80GB HBM3",
+    compute_capability=(9, 0),
+    features="ACCELERATED_FEATURES",
+    links=18,
+    core_count=132,
+    fpus_per_core=128,
+    clock_rate_ghz=1.98,
+    device_memory_size=84_942_979_072,
+    memory_bandwidth=3_352_320_000_000,
+    l2_cache_size=50 * 2**20,
+    shared_memory_per_core=228 * 2**10,
+    shared_memory_per_block_optin=227 * 2**10,
+)
+
+GPUS = {
+    "h100": _H100,
+    "h200": _H100._replace(
+        name="NVIDIA H200",
+        # Of 143,771 MiB, the driver keeps as large a part as of the H100's.
+        device_memory_size=150_109_106_176,
+        memory_bandwidth=4_800_000_000_000,
+    ),
+    "a100": Gpu(
+        name="NVIDIA A100-SXM4-80GB",
+        compute_capability=(8, 0),
+        features="NONE",
+        links=12,
+        core_count=108,
+        fpus_per_core=64,
+        clock_rate_ghz=1.41,
+        device_memory_size=85_100_068_864,
+        memory_bandwidth=2_039_040_000_000,
+        l2_cache_size=40 * 2**20,
+        shared_memory_per_core=164 * 2**10,
+        shared_memory_per_block_optin=163 * 2**10,
+    ),
+}
 
 
 class Chip(NamedTuple):

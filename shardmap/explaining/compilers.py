@@ -10,6 +10,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from shardmap.explaining.chips import Gpu
+
 _CUDA_PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 _LOADING = {
@@ -47,11 +49,11 @@ def tpu_devices(
         raise ImportError(str(error)) from error
 
 
-def gpu_devices(target_config: str, hosts: int, gpus: int) -> list[jax.Device]:
+def gpu_devices(gpu: Gpu, hosts: int, gpus: int) -> list[jax.Device]:
     """Compile-only devices of GPUs.
 
     Args:
-      target_config: a text proto of XLA's ``GpuTargetConfig``.
+      gpu: their kind.
       hosts: the number of hosts.
       gpus: the number of GPUs of each.
 
@@ -60,7 +62,7 @@ def gpu_devices(target_config: str, hosts: int, gpus: int) -> list[jax.Device]:
     """
     described = {
         "platform": "cuda",
-        "target_config": target_config,
+        "target_config": _target_config(gpu),
         "topology": f"1x{hosts}x{gpus}",
     }
     try:
@@ -72,6 +74,50 @@ def gpu_devices(target_config: str, hosts: int, gpus: int) -> list[jax.Device]:
                 importlib.import_module(name).initialize()
                 return _devices(**described)
         raise ImportError(str(error)) from error
+
+
+def _target_config(gpu: Gpu) -> str:
+    """The text proto of XLA's ``GpuTargetConfig`` for a GPU."""
+    major, minor = gpu.compute_capability
+    figures = "\n".join(
+        f"  {name}: {gpu[k]}" for k, name in enumerate(gpu._fields[4:], 4)
+    )
+    return f"""
+gpu_device_info {{
+  name: "{gpu.name}"
+  device_vendor: "NVIDIA Corporation"
+  platform_version: "Compute Capability {major}.{minor}"
+  cuda_compute_capability {{
+    major: {major}
+    minor: {minor}
+    feature_extension: {gpu.features}
+  }}
+{figures}
+  shared_memory_per_block: {48 * 2**10}
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  registers_per_core_limit: {2**16}
+  registers_per_block_limit: {2**16}
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: {2**16 - 1}
+  block_dim_limit_z: {2**16 - 1}
+  device_address_bits: 64
+  pcie_bandwidth: {32 * 2**30}
+  ecc_enabled: true
+  driver_version: "13.0.0"
+  runtime_version: "12.8.0"
+  compile_time_toolkit_version: "12.8.0"
+  dnn_version: "9.10.0"
+  device_interconnect_info {{ active_links: {gpu.links} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{gpu.name}"
+"""
 
 
 def _devices(*args: Any, **kwargs: Any) -> list[jax.Device]:

@@ -12,7 +12,7 @@ import jax
 
 from shardmap._jax import LIBTPU
 from shardmap.explaining import compilers
-from shardmap.explaining.gpus import GPUS, target_config
+from shardmap.explaining.chips import GPUS
 from shardmap.units import shown
 
 
@@ -173,7 +173,7 @@ def _devices(machine: Machine) -> tuple[jax.Device, ...]:
     kind, sizes, slices = machine
     try:
         if kind in GPUS:
-            return tuple(compilers.gpu_devices(target_config(GPUS[kind]), *sizes))
+            return tuple(compilers.gpu_devices(GPUS[kind], *sizes))
         return tuple(
             compilers.tpu_devices(str(machine._replace(slices=1)), sizes, slices)
         )

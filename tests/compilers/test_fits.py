@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explaining.chips import capacity_of
-from shardmap.explaining.gpus import GPUS
+from shardmap.explaining.chips import GPUS, capacity_of
 from tests.command_line import python
 
 MACHINES = "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1", "h100:4"

@@ -19,7 +19,7 @@ from shardmap._jax.stages import given_shardings
 from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, PyTree
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.arrays import trees
-from shardmap.explaining.read.vmaps import VmapAxis
+from shardmap.explaining.read.visitor import VmapAxis
 from shardmap.explaining.report import ArrayLayout, Axis, describe
 from shardmap.map.layout import map_shardings
 from shardmap.map.primitives.map_primitive import MapParams, spmap_p
