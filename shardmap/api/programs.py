@@ -95,7 +95,6 @@ def run_on_set_mesh(transformed: Transformed, args: Args, kwargs: Kwargs) -> PyT
         program = running.map_jit(
             run,
             devices,
-            communicates=True,
             donate_argnums=transformed.donate_argnums,
             donate_argnames=transformed.donate_argnames,
         )

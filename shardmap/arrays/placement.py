@@ -122,4 +122,4 @@ def device_put(value: Value, sharding: Sharding) -> jax.Array:
 def _recut(sharding: Sharding) -> Any:
     """A program that reshards an array on its devices."""
     devices = list(sharding.device_set)
-    return map_jit(lambda x: x, devices, communicates=True, out_shardings=sharding)
+    return map_jit(lambda x: x, devices, out_shardings=sharding)

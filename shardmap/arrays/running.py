@@ -134,14 +134,13 @@ _COLLECTIVE = re.compile(r" (all-|collective-|ragged-all-|reduce-scatter)[\w-]*\
 def map_jit(
     fun: Callable[..., Any],
     devices: Collection[jax.Device],
-    communicates: bool,
     **options: Param,
 ) -> Callable[..., Any]:
-    """`jax.jit` for a program over several devices, which perhaps communicate."""
+    """`jax.jit` for a program over several devices, which may communicate."""
     name = getattr(fun, "__name__", "a map")
     _check_runs(name, devices)
     jitted = jax.jit(fun, compiler_options=compiler_options(devices), **options)
-    if not (communicates and _is_serialized(devices)):
+    if not _is_serialized(devices):
         return jitted
     return functools.partial(_lock.run, name, None, jitted)
 

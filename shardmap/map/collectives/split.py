@@ -109,12 +109,6 @@ def gives_all_the_same(equation: Equation) -> bool:
     return is_whole and COLLECTIVES[primitive].is_shared
 
 
-def has_collectives(jaxpr: Jaxpr) -> bool:
-    """Whether there is any collective in ``jaxpr`` that sends something."""
-    primitives = primitives_in(jaxpr) & COLLECTIVES.keys()
-    return any(COLLECTIVES[primitive].kind for primitive in primitives)
-
-
 def _batching_rule(
     vmap: Vmap,
     args: Sequence[Any],

@@ -16,7 +16,6 @@ from shardmap._jax.walk import inline_calls, per_jaxpr
 from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import set_mesh
-from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import map_shardings
 from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.lowering.steps import Scope
@@ -98,27 +97,10 @@ def _program(
         return jax.jit(run), None
     devices = list(mesh.devices.flat)
     if under_mesh:
-        return map_jit(run, devices, communicates=True), None
+        return map_jit(run, devices), None
     operands, results = map_shardings(params)
-    jitted = map_jit(
-        run,
-        devices,
-        communicates(params),
-        in_shardings=operands,
-        out_shardings=list(results),
-    )
-    return jitted, operands
-
-
-def communicates(params: MapParams) -> bool:
-    """Whether the devices of a map's program send anything to each other."""
-    mesh, axis = cast(Mesh, params.mesh), params.axis
-    return (
-        params.lowering == "spmd"
-        or len(mesh.axis_names) > len(axis.device_axes)
-        or axis.padding != 0
-        or has_collectives(params.call_jaxpr)
-    )
+    options = {"in_shardings": operands, "out_shardings": list(results)}
+    return map_jit(run, devices, **options), operands
 
 
 spmap_p.def_impl(evaluate_map)
