@@ -16,7 +16,6 @@ from typing import (
 
 import jax
 import jax.extend.core
-import jax.numpy as jnp
 
 from shardmap._jax import api_boundary
 from shardmap._jax.errors import explained_errors
@@ -138,8 +137,6 @@ class ChunkedFunction(Generic[P, R]):
         """
         leaves = jax.tree.leaves(arguments)
         asked = asked_points("chunked", self._in_slices, arguments[0])
-        keywords = leaves[len(asked) :]
-        asked += tuple(((),) * jnp.ndim(leaf) for leaf in keywords)
         call = of_arguments("chunked", self._fun, arguments)
 
         @functools.wraps(call)
@@ -149,7 +146,8 @@ class ChunkedFunction(Generic[P, R]):
         with explained_errors():
             jaxpr, result = jax.make_jaxpr(flat, return_shape=True)(*arguments)
         jaxpr, held = without_tracers(jaxpr)
-        asked += tuple(((),) * value.ndim for value in held)
+        # Keyword arguments, and what the function closes over, are whole.
+        asked += tuple(((),) * aval.ndim for aval in jaxpr.in_avals[len(asked) :])
         options = self._options._replace(asked=asked)
         try:
             cut_program = primitive.cut(jaxpr, options)

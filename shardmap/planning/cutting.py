@@ -91,7 +91,7 @@ def cut_function(
         )
         # Of the arguments that lie in chunks, how many pieces read each chunk.
         read = {
-            name: times_read([leaf], (tuple(cut.at for cut in row),))
+            name: times_read(leaf, [cut.at for cut in row])
             for name, leaf, row in zip(names, leaves, cuts, strict=True)
             if any(borders(leaf, axis) is not None for axis in range(len(row)))
         }

@@ -254,30 +254,27 @@ def result_cuts(out_slices: InSlices, results: PyTree) -> list[list[Cut]]:
     ]
 
 
-def times_read(leaves: Sequence[Any], asked: Asked) -> float:
-    """How often pieces read each chunk of an array, on average, at the most.
+def times_read(leaf: Any, row: Sequence[Points | Auto]) -> float:
+    """How often pieces read each chunk of an array, on average.
 
     A chunk that pieces share is read by each of them. The chunks of a memory-mapped
     file are its pages.
 
     >>> import types
-    >>> times_read([types.SimpleNamespace(shape=(4,), chunks=(2,))], [((1, 2, 3),)])
+    >>> times_read(types.SimpleNamespace(shape=(4,), chunks=(2,)), [(1, 2, 3)])
     2.0
     """
-    ratios = [1.0]
-    for leaf, row in zip(leaves, asked, strict=False):
-        page, times = page_shape(leaf), 1.0
-        for axis, points in enumerate(row):
-            begins: Sequence[int] | None = borders(leaf, axis)
-            if begins is None and page is not None:
-                begins = range(page[axis], leaf.shape[axis], page[axis])
-            if begins is not None and points and not isinstance(points, Auto):
-                ends = np.array([*points, leaf.shape[axis]])
-                first = np.searchsorted(begins, [0, *points], "right")
-                last = np.searchsorted(begins, ends - 1, "right")
-                times *= int((last - first + 1).sum()) / (len(begins) + 1)
-        ratios.append(times)
-    return max(ratios)
+    page, times = page_shape(leaf), 1.0
+    for axis, points in enumerate(row):
+        begins: Sequence[int] | None = borders(leaf, axis)
+        if begins is None and page is not None:
+            begins = range(page[axis], leaf.shape[axis], page[axis])
+        if begins is not None and points and not isinstance(points, Auto):
+            ends = np.array([*points, leaf.shape[axis]])
+            first = np.searchsorted(begins, [0, *points], "right")
+            last = np.searchsorted(begins, ends - 1, "right")
+            times *= int((last - first + 1).sum()) / (len(begins) + 1)
+    return times
 
 
 def cut_points(

@@ -65,7 +65,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             shard_bytes(cut_program, stage),
             kept_bytes(cut_program, place),
             scratch_bytes(cut_program, place),
-            functions(stage)[0],
+            _functions(stage),
         )
         for place, stage in enumerate(cut_program.stages)
     )
@@ -286,28 +286,32 @@ MANY_LENGTHS = 8
 
 def _costs(cut_program: CutProgram, stage: Stage, cost: StageCost) -> str:
     """What a stage keeps, computes, compiles and reads."""
-    computed, (compiled, lengths) = temporaries(cut_program, stage), functions(stage)
+    computed = temporaries(cut_program, stage)
     parts = [f"{size(cost.kept_bytes)} kept"] * bool(cost.kept_bytes)
     parts += [f"{size(cost.scratch_bytes)} kept in scratch"] * bool(cost.scratch_bytes)
     parts += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
-    if compiled > 1:
+    if cost.functions > 1:
         about = "about " * (stage.spread().step > 1)
-        parts.append(f"{about}{compiled:,} functions compiled")
-        if lengths >= MANY_LENGTHS:
+        parts.append(f"{about}{cost.functions:,} functions compiled")
+        if (lengths := _lengths(stage)) >= MANY_LENGTHS:
             parts[-1] += f" for pieces of {lengths:,} lengths (see Pieces)"
     parts += [f"reads {cost.reads}"] * bool(cost.reads)
     return "".join(f"; {each}" for each in parts)
 
 
-def functions(stage: Stage) -> tuple[int, int]:
-    """About how many functions the shards of a stage compile, for how many lengths.
+def _functions(stage: Stage) -> int:
+    """About how many functions the shards of a stage compile.
 
     Shards that differ in position only share one.
     """
     numbers = {*stage.spread(), *sample(stage)}
     recipes = {stage.recipe(number)[1].static for number in numbers}
-    lengths = sum(
+    return max(len(recipes), _lengths(stage))
+
+
+def _lengths(stage: Stage) -> int:
+    """How many different lengths the pieces of its shards have."""
+    return sum(
         math.prod(len({b - a for a, b in stage.loops[k].pieces}) for k in family.loops)
         for family in stage.families
     )
-    return max(len(recipes), lengths), lengths

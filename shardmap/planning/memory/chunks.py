@@ -56,4 +56,5 @@ class Chunks:
 
     def times_read(self, asked: Asked) -> float:
         """How often pieces read each chunk of an argument, on average, at the most."""
-        return times_read(self.leaves, asked)
+        times = map(times_read, self.leaves, asked)  # Values inside have no chunks.
+        return max(times, default=1.0)
