@@ -39,7 +39,6 @@ ROOMS = [
     "planning",
     "explaining.interconnect",
     "explaining.chips",
-    "explaining.compilers",
     "explaining.machines",
     "explaining.report",
     "explaining.read",

@@ -1,18 +1,23 @@
 """Devices of machines that are not here: their compilers compile for them."""
 
+import contextlib
 import difflib
 import functools
+import importlib
 import itertools
 import math
+import os
 import re
+import sys
 import threading
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
+from jax.experimental import topologies
 
 from shardmap._jax import LIBTPU
-from shardmap.explaining import compilers
-from shardmap.explaining.chips import GPUS
+from shardmap.explaining.chips import GPUS, Gpu
 from shardmap.units import shown
 
 
@@ -170,19 +175,128 @@ def _unknown(name: str, near: Machine | None = None, why: str = "") -> ValueErro
 
 @functools.cache
 def _devices(machine: Machine) -> tuple[jax.Device, ...]:
-    kind, sizes, slices = machine
+    is_gpu = machine.kind in GPUS
     try:
-        if kind in GPUS:
-            return tuple(compilers.gpu_devices(GPUS[kind], *sizes))
-        return tuple(
-            compilers.tpu_devices(str(machine._replace(slices=1)), sizes, slices)
-        )
+        return tuple((_of_gpus if is_gpu else _of_tpus)(machine))
     except ImportError as error:
         extra, packages = "tpu-compiler", f"libtpu=={LIBTPU}"
-        if kind in GPUS:
+        if is_gpu:
             extra = "gpu-compiler"
             packages = "'jax[cuda12-local]' nvidia-cuda-nvcc-cu12"
         raise ImportError(
             f"devices({str(machine)!r}) needs the compiler of these devices, which is "
             f"not installed: pip install {packages} (shardmap's extra {extra!r})."
         ) from error
+
+
+# The compilers, as the plugins of JAX bring them
+
+_CUDA_PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
+
+_LOADING = {
+    # Else libtpu may be loaded by one process of a machine at a time.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Else the plugin refuses to load without the libraries that run programs.
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+
+
+def _of_tpus(machine: Machine) -> list[jax.Device]:
+    topology, rows = str(machine._replace(slices=1)), machine.sizes[:2]
+    described: dict[str, Any] = {}
+    # By default a host has several chips, and libtpu refuses fewer.
+    if 1 in rows:
+        described["chips_per_host_bounds"] = (*(min(size, 2) for size in rows), 1)
+    if machine.slices > 1:
+        described["num_slices"] = machine.slices
+    try:
+        return _compile_only(topology, platform="tpu", **described)
+    except jax.errors.JaxRuntimeError:
+        raise
+    except RuntimeError as error:
+        raise ImportError(str(error)) from error
+
+
+def _of_gpus(machine: Machine) -> list[jax.Device]:
+    hosts, gpus = machine.sizes
+    described = {
+        "platform": "cuda",
+        "target_config": _target_config(GPUS[machine.kind]),
+        "topology": f"1x{hosts}x{gpus}",
+    }
+    try:
+        return _compile_only(**described)
+    except NotImplementedError as error:
+        # JAX loads plugins once. Where that was before, it was with the check.
+        for name in _CUDA_PLUGINS:
+            with contextlib.suppress(ModuleNotFoundError), _loading():
+                importlib.import_module(name).initialize()
+                return _compile_only(**described)
+        raise ImportError(str(error)) from error
+
+
+def _target_config(gpu: Gpu) -> str:
+    """The text proto of XLA's ``GpuTargetConfig`` for a GPU."""
+    major, minor = gpu.compute_capability
+    figures = "\n".join(
+        f"  {name}: {gpu[k]}" for k, name in enumerate(gpu._fields[4:], 4)
+    )
+    return f"""
+gpu_device_info {{
+  name: "{gpu.name}"
+  device_vendor: "NVIDIA Corporation"
+  platform_version: "Compute Capability {major}.{minor}"
+  cuda_compute_capability {{
+    major: {major}
+    minor: {minor}
+    feature_extension: {gpu.features}
+  }}
+{figures}
+  shared_memory_per_block: {48 * 2**10}
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  registers_per_core_limit: {2**16}
+  registers_per_block_limit: {2**16}
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: {2**16 - 1}
+  block_dim_limit_z: {2**16 - 1}
+  device_address_bits: 64
+  pcie_bandwidth: {32 * 2**30}
+  ecc_enabled: true
+  driver_version: "13.0.0"
+  runtime_version: "12.8.0"
+  compile_time_toolkit_version: "12.8.0"
+  dnn_version: "9.10.0"
+  device_interconnect_info {{ active_links: {gpu.links} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{gpu.name}"
+"""
+
+
+def _compile_only(*args: Any, **kwargs: Any) -> list[jax.Device]:
+    with _loading():
+        return list(topologies.get_topology_desc(*args, **kwargs).devices)
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """A context in which the compilers load, and what they write on stderr is lost."""
+    before = dict(os.environ)
+    os.environ.update({k: v for k, v in _LOADING.items() if k not in before})
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        for name in _LOADING.keys() - before.keys():
+            del os.environ[name]
