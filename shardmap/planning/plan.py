@@ -1,15 +1,4 @@
-"""`plan` and its result, a `ShardPlan` of `Shard`s.
-
->>> import jax.numpy as jnp, numpy as np
->>> x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
->>> shard_plan = plan(lambda x: jnp.cos(x).sum(0), x, in_slices=({0: 2},))
->>> shard_plan.num_shards
-2
->>> shard_plan.shards[1].in_slices
-((slice(2, 4, None), slice(0, 3, None)),)
->>> shard_plan.run(x)
-array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
-"""
+"""`plan` and its result, a `ShardPlan` of `Shard`s."""
 
 import inspect
 import os

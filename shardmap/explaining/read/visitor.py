@@ -14,14 +14,13 @@ from shardmap._jax.primitives import (
     is_pmap,
     is_transposed,
     manual_axes_of,
-    named_axes,
     scan_counts,
 )
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Equation, Jaxpr, PyTree, Value
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explaining.report import Axis, AxisKind
-from shardmap.map.collectives.table import COLLECTIVES
+from shardmap.map.collectives.split import gives_all_the_same, is_collective
 from shardmap.map.layout import lay_out_inner
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import EnclosingProgram
@@ -31,7 +30,6 @@ from shardmap.source import source_of
 
 CHUNKED = "chunked"
 """The name of the primitive of functions in pieces."""
-_GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 
 
 class Scope(NamedTuple):
@@ -171,10 +169,8 @@ def _tells_apart(shard_map: Equation, name: str) -> bool:
     """Whether the devices along a mesh axis do different work."""
     specs = [spec.partitions for spec in shard_map.params["in_specs"]]
     return name in jax.tree.leaves(specs) or any(
-        name in named_axes(each)
+        is_collective(each, name) and not gives_all_the_same(each)
         for each in equations(shard_map.params["jaxpr"])
-        if each.primitive in COLLECTIVES
-        and COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
     )
 
 
