@@ -103,13 +103,12 @@ class Explanation(Printed, Report):
 
     def __str__(self) -> str:
         if self.title is not None:
-            return printable("\n".join(self.pieces))
+            return printable("\n  ".join([self.title, *self.pieces]))
         return super().__str__()
 
     def __repr__(self) -> str:
-        if self.title is not None:
-            return printable(f"<Explanation of {self.title}>")
-        return printable(f"<Explanation of {self.name}: {self.summary}>")
+        what = self.title or f"{self.name}: {self.summary}"
+        return printable(f"<Explanation of {what}>")
 
     def __getstate__(self) -> dict[str, Any]:
         # Most functions cannot be pickled, and a report is useful without.

@@ -287,8 +287,7 @@ class ShardPlan:
         return html
 
     def __str__(self) -> str:
-        explanation = self.explain()
-        return "\n  ".join([explanation.title, *explanation.pieces])
+        return str(self.explain())
 
     def _leaves(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]

@@ -183,8 +183,11 @@ def test_a_plan_is_explained_at_once(tmp_path):
     made = sm.plan(lambda x: (x * 2).sum(1), ones(6, 2), in_slices={0: 3})
     report = sm.explain(made)
     assert report == made.explain()
-    assert report.title == str(made).splitlines()[0]
-    assert str(report).splitlines() == list(report.pieces)
+    assert str(report) == str(made)
+    assert str(report).splitlines() == [
+        report.title,
+        *(f"  {line}" for line in report.pieces),
+    ]
     report.save(tmp_path / "plan.html")
     for page in (report._repr_html_(), (tmp_path / "plan.html").read_text()):
         assert "3 shards" in page
