@@ -21,12 +21,12 @@ from shardmap.planning.engine.nodes import Scalar, Value, data_aval, is_key, key
 from shardmap.planning.engine.slices import shape_of
 from shardmap.planning.engine.stages import Members, Stage
 from shardmap.planning.lax import batched
-from shardmap.planning.lax.indexed import dynamic, gather, scatter
+from shardmap.planning.lax.indexed import gather, scatter
 from shardmap.planning.lax.staged.pieces import PIECES
 from shardmap.planning.run.buffers import start_dtype
 from shardmap.planning.run.cut_program import CutProgram
 
-WITH_PLACES = frozenset({*dynamic.RULES, *gather.RULES, *scatter.RULES})
+WITH_PLACES = frozenset({*gather.RULES, *scatter.RULES})
 """Primitives whose operands say which places they read or write."""
 
 

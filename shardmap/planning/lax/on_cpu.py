@@ -16,8 +16,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.stages import SLOW_LEADING_SUMS
-from shardmap.planning.engine.nodes import Graph, Node
-from shardmap.planning.lax.pointwise import RULES as ELEMENTWISE
+from shardmap.planning.engine.nodes import Node
 
 LONG_ROW = 2**15
 """The fewest elements of a long row. XLA is fast at shorter ones."""
@@ -25,8 +24,8 @@ LONG_ROW = 2**15
 FOLDED = 8
 """How many parts of an axis are added at a time."""
 
-SHORT_LOOP = 16
-"""The most steps of a loop that become one kernel."""
+MANY_FEATURES = 16
+"""A convolution of so many pairs of features in a group is faster with these last."""
 
 COMBINE: Mapping[Any, Callable[[Any, Any], Any]] = {
     p.reduce_sum_p: lax.add,
@@ -92,32 +91,18 @@ def sorted_operands(
     return [lax.bitcast_convert_type(keys, x.dtype)]
 
 
-def steps_at_once(body: Graph, consts: int, length: int) -> int:
-    """How many steps of a scan are one, by its step, whose first inputs are constants.
-
-    XLA for CPU stores what is carried after each step. Without that, the few steps of
-    a binary search take a third of the time, and no memory.
-    """
-    tables = {*body.inputs[:consts], *body.constants}
-
-    def is_elementwise(node: Node) -> bool:
-        if node.primitive is p.gather_p:
-            return node.ins[0] in tables
-        return node.primitive in (*ELEMENTWISE, p.broadcast_in_dim_p, p.squeeze_p)
-
-    is_one = length <= SHORT_LOOP and all(map(is_elementwise, body.nodes))
-    return max(length, 1) if is_one and jax.default_backend() == "cpu" else 1
-
-
 def convolved(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
-    """A convolution, on CPU with its features on the last axes.
+    """A convolution of many features, on CPU with these on the last axes.
 
     XLA for CPU has a fast kernel for that layout only. It converts other layouts, but
-    not inside of a loop, where they take five to ten times as long.
+    not inside of a loop, where they take 10 to 30 times as long. Of few features, or
+    one in each group, that kernel is the slower one, by as much.
     """
-    if jax.default_backend() != "cpu":
-        return p.conv_general_dilated_p.bind(lhs, rhs, **params)
     numbers = params["dimension_numbers"]
+    pairs = math.prod(rhs.shape[axis] for axis in numbers.rhs_spec[:2])
+    is_few = pairs < MANY_FEATURES * params["feature_group_count"]
+    if is_few or jax.default_backend() != "cpu":
+        return p.conv_general_dilated_p.bind(lhs, rhs, **params)
     count = len(numbers.lhs_spec) - 2
     images = (0, count + 1, *range(1, count + 1))
     last = lax.ConvDimensionNumbers(images, (count + 1, count, *range(count)), images)

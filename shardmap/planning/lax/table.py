@@ -1,6 +1,7 @@
 """The table of all rules, and of the calls whose bodies are inlined."""
 
 import collections
+import functools
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,8 @@ from jax.extend.core import primitives as p
 from shardmap._jax.effects import AXIS_EFFECT
 from shardmap._jax.primitives import (
     EXPANDABLE,
+    PURE_CALLBACK,
+    axis_names,
     branch_of_platform,
     expansion,
     linear_solve,
@@ -21,27 +24,34 @@ from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import vectorized
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+from shardmap.planning.engine.factors import Factors, taken_whole
 from shardmap.planning.engine.nodes import (
     Graph,
     Node,
     Operand,
     PlanPrimitive,
+    Refused,
     Rewrite,
 )
-from shardmap.planning.engine.rules import RuleMaker, RuleTable, Stages
+from shardmap.planning.engine.rules import (
+    Factor,
+    Reason,
+    RuleMaker,
+    RuleTable,
+    Stages,
+)
 from shardmap.planning.lax import (
     batched,
+    per_piece,
     pointwise,
-    prefix,
     random,
     reduce,
     reshape,
     shape,
-    special,
     window,
 )
 from shardmap.planning.lax.control import loops, rows
-from shardmap.planning.lax.indexed import dynamic, gather, scatter
+from shardmap.planning.lax.indexed import gather, scatter
 from shardmap.planning.lax.primitives import CUSTOM_VMAP
 from shardmap.planning.lax.staged import barrier, matched, monoids, pieces, split_scan
 
@@ -116,6 +126,54 @@ DECOMPOSITIONS: dict[Any, Rewrite] = {
     **({} if EXPANDABLE is None else {EXPANDABLE: expanded}),
 }
 
+TALKS = Reason(
+    "it talks to the other elements of a mapped axis", "cut an axis that is not mapped"
+)
+TRANSPOSED = Reason("it is a placeholder that only differentiation puts in")
+
+
+def collective(node: Node) -> Factors:
+    """The rule of a collective over a mapped axis; any other primitive has none."""
+    entry = COLLECTIVES.get(node.primitive)
+    if entry is None:
+        why = f"there is no rule for {node.name}"
+        remedy = "register_rule gives it one; spmap(batch_size=) needs none"
+        return taken_whole(node, Reason(why, remedy))
+    # A batched collective combines along axes of its operands, as a reduction does.
+    over = [k for k in axis_names(node.params) if isinstance(k, int)]
+    reduction = entry.combiner if entry.is_reduction else None
+    if not entry.is_elementwise or (over and not reduction):
+        return taken_whole(node, TALKS)
+    axes = [[(k, axis) for axis in range(len(s))] for k, s in enumerate(node.in_shapes)]
+    outs = [[name for name in row if name[1] not in over] for row in axes]
+    summed: dict[Factor, str] = {
+        name: reduction for row in axes for name in row if reduction and name[1] in over
+    }
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        every = len(pending) == len(node.ins)
+        return combiner if combiner == reduction and every else None
+
+    return Factors(node, axes, outs, summed, passes=passes, cheap=False)
+
+
+def stateful(node: Node) -> Factors:
+    draws = node.primitive is p.rng_uniform_p
+    remedy = ": draw with jax.random.uniform and a key" if draws else ""
+    raise Refused(
+        f"{node.name} at {node.source} reads or changes state, and shards run in any "
+        f"order{remedy}"
+    )
+
+
+STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.rng_uniform_p, p.swap_p]
+
+WHOLE_OR_REFUSED: dict[Any, RuleMaker] = {
+    **dict.fromkeys(STATEFUL, stateful),
+    PURE_CALLBACK: per_piece.rule,
+    p.custom_lin_p: functools.partial(taken_whole, reason=TRANSPOSED),
+}
+
 OF_CALLS = [p.call_p, p.closed_call_p, p.custom_jvp_call_p, p.custom_vjp_call_p]
 LOOKED_THROUGH = {
     **dict.fromkeys(OF_CALLS, "call_jaxpr"),
@@ -127,7 +185,7 @@ LOOKED_THROUGH = {
 TABLE = RuleTable(
     LOOKED_THROUGH,
     {
-        **dynamic.REWRITES,
+        **gather.REWRITES,
         **reduce.REWRITES,
         **reshape.REWRITES,
         **scatter.REWRITES,
@@ -137,17 +195,13 @@ TABLE = RuleTable(
     implemented,
     # It marks equations inside of a map, whose rules handle it.
     (AXIS_EFFECT,),
-    special.collective,
+    collective,
 )
 
 OF_ROWS = replace(TABLE, otherwise=of_rows)
 """The table inside of a loop of rows, see `rows`."""
 
-STAGES: dict[Any, Stages] = {
-    **batched.STAGES,
-    **matched.STAGES,
-    **prefix.STAGES,
-}
+STAGES: dict[Any, Stages] = {**batched.STAGES, **matched.STAGES}
 """The rewrites of equations at which cuts end."""
 
 
@@ -168,12 +222,12 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "shape": shape.RULES | barrier.RULES,
     "reshape": reshape.RULES,
     "reductions and contractions": reduce.RULES | monoids.RULES,
-    "cumulative reductions": prefix.RULES,
+    "cumulative reductions": batched.CUMULATIVE,
     "sliding windows": window.RULES,
-    "indexing": gather.RULES | scatter.RULES | dynamic.RULES,
+    "indexing": gather.RULES | scatter.RULES,
     "batched": batched.RULES | pieces.RULES,
     "random bits": random.RULES,
-    "whole or refused": special.RULES,
+    "whole or refused": WHOLE_OR_REFUSED,
     "loops and branches": control(TABLE),
 }
 

@@ -69,37 +69,13 @@ def test_parts_of_rows_are_added_only_where_the_compiler_is_slow(monkeypatch):
         assert ("stablehlo.slice" in text.as_text()) == is_slow
 
 
-def test_a_binary_search_is_one_kernel_and_longer_loops_stay():
-    edges = np.linspace(-2, 2, 161).astype(np.float32)
+def test_convolutions_of_few_features_keep_their_layout():
+    images = np.random.default_rng(2).random((4, 2, 16, 16), np.float32)
+    kernels = np.random.default_rng(3).random((2, 2, 3, 3), np.float32)
 
-    def function(steps):
-        def fun(u, edges):
-            places = jnp.searchsorted(edges, u)
-            grown = jax.lax.fori_loop(0, steps, lambda k, x: x * 0.5 + u, u)
-            return places, grown
+    def fun(images, kernels):
+        return jax.lax.conv(images, kernels, (1, 1), "SAME")
 
-        return fun
-
-    for steps, loops in ((16, 0), (17, 1)):
-        fun = function(steps)
-        shard_plan = plan(fun, FIELD, edges, in_slices=({0: 3}, None))
-        assert_same(shard_plan.run(FIELD, edges), jax.jit(fun)(FIELD, edges), 1e-6)
-        shard = shard_plan.shards[0]
-        text = shard.function.lower(*shard.args(FIELD, edges)).as_text()
-        assert text.count("stablehlo.while") == loops
-
-
-@pytest.mark.parametrize(
-    "step",
-    [lambda x, u: x[::-1] + u, lambda x, u: jnp.take(x, jnp.arange(8) % 3, 0) + u],
-    ids=["a step that shifts", "a step that looks up what is carried"],
-)
-def test_steps_that_would_be_computed_more_than_once_stay_a_loop(step):
-    def fun(u):
-        return jax.lax.fori_loop(0, 4, lambda k, x: step(x, u), u)
-
-    rows = FIELD[0]
-    shard_plan = plan(fun, rows, in_slices={1: 2})
-    assert_same(shard_plan.run(rows), jax.jit(fun)(rows), 1e-6)
-    shard = shard_plan.shards[0]
-    assert "stablehlo.while" in shard.function.lower(*shard.args(rows)).as_text()
+    cut = jax.jit(sm.chunked(fun, ({0: 2}, None)))
+    assert_same(cut(images, kernels), fun(images, kernels), 1e-5)
+    assert "[b, f, 0, 1]" in cut.lower(images, kernels).as_text()

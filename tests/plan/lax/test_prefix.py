@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from jax import lax
 
-from shardmap.planning.lax.prefix import KINDS
+from shardmap.planning.lax.batched import KINDS
 from shardmap.planning.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import X, ints

@@ -109,9 +109,9 @@ LAYOUTS += [("NCHW", "OIHW", "NCHW"), ("HWCN", "OHWI", "NWHC")]
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
-def test_a_convolution_of_any_layout_is_the_fast_kernel_in_a_loop(layout):
+def test_a_convolution_of_many_features_is_the_fast_kernel_in_a_loop(layout):
     """XLA for CPU lays out anew only what stands outside of loops."""
-    sizes = {"N": 2, "C": 3, "H": 12, "W": 7}, {"O": 4, "I": 3, "H": 3, "W": 2}
+    sizes = {"N": 2, "C": 4, "H": 12, "W": 7}, {"O": 4, "I": 4, "H": 3, "W": 2}
     shapes = [
         [size[axis] for axis in names]
         for size, names in zip(sizes, layout, strict=False)

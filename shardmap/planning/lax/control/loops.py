@@ -29,7 +29,6 @@ from shardmap.planning.lax.control.body import (
     hulls,
 )
 from shardmap.planning.lax.control.rows import ROWS, conditions, has_unvmapped
-from shardmap.planning.lax.on_cpu import steps_at_once
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER
 
 MOST_EQUATIONS = 2048
@@ -131,14 +130,13 @@ class Scan(Inner):
             outs = self.body.run(step, [*consts, *carried, *rows], starts)
             return self.typed(outs[: self.carries]), outs[self.carries :]
 
-        at_once = steps_at_once(self.body.graph, self.consts, static.length)
         final, stacked = lax.scan(
             body,
             self.only_first(self.entering(carries, step), static.summed, starts),
             list(values[first:]),
             length=static.length,
             reverse=self.node.params["reverse"],
-            unroll=max(self.node.params["unroll"], at_once),
+            unroll=self.node.params["unroll"],
         )
         return [*final, *stacked]
 

@@ -1,4 +1,4 @@
-"""The rule of ``gather``: which axes of the operand and of the indices can be cut.
+"""The rule of ``gather``, and of slices at unknown places, which are written as one.
 
 An axis that is taken in full passes. An axis that is taken in windows is whole. An axis
 that is taken in single places gives partial results: each shard takes the elements in
@@ -7,16 +7,19 @@ its box, and zero for the others. For ``table[words]`` the rule is
 reads a range of the axis instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
+from jax.typing import ArrayLike
 
 from shardmap.arrays.combining import identity
 from shardmap.planning.engine.factors import Factors, Local, bind
-from shardmap.planning.engine.nodes import Node, is_key
+from shardmap.planning.engine.nodes import Graph, Node, Operand, Rewrite, Scalar, is_key
 from shardmap.planning.engine.rules import (
     Axis,
     Factor,
@@ -27,7 +30,6 @@ from shardmap.planning.engine.rules import (
     nothing_passes,
 )
 from shardmap.planning.engine.slices import Window
-from shardmap.planning.lax.indexed.dynamic import as_int32, moved
 from shardmap.planning.lax.indexed.ranges import gather_window, lines
 
 INDEXED = Reason(
@@ -46,6 +48,67 @@ WINDOWS = Reason(
 )
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
+
+
+def as_int32(index: ArrayLike) -> jax.Array:
+    """Indices of any integer type; those far outside of an axis stay outside.
+
+    The start of a shard's box is subtracted from them, which would wrap around in small
+    or unsigned types.
+    """
+    index = jnp.asarray(index)
+    limits = np.iinfo(np.int32)
+    if index.dtype in (jnp.uint32, jnp.uint64):
+        # `jnp.clip` would turn the least int32 into a large unsigned number.
+        index = jnp.minimum(index, limits.max)
+    elif index.dtype.itemsize > 4:
+        index = jnp.clip(index, limits.min, limits.max)
+    return index.astype(jnp.int32)
+
+
+def moved(
+    index: jax.Array,
+    axes: Sequence[int],
+    starts: Mapping[int, ArrayLike],
+    last: Sequence[int] | None,
+) -> jax.Array:
+    """Places relative to the start of a box; those before it are negative.
+
+    They are clipped to the last place on each axis first, if that is given.
+    """
+    index = as_int32(index)
+    columns = []
+    for k, axis in enumerate(axes):
+        column = index[..., k]
+        if last is not None:
+            column = jnp.clip(column, 0, last[axis])
+        start = starts.get(axis)
+        columns.append(column if start is None else column - as_int32(start))
+    return jnp.stack(columns, -1)
+
+
+def dynamic_slice(graph: Graph, node: Node) -> list[Operand]:
+    """Writes a slice as one with literal starts, and as a gather of one place."""
+    sizes, every = node.out_shapes[0], node.ins[1:]
+    unknown = [
+        k
+        for k, start in enumerate(every)
+        if sizes[k] != node.in_shapes[0][k] and not isinstance(start, Scalar)
+    ]
+    numbers = lax.GatherDimensionNumbers(tuple(range(len(sizes))), (), tuple(unknown))
+
+    def taken(x: jax.Array, *starts: jax.Array) -> jax.Array:
+        for k, start in enumerate(every):
+            if isinstance(start, Scalar):
+                # As JAX does it: the start moves, so that all elements exist.
+                first = min(max(int(start.value), 0), x.shape[k] - sizes[k])
+                x = lax.slice_in_dim(x, first, first + sizes[k], axis=k)
+        if not unknown:
+            return x
+        places = jnp.stack([starts[k] for k in unknown])
+        return lax.gather(x, places, numbers, sizes, mode="clip")
+
+    return graph.call(taken, node.ins)
 
 
 class Gather(Factors):
@@ -167,3 +230,4 @@ class Gather(Factors):
 
 
 RULES: dict[Any, RuleMaker] = {p.gather_p: Gather}
+REWRITES: dict[Any, Rewrite] = {p.dynamic_slice_p: dynamic_slice}

@@ -1,4 +1,4 @@
-"""The rule of ``scatter``: each shard applies the updates inside of its box.
+"""The rules of updates: each shard applies those inside of its box.
 
 ``x.at[1:-1].add(y)`` is a scatter whose only index is a literal, and is written as a
 ``dynamic_update_slice``.
@@ -27,10 +27,16 @@ from shardmap.planning.engine.rules import (
     RuleMaker,
     Windowed,
 )
-from shardmap.planning.lax.indexed.dynamic import WRITTEN, moved
-from shardmap.planning.lax.indexed.known import known_columns
+from shardmap.planning.engine.slices import Window
+from shardmap.planning.lax.indexed.gather import as_int32, moved
+from shardmap.planning.lax.indexed.known import evaluated, known_columns
 from shardmap.planning.lax.indexed.ranges import lines, scatter_window
 from shardmap.planning.lax.primitives import SCATTER_SUB
+
+WRITTEN = Reason(
+    "where the updates go is known only when it runs",
+    "cut only the operand, or another axis",
+)
 
 ALL_OVER = Reason(
     "the updates of each piece go to places all over it",
@@ -200,6 +206,55 @@ class Scatter(Factors):
         return bind(node, values, params)
 
 
+def dynamic_update_slice(node: Node) -> Factors:
+    """The operand's axes pass: each shard chooses between its box and the update.
+
+    Where the start is known, it reads only what of the update lies in its box.
+    """
+    shape, update = node.in_shapes[:2]
+    axes = range(len(shape))
+    written: list[Axis] = list(axes)
+    shifted = []
+    for k in axes:
+        if update[k] != shape[k]:
+            if (start := evaluated(node.ins[2 + k])) is None:
+                written[k] = f"u{k}"
+                shifted.append(k)
+            else:
+                # As JAX does it: the start moves, so that all elements exist.
+                first = min(max(int(start), 0), shape[k] - update[k])
+                written[k] = Windowed(k, Window(update[k], pad=first))
+    rest: list[Any] = [[] for _ in axes]
+
+    def emitter(local: Local) -> Sequence[Any]:
+        operand, part, *starts = local.values
+        if not part.size:
+            return [operand]
+        begins: list[Any] = [local.holes.get((1, k), (0,))[0] for k in axes]
+        rooms, wide = [0] * len(shape), operand
+        for k in shifted:
+            begins[k] = jnp.clip(as_int32(starts[k]), 0, shape[k] - update[k])
+            if operand.shape[k] != shape[k]:
+                # What lies beside the box is written beside it.
+                rooms[k] = update[k]
+                begins[k] = jnp.maximum(begins[k] - local.starts[k] + rooms[k], 0)
+                beside = (*wide.shape[:k], rooms[k], *wide.shape[k + 1 :])
+                room = lax.broadcast(part.reshape(-1)[0], beside)
+                wide = lax.concatenate([room, wide, room], k)
+        wide = lax.dynamic_update_slice(wide, part, list(map(jnp.int32, begins)))
+        ends = [room + n for room, n in zip(rooms, operand.shape, strict=True)]
+        return [lax.slice(wide, rooms, ends)]
+
+    return Factors(
+        node,
+        [axes, written, *rest],
+        [axes],
+        wholes={f"u{k}": WRITTEN for k in shifted},
+        starts=shifted,
+        emitter=emitter,
+    )
+
+
 MOST_TOGETHER = 16
 """The most updates of one place that cuts follow: all of them are in one piece."""
 
@@ -212,5 +267,9 @@ COMBINERS = {
     SCATTER_SUB: "add",
 }
 
-RULES: dict[Any, RuleMaker] = dict.fromkeys([p.scatter_p, *COMBINERS], Scatter)
-REWRITES: dict[Any, Rewrite] = dict.fromkeys(RULES, of_one_place)
+SCATTERS = (p.scatter_p, *COMBINERS)
+RULES: dict[Any, RuleMaker] = {
+    **dict.fromkeys(SCATTERS, Scatter),
+    p.dynamic_update_slice_p: dynamic_update_slice,
+}
+REWRITES: dict[Any, Rewrite] = dict.fromkeys(SCATTERS, of_one_place)
