@@ -1,5 +1,6 @@
 """Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
 
+import itertools
 import os
 import pathlib
 import tempfile
@@ -152,7 +153,7 @@ def _refuse_far_starts(cut_program: CutProgram) -> None:
     if max((size for v in values for size in v.shape), default=0) < 2**31:
         return
     for stage in cut_program.stages:
-        for number in sample(stage):
+        for number in itertools.chain.from_iterable(sample(stage)):
             start_dtype(stage.recipe(number)[1].starts)
 
 

@@ -304,7 +304,7 @@ def _functions(stage: Stage) -> int:
 
     Shards that differ in position only share one.
     """
-    numbers = {*stage.spread(), *sample(stage)}
+    numbers = {*stage.spread()}.union(*sample(stage))
     recipes = {stage.recipe(number)[1].static for number in numbers}
     return max(len(recipes), _lengths(stage))
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 
-from shardmap.planning.engine.nodes import Value, box_bytes, nbytes
+from shardmap.planning.engine.nodes import Node, Value, box_bytes, nbytes
 from shardmap.planning.engine.recipe import Recipe
 from shardmap.planning.engine.slices import shape_of
 from shardmap.planning.engine.stages import Stage
@@ -23,17 +23,16 @@ from shardmap.planning.run.tasks import targets
 COMPILED = 4
 """The most functions of a stage that are compiled: those of its largest shards."""
 
+SLACK = 1.1
+"""XLA may take so many times more of what is estimated than for a larger shard of the
+same equations: up to 1.07 was seen."""
+
 SAMPLED = 64
 """The most shards of each family that are sampled."""
 
 
-def sample(stage: Stage) -> Iterator[int]:
-    """Some shards of a stage, the largest among them."""
-    return itertools.chain.from_iterable(numbers for _, numbers in _families(stage))
-
-
-def _families(stage: Stage) -> Iterator[tuple[int, list[int]]]:
-    """The number of shards of each family, and some of them, the largest among them.
+def sample(stage: Stage) -> Iterator[list[int]]:
+    """Some shards of each family of a stage, the largest among them.
 
     They have the first, the last, the middle or one of the two longest pieces of each
     loop: of ``x.T @ x``, a shard with two different pieces reads the most.
@@ -54,7 +53,7 @@ def _families(stage: Stage) -> Iterator[tuple[int, list[int]]]:
             for size, piece in zip(sizes, index, strict=True):
                 number = number * size + piece
             numbers.append(first + number)
-        yield family.size, numbers
+        yield numbers
         first += family.size
 
 
@@ -84,17 +83,9 @@ _TEMPORARIES: "weakref.WeakKeyDictionary[jax.stages.Wrapped, int | None]"
 _TEMPORARIES = weakref.WeakKeyDictionary()
 
 
-def _few(stage: Stage) -> list[tuple[int, list[SampledShard]]]:
-    """The number of shards of each family, and its first, a middle and its last one."""
-    return [
-        (size, [_shard(stage, numbers[k]) for k in {0, len(numbers) // 2, -1}])
-        for size, numbers in _families(stage)
-    ]
-
-
 def _largest_shards(stage: Stage) -> list[SampledShard]:
     """The largest shards that compute something different, the largest first."""
-    shards = [_shard(stage, number) for number in sample(stage)]
+    shards = [_shard(stage, k) for numbers in sample(stage) for k in numbers]
     shards.sort(key=lambda each: each.moved + each.held.bytes)
     last = {each.recipe.static: k for k, each in enumerate(shards)}
     return [shards[k] for k in sorted(last.values(), reverse=True)[:COMPILED]]
@@ -148,12 +139,12 @@ def estimated(cut_program: CutProgram, in_loops: bool) -> Estimate:
         most = max(most, beside)
         if in_loops:
             beside = sum(map(nbytes, kept))
-        families = _few(stage)
-        moved += sum(
-            count * sum(each.moved for each in shards) // len(shards)
-            for count, shards in families
-        )
-        for shard in (each for _, shards in families for each in shards):
+        shards = list[SampledShard]()
+        for family, numbers in zip(stage.families, sample(stage), strict=True):
+            few = [_shard(stage, numbers[k]) for k in {0, len(numbers) // 2, -1}]
+            moved += family.size * sum(each.moved for each in few) // len(few)
+            shards += few
+        for shard in shards:
             held, parts = shard.held, [Part(value, value.shape) for value in kept]
             if not in_loops:
                 read = _while_read(cut_program, shard) + cut_program.decoded
@@ -227,8 +218,8 @@ def shard_bytes(cut_program: CutProgram, stage: Stage) -> int:
 def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
     """The most that a shard holds, and what is kept for later stages meanwhile.
 
-    Shards are compiled, those first that seem to hold the most. If one of them holds
-    more than ``limit``, the others are not.
+    Shards are compiled, those first that seem to hold the most. With a ``limit``, no
+    more are than tell whether all hold at most that.
     """
     shards = [
         (kept_bytes(cut_program, place), stage, shard)
@@ -236,9 +227,15 @@ def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
         for shard in _largest_shards(stage)
     ]
     shards.sort(key=lambda x: x[0] + x[2].moved + x[2].held.bytes, reverse=True)
-    most = 0
+    most, scales = 0, dict[tuple[Node, ...], float]()
     for kept, stage, shard in shards:
-        most = max(most, kept + _taken(cut_program, stage, shard))
+        about = max(shard.moved + shard.held.bytes, 1)
+        nodes = tuple(step.node for step in shard.recipe.static.steps)
+        if kept + SLACK * scales.get(nodes, math.inf) * about <= limit < math.inf:
+            continue
+        taken = _taken(cut_program, stage, shard)
+        scales[nodes] = max(scales.get(nodes, 0), taken / about)
+        most = max(most, kept + taken)
         if most > limit:
             break
     return most

@@ -11,13 +11,14 @@ as any such cut fits.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardmap.planning.engine.analysis import AxisKey, joined_classes
 from shardmap.planning.engine.nodes import Graph, Node, Value, nbytes
 from shardmap.planning.engine.rules import Rule
+from shardmap.planning.engine.stages import Stage
 from shardmap.planning.in_slices import Asked, Points, cut_points
 from shardmap.planning.lax.reduce import COMBINERS
 from shardmap.planning.memory.chunks import Chunks
@@ -44,6 +45,9 @@ ROOMY = 0.6
 
 ALMOST = 5 / 4
 """Where nothing fits, pieces take about so many times the least that they can."""
+
+BETTER = 1.03
+"""Where nothing fits, XLA is asked of what seems so many times less than it said."""
 
 GROWTH = 2
 """If XLA refuses a cut twice, there are at least so many times the pieces."""
@@ -252,6 +256,7 @@ class _Search:
 
     def __init__(self, problem: Problem) -> None:
         self._attempts: dict[tuple[Asked, bool, bool], Attempt] = {}
+        self._long: dict[CutProgram, bool] = {}
         self._problem, self._memory = problem, problem.memory
         self._refused, self._near = 0, NEAR
 
@@ -366,11 +371,17 @@ class _Search:
         tried = [best := self._sized(few)]
         if best.bytes > self._memory or 2 * best.estimate.kept > self._memory:
             way = few.way
-            if way.keeps and best.program.analysis.costly:
+            alike = [
+                each
+                for each in self._attempts.values()
+                if each.way.cuts and each.way.in_pieces(1) == way.in_pieces(1)
+            ]
+            kept = max((each.estimate.kept for each in alike), default=0)
+            if way.keeps and any(each.program.analysis.costly for each in alike):
                 way = way._replace(keeps=False)
                 tried.append(self._sized(few._replace(way=way)))
             # In self-attention, say, sums over the keys keep the product for later.
-            if way.partial and 2 * best.estimate.kept > self._memory:
+            if way.partial and 2 * kept > self._memory:
                 way = way._replace(partial=False, keeps=False)
                 tried.append(self._sized(few._replace(way=way)))
         if fits := [each for each in tried if each.bytes <= self._memory]:
@@ -501,13 +512,21 @@ class _Search:
         """Whether there are very many shards, or they compute many different things."""
         if attempt.estimate.shards > MOST_SHARDS:
             return True
-        for stage in attempt.program.stages:
-            # To find a group takes long, too: no more are looked at than tell.
-            groups = list(itertools.islice(stage.members(), 2 * MOST_FUNCTIONS))
-            count = len(groups)
-            if not self._problem.in_loops:  # Shards that only lie elsewhere are alike.
-                count = len({each.pattern.recipe.static for each in groups})
-            if count > MOST_FUNCTIONS:
+        program = attempt.program
+        if program not in self._long:
+            self._long[program] = any(map(self._differs, program.stages))
+        return self._long[program]
+
+    def _differs(self, stage: Stage) -> bool:
+        """Whether the shards of a stage compute very many different things."""
+        different = set[Hashable]()
+        # To find a group takes long, too: no more are looked at than tell.
+        groups = itertools.islice(stage.members(), 2 * MOST_FUNCTIONS)
+        for number, group in enumerate(groups):
+            # In a plan, shards that only lie elsewhere are alike.
+            alike = group.pattern.recipe.static
+            different.add(number if self._problem.in_loops else alike)
+            if len(different) > MOST_FUNCTIONS:
                 return True
         return False
 
@@ -529,13 +548,17 @@ class _Search:
         return least._replace(scale=took / held)
 
     def _lowest(self) -> Attempt:
-        """The attempt that takes the least, as far as is known."""
+        """The attempt that takes about the least, as far as is known."""
         ranked = sorted(self._attempts.values(), key=lambda each: each.bytes)
-        return next(
-            each
-            for each in ranked
-            if each.is_judged or not each.way.cuts or not self._compiles_long(each)
-        )
+        judged = next((each for each in ranked if each.is_judged), ranked[-1])
+        for each in ranked:
+            while BETTER * each.bytes < judged.bytes:
+                is_whole = all(pieces == 1 for _, pieces in each.way.cuts)
+                if is_whole or not self._compiles_long(each):
+                    return each
+                halves = ((axes, -(-n // 2)) for axes, n in each.way.cuts)
+                each = self._attempt(each.way._replace(cuts=tuple(halves)))
+        return judged
 
 
 def _refusal(problem: Problem, refused: Attempt) -> str:
