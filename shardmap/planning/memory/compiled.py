@@ -231,7 +231,9 @@ def peak_bytes(cut_program: CutProgram, limit: float = math.inf) -> int:
     for kept, stage, shard in shards:
         about = max(shard.moved + shard.held.bytes, 1)
         nodes = tuple(step.node for step in shard.recipe.static.steps)
-        if kept + SLACK * scales.get(nodes, math.inf) * about <= limit < math.inf:
+        read = _while_read(cut_program, shard) + cut_program.decoded
+        at_most = max(SLACK * scales.get(nodes, math.inf) * about, read)
+        if kept + at_most <= limit < math.inf:
             continue
         taken = _taken(cut_program, stage, shard)
         scales[nodes] = max(scales.get(nodes, 0), taken / about)

@@ -649,6 +649,27 @@ def test_axes_of_images_are_cut_behind_any_number_of_layers(name):
     assert sm.plan(fun, kernels, x, memory=memory).peak_bytes <= memory
 
 
+def test_of_shards_with_the_same_equations_the_largest_one_tells(compiled):
+    kernels = kernels_of((3, 8), *[(8, 8)] * 9)
+    x = jax.ShapeDtypeStruct((1, 256, 256, 3), np.float32)
+    made = sm.plan(convolutions, kernels, x, memory=1_667_445)
+    assert len(compiled) == 1
+    assert made.peak_bytes <= 1_667_445
+    assert len(compiled) == 3
+
+
+def test_rows_of_a_kernel_are_computed_again_where_all_of_it_does_not_fit():
+    """In few pieces none is kept, in more pieces all of them were."""
+
+    def squared(x):
+        kernel = jnp.exp(-((x[:, None] - x[None]) ** 2).sum(-1))
+        return kernel @ kernel
+
+    x = jax.ShapeDtypeStruct((700, 3), np.float32)
+    for memory in (20_000, 100_000):
+        assert sm.plan(squared, x, memory=memory).peak_bytes <= memory
+
+
 def test_a_refusal_of_loops_compiles_no_cut_twice(compiled):
     kernels, x = [normal(3, 3, *w) for w in ((3, 8), (8, 8))], normal(1, 128, 128, 3)
     with pytest.raises(ValueError, match=r"Pass memory=[23],?\d{3} or more") as refused:
