@@ -67,3 +67,12 @@ def test_the_way_back_is_no_other_axis():
     assert axes(jax.grad(mapped_loss), (8, 3)) == [
         "spmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
     ]
+
+
+def test_a_function_that_looks_at_its_argument_is_explained_without_its_vmaps():
+    def fun(x):
+        if not isinstance(x, jax.Array):
+            raise LookupError("an array")
+        return jax.vmap(double)(x)
+
+    assert axes(fun, (4, 3)) == []
