@@ -167,19 +167,18 @@ def inner_maps(jaxpr: Jaxpr) -> list[MapParams]:
 
 def lay_out_inner(
     params: MapParams, mesh: AnyMesh, inner_axes: Sequence[str]
-) -> MapParams | None:
-    """A map inside another, laid over its mesh; None: each device vectorises it.
+) -> MapParams:
+    """A map inside another, on its mesh; without mesh axes, each device vectorises it.
 
-    ``inner_axes`` are left for maps without ``mesh_axes``.
+    ``inner_axes`` are left for maps that name none.
     """
     if params.mesh_axes is not None:
         return params.on(mesh, params.mesh_axes, tuple(inner_axes))
-    if not inner_axes:
-        return None
-    devices = mesh.shape[inner_axes[0]]
-    if devices_for(params.axis_size, devices) != devices:
-        return None
-    return params.on(mesh, (inner_axes[0],), tuple(inner_axes[1:]))
+    if inner_axes:
+        devices = mesh.shape[inner_axes[0]]
+        if devices_for(params.axis_size, devices) == devices:
+            return params.on(mesh, (inner_axes[0],), tuple(inner_axes[1:]))
+    return params.on(mesh)
 
 
 # The shardings of operands and results
@@ -251,8 +250,7 @@ def _element_dims(
         equation: Equation,
     ) -> tuple[Sequence[DimToMeshAxes], Sequence[DimToMeshAxes]] | None:
         if equation.primitive is spmap_p:
-            inner = MapParams.of(equation)
-            return _map_dims(lay_out_inner(inner, mesh, inner_axes) or inner.on(mesh))
+            return _map_dims(lay_out_inner(MapParams.of(equation), mesh, inner_axes))
         if equation.primitive is constrain_p:
             dims = [partition_dims(equation.params["parts"], mesh)]
             return dims, dims

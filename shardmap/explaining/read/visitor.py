@@ -139,8 +139,7 @@ class Facts:
     def _spmap(self, equation: Equation, around: Scope) -> Scope:
         params, name = MapParams.of(equation), equation.params["axis_name"]
         if around.mesh is not None:
-            placed = lay_out_inner(params, around.mesh, around.inner_axes)
-            params = placed or params.on(around.mesh)
+            params = lay_out_inner(params, around.mesh, around.inner_axes)
         decided = decision.decide(params, around.program)
         axis, is_placed = decided.axis, None not in (params.mesh, params.mesh_axes)
         name = None if name is None or name == UNNAMED else str(name)

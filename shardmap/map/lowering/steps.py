@@ -160,7 +160,8 @@ def lay_out_map(equation: Equation, scope: Scope) -> Any:
     if not is_inner or mesh is None or axes is None:
         return equation
     placed = lay_out_inner(MapParams.of(equation), mesh, axes)
-    return equation if placed is None else equation.replace(params=placed.as_dict())
+    is_placed = placed.mesh_axes is not None
+    return equation.replace(params=placed.as_dict()) if is_placed else equation
 
 
 def widen_bfloat16(equation: Equation, scope: Scope) -> Any:
