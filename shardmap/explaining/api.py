@@ -8,7 +8,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 import jax
 import numpy as np
 from jax.extend.core.primitives import cond_p
-from jax.sharding import AbstractMesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from shardmap._jax import api_boundary
 from shardmap._jax.context import check_live
@@ -238,7 +238,7 @@ def explanation_for(
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=mesh_axes,
-        mesh_devices=arrays.ids_of(mesh),
+        mesh_devices=arrays.ids_of(mesh.devices.flat if isinstance(mesh, Mesh) else ()),
         num_devices=num_devices,
         device_kind=device.device_kind,
         axes=axes,

@@ -128,8 +128,7 @@ def _array_layout(
         except ValueError:
             layout = str(layout)
         else:
-            places: Any = layout.devices_indices_map(shape)
-            devices = tuple(device.id for device in places)
+            devices = ids_of(layout.devices_indices_map(shape))
             layout = describe(spec, [*map(list, axis_sizes(layout))])
     return ArrayLayout(
         role=role,
@@ -141,17 +140,13 @@ def _array_layout(
         bytes=math.prod(shape) * itemsize,
         shard_bytes=None if shard_shape is None else math.prod(shard_shape) * itemsize,
         layout=layout,
-        devices=_unless_counted(devices),
+        devices=devices,
     )
 
 
-def ids_of(mesh: Any) -> tuple[int, ...]:
-    """The ids of the devices of a mesh; () for 0, 1, 2 and so on, or unknown ones."""
-    devices = mesh.devices.flat if isinstance(mesh, Mesh) else ()
-    return _unless_counted(tuple(device.id for device in devices))
-
-
-def _unless_counted(ids: tuple[int, ...]) -> tuple[int, ...]:
+def ids_of(devices: Iterable[Any]) -> tuple[int, ...]:
+    """The ids of devices; () for 0, 1, 2 and so on."""
+    ids = tuple(device.id for device in devices)
     return () if ids == tuple(range(len(ids))) else ids
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from shardmap.explaining.read.arrays import ShardedArgument
 from shardmap.explaining.read.hlo.cost import POINTWISE, product_flops
 from shardmap.explaining.read.hlo.instructions import (
+    MOVES,
+    SUMS,
     around,
     inside,
     operation_of,
@@ -22,8 +24,6 @@ REMATERIALISED = (
 )
 AGAIN = "again in the gradient, as jax.checkpoint computes it again"
 CUT = "of which each device then keeps a part"
-_MOVES = ("all-gather", "all-to-all", "collective-permute")
-_SUMS = ("all-reduce", "reduce-scatter")
 _PASSED = frozenset("bitcast copy transpose reshape convert fusion parameter".split())
 """Instructions that pass a value on to the ones that compute with it."""
 _MOVED = frozenset(
@@ -31,7 +31,7 @@ _MOVED = frozenset(
         "bitcast copy copy-start copy-done async-done convert transpose reshape "
         "broadcast slice dynamic-slice concatenate optimization-barrier custom-call"
     ).split()
-    + [f"{kind}{part}" for kind in _MOVES for part in ("", "-start", "-done")]
+    + [f"{kind}{part}" for kind in MOVES for part in ("", "-start", "-done")]
 )
 """Instructions whose result is their first operand, or a part of it, elsewhere."""
 _PARTS = frozenset("slice squeeze dynamic_slice gather".split())
@@ -107,7 +107,7 @@ def cause_of(
     """
     if name is None:
         named = maker = sources.made_for(sent)
-        if kind in _SUMS and not maker.op_name:
+        if kind in SUMS and not maker.op_name:
             named = _before(operand)
         name, operation = named.op_name, operation_of(named if named.op_name else maker)
     else:

@@ -11,6 +11,7 @@ import numpy as np
 from shardmap.explaining.read.arrays import ShardedArgument
 from shardmap.explaining.read.hlo.causes import cause_of
 from shardmap.explaining.read.hlo.instructions import (
+    SUMS,
     around,
     is_generated,
     merged_names,
@@ -95,7 +96,7 @@ def compiled_collectives(
             source = None if cause is None else cause.source
             # Sums of several lines may have one name, and that of another sum, if XLA
             # put them together.
-            is_sum = kind in ("all-reduce", "reduce-scatter") and len(given) > 1
+            is_sum = kind in SUMS and len(given) > 1
             if source is None and (name or is_sum):
                 known = name or (operation and named.op_name)
                 source = sources.of_value(operand, known)

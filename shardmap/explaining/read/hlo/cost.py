@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from shardmap.explaining.read.hlo.instructions import inside
+from shardmap.explaining.read.hlo.instructions import SUMS, inside
 from shardmap.explaining.read.hlo.loops import runs, steps_of
 from shardmap.explaining.read.hlo.module import (
     Computation,
@@ -32,7 +32,6 @@ _ARITHMETIC = frozenset(
     "shift-right-arithmetic shift-right-logical sign subtract xor".split()
 )
 POINTWISE = _TRANSCENDENTAL | _ARITHMETIC
-_SUMS = ("all-reduce", "all-reduce-start", "reduce-scatter")
 _PRECISIONS = {1: " high", 2: " highest", "HIGH": " high", "HIGHEST": " highest"}
 _APPLY = ("reduce", "reduce-window", "scatter", "select-and-scatter", "map")
 
@@ -148,7 +147,7 @@ def _total(
     total: Counter[str] = Counter()
     for each in computation.instructions:
         total.update(of(each))
-        if not each.called or each.opcode in (*_SUMS, "sort"):
+        if not each.called or each.opcode == "sort" or _is_sum(each):
             continue
         parts = [_total(called, of, branch) for called in each.called]
         if each.opcode == "conditional":
@@ -175,9 +174,13 @@ def _times(each: Instruction) -> int:
     return windows * given
 
 
+def _is_sum(each: Instruction) -> bool:
+    return each.opcode.removesuffix("-start") in SUMS
+
+
 def _own(each: Instruction) -> int:
     """The flops of an instruction itself."""
-    if each.opcode in _ARITHMETIC or each.opcode in _SUMS:
+    if each.opcode in _ARITHMETIC or _is_sum(each):
         return sum(_elements(array) for array in each.shape.arrays())
     if each.opcode == "sort":
         count = _elements(each.shape)

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from shardmap.explaining.read.hlo.module import Instruction, Shape
 
+MOVES = ("all-gather", "all-to-all", "collective-permute")
+SUMS = ("all-reduce", "reduce-scatter")
+"""Collectives that move values, and that add them up."""
 AROUND = ("fusion", "async-start")
 """Instructions that stand for those of a computation: one kernel, or one operation."""
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from shardmap.explaining.read.hlo.instructions import (
+    MOVES,
     around,
     inside,
     is_generated,
@@ -16,7 +17,6 @@ from shardmap.explaining.read.hlo.instructions import (
 from shardmap.explaining.read.hlo.module import Instruction, Module
 from shardmap.source import user_line
 
-_MOVES = re.compile("all-gather|all-to-all|collective-permute")
 # The slices of a scan's operands, and slices in the body of a while loop. JAX traces
 # those of a scan during lowering, once for all programs: their innermost line may be of
 # another program.
@@ -57,7 +57,7 @@ class Sources:
         of the operand. The first user that the partitioner did not add needs it.
         """
         is_of_maker = is_generated(instruction) or is_of_argument(instruction)
-        if not is_of_maker or not _MOVES.match(instruction.opcode):
+        if not is_of_maker or not instruction.opcode.startswith(MOVES):
             return instruction
         for each in reached(instruction, _onward):
             if not is_generated(each) and each.frame:
