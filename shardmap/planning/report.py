@@ -167,12 +167,12 @@ def narrowed(cut_program: CutProgram) -> list[str]:
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
     """Random numbers that a shard draws whole, though it uses a part of them."""
-    lines: list[str] = []
-    for node in reversed(stage.backwards if cut_program.num_shards > 1 else []):
-        wholes = cut_program.analysis.rules[node].wholes
-        for reason in {*wholes.values()} & DRAWN_WHOLE:
-            lines.append(f"  draws all of {node.name} ({node.source}) at once: ")
-            lines[-1] += str(reason)
+    rules = cut_program.analysis.rules
+    lines = (
+        f"  draws all of {node.name} ({node.source}) at once: {reason}"
+        for node in reversed(stage.backwards if cut_program.num_shards > 1 else [])
+        for reason in {*rules[node].wholes.values()} & DRAWN_WHOLE
+    )
     return list(dict.fromkeys(lines))
 
 
