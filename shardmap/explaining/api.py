@@ -29,11 +29,11 @@ from shardmap.explaining.read.hlo.cost import (
     busiest_lines,
     cost_of,
     loops_of,
+    memory_of,
     products_of,
     read_bytes,
 )
 from shardmap.explaining.read.hlo.loops import steps_of
-from shardmap.explaining.read.hlo.memory import memory_of
 from shardmap.explaining.read.hlo.module import Message, Module
 from shardmap.explaining.read.hlo.sources import Sources
 from shardmap.explaining.read.visitor import (

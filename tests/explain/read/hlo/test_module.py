@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap._jax.hlo import compiled_with_protos, module_proto
-from shardmap.explaining.read.hlo.memory import memory_of
+from shardmap.explaining.read.hlo.cost import memory_of
 from shardmap.explaining.read.hlo.module import Message, Module
 from shardmap.explaining.read.hlo.sources import Sources
 
