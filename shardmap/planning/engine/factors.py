@@ -178,10 +178,8 @@ class Factors(Rule):
 
     def _axis_of(self, factor: Factor) -> tuple[int, int]:
         """The first operand that has the factor, and its axis."""
-        for k, axes in enumerate(self.ins):
-            if factor in axes:
-                return k, list(axes).index(factor)
-        raise KeyError(factor)
+        rows = enumerate(self.ins)
+        return next((k, list(axes).index(factor)) for k, axes in rows if factor in axes)
 
     def links(self) -> tuple[Names, Names]:
         def loop(axis: Axis) -> Factor | None:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+import shardmap as sm
 from shardmap.planning.engine.jaxpr_key import jaxpr_key
+from shardmap.planning.lax.passes import function_of
 
 X = jax.ShapeDtypeStruct((6, 3), np.float32)
 TABLE = np.arange(18, dtype=np.float32).reshape(6, 3)
@@ -71,6 +73,17 @@ def test_types_and_shapes_count():
 
     assert of(double) != of(double, jax.ShapeDtypeStruct((6, 3), np.float16))
     assert of(double) != of(double, jax.ShapeDtypeStruct((6, 4), np.float32))
+
+
+def test_what_inner_functions_close_over_is_one_constant():
+    array = jnp.arange(6.0)
+    twice = jax.checkpoint(lambda x: x * array * array)
+
+    def fun(x):
+        return twice(x) + sm.spmap(lambda x: x + array[0])(x) + twice(x + 1) * array
+
+    graph = function_of(jax.make_jaxpr(fun)(jnp.ones(6))).graph
+    assert len(graph.constants) == 1
 
 
 def test_large_constants_are_alike_only_if_they_are_one():

@@ -34,6 +34,29 @@ def test_what_one_branch_mixes_is_whole():
         assert_same(shard_plan.run(np.int32(k), X), jax.jit(fun)(np.int32(k), X))
 
 
+def test_branches_that_combine_in_different_ways():
+    """A result is a sum over one argument, or a maximum over the other."""
+
+    def fun(k, x, y):
+        return lax.cond(k > 0, lambda x, y: x.sum(), lambda x, y: y.max(), x, y)
+
+    for k in (0, 1):
+        args = np.int32(k), X, Y
+        for of_x, of_y in [(2, 1), (1, 3), (2, 3)]:
+            shard_plan = plan(fun, *args, in_slices=(None, {0: of_x}, {0: of_y}))
+            assert shard_plan.num_shards == (of_x if of_x > 1 else of_y)
+            assert_same(shard_plan.run(*args), jax.jit(fun)(*args), 1e-4)
+    assert "combines in another way" in str(shard_plan.explain())
+
+
+def test_branches_that_combine_one_axis_in_different_ways():
+    def fun(k, x):
+        return lax.cond(k > 0, lambda x: x.sum(0), lambda x: x.max(0), x)
+
+    shard_plan = check_cut(fun, np.int32(1), X, in_slices=(None, {0: 2, 1: 3}))
+    assert shard_plan.num_shards == 3
+
+
 def test_branches_that_read_different_boxes():
     """Each gets the hull of them, and takes its own part."""
 
