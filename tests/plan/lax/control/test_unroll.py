@@ -181,6 +181,20 @@ def test_a_long_loop_that_sums_over_the_cut_is_cut():
     assert str(shard_plan).count("\n  stage") <= 6
 
 
+def test_a_cut_carry_is_kept_now_and_then():
+    """Otherwise each step would compute it again from the first step."""
+
+    def fun(x):
+        return lax.fori_loop(0, 40, lambda _, x: x - 0.1 * x.mean(0, keepdims=True), x)
+
+    x = reals(64, 4)
+    shard_plan = plan(fun, x, in_slices={0: 2})
+    assert len(shard_plan.stages) == 41
+    assert str(shard_plan).count("\n  stage") <= 16
+    assert "read args[0] 9 times" in str(shard_plan)
+    assert_same(shard_plan.run(x), jax.jit(fun)(x), 1e-4)
+
+
 def test_a_long_loop_without_stages_stays_a_loop():
     def fun(x):
         return lax.fori_loop(0, 300, lambda _, x: jnp.roll(x, 1) * 0.5 + x, x)
