@@ -86,6 +86,15 @@ def test_what_inner_functions_close_over_is_one_constant():
     assert len(graph.constants) == 1
 
 
+def test_only_a_memory_map_is_not_copied(tmp_path):
+    """What is written to another array later is no part of the plan."""
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=6)
+    for array, is_shared in [(mapped, True), (np.ones(6, np.float32), False)]:
+        graph = function_of(jax.make_jaxpr(lambda x, a=array: x + a)(jnp.ones(6))).graph
+        [constant] = graph.constants.values()
+        assert np.shares_memory(constant, array) == is_shared
+
+
 def test_large_constants_are_alike_only_if_they_are_one():
     large = np.ones(2**18 + 1, np.float32)
     x = jax.ShapeDtypeStruct(large.shape, np.float32)
