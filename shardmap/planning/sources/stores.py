@@ -24,6 +24,12 @@ from shardmap.planning.sources.registry import (
 ALIGNMENT = 64
 """XLA for CPU copies arrays that do not begin at multiples of so many bytes."""
 
+KEPT, USUALLY_KEPT = 2**29, 2**25
+"""The most bytes of a freed block that glibc keeps within ``memory``, and by itself."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of glibc, of its ``malloc.h``."""
+
 
 class Dataset:
     """An HDF5 dataset, whose file is open only while it is read.
@@ -160,8 +166,12 @@ def decoding_within(
             at_once = min(at_once, os.cpu_count() or 1)
         at_once = min(at_once, config.get("async.concurrency") or at_once)
         settings = config.set({"async.concurrency": at_once, **_aligned_buffer()})
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    library = ctypes.CDLL(None)
+    trim = getattr(library, "malloc_trim", None)
     resident = _resident() if trim else 0
+    keeps = trim and "MALLOC_MMAP_THRESHOLD_" not in os.environ
+    if keeps:
+        _keep_freed(library, KEPT)
 
     def trimmed() -> None:
         nonlocal resident
@@ -171,10 +181,24 @@ def decoding_within(
             trim(0)
             resident = _resident()
 
-    with settings:
-        yield trimmed
-    if trim:
-        trim(0)
+    try:
+        with settings:
+            yield trimmed
+    finally:
+        if keeps:
+            _keep_freed(library, USUALLY_KEPT)
+        if trim:
+            trim(0)
+
+
+
+def _keep_freed(library: ctypes.CDLL, size: int) -> None:
+    """Makes glibc keep freed blocks of up to so many bytes.
+
+    A shard takes what the one before gave back, and Linux clears each page between.
+    """
+    library.mallopt(M_MMAP_THRESHOLD, size)
+    library.mallopt(M_TRIM_THRESHOLD, 2 * size)
 
 
 def _resident() -> int:
