@@ -384,9 +384,9 @@ class ShardPlan:
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is that of
             another plan or of other arguments.
         """
-        decoding = None
+        read = 0
         if self._memory is not None:
-            decoding = self._memory - read_bytes(self._cut_program)
+            read = read_bytes(self._cut_program)
             if executor is None and max_in_flight is None:
                 max_in_flight = 1 if 2 * self.peak_bytes > self._memory else None
         if unknown := sorted(kwargs.keys() - self._cut_program.keywords):
@@ -412,7 +412,8 @@ class ShardPlan:
             scratch=scratch,
             task=task,
             stage=stage,
-            decoding=decoding,
+            memory=self._memory,
+            read=read,
         )
 
 

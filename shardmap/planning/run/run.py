@@ -41,9 +41,10 @@ def run(
     scratch: Any,
     task: Any,
     stage: Any,
-    decoding: int | None,
+    memory: int | None,
+    read: int,
 ) -> PyTree:
-    """See `ShardPlan.run`; a store may hold so many bytes while it is ``decoding``."""
+    """See `ShardPlan.run`; within ``memory``, so many bytes are held while ``read``."""
     if max_in_flight is not None:
         max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
     retries = integer_of("retries", retries, least=0)
@@ -124,7 +125,7 @@ def run(
             work = engine(pool, cut_program, leaves, acc, saved)
             stages = cut_program.stages[: None if stage is None else stage + 1]
         stores = [*leaves, *given.values()]
-        trim = stack.enter_context(decoding_within(stores, decoding))
+        trim = stack.enter_context(decoding_within(stores, memory, read))
         for place, each in enumerate(stages):
             for value in acc.free(place):
                 remove(value)

@@ -144,23 +144,23 @@ def _aligned(base: Any) -> Any:
 
 @contextlib.contextmanager
 def decoding_within(
-    arrays: Iterable[Any], room: int | None
+    arrays: Iterable[Any], memory: int | None, read: int
 ) -> Iterator[Callable[[], None]]:
-    """Makes zarr decode only so many chunks at once as fit, at least one, to where XLA
-    for CPU reads them without a copy.
+    """Makes zarr decode only so many chunks at once as fit in ``memory`` beside what is
+    ``read``, at least one, to where XLA for CPU reads them without a copy.
 
     The last one may not be freed yet. Of files, it decodes as many as there are cores.
     What is called after each shard gives memory back to the system. Nothing is changed
-    if no ``room`` is given.
+    if no ``memory`` is given.
     """
-    if room is None:
+    if memory is None:
         yield lambda: None
         return
     arrays = [getattr(array, "stored", array) for array in arrays]
     settings: Any = contextlib.nullcontext()
     if most := max(map(decoded_bytes, arrays), default=0):
         config = importlib.import_module("zarr").config
-        at_once = max(room // most - 1, 1)
+        at_once = max((memory - read) // most - 1, 1)
         stores = (array.store for array in arrays if decoded_bytes(array))
         if all(type(store).__name__ == "LocalStore" for store in stores):
             at_once = min(at_once, os.cpu_count() or 1)
@@ -177,7 +177,7 @@ def decoding_within(
         nonlocal resident
         # What glibc keeps can be several times a shard. What it gives back, the next
         # shard has to ask for again, page by page.
-        if trim and _resident() - resident > room / 2:
+        if trim and _resident() - resident > memory / 2:
             trim(0)
             resident = _resident()
 
@@ -191,7 +191,6 @@ def decoding_within(
             trim(0)
 
 
-
 def _keep_freed(library: ctypes.CDLL, size: int) -> None:
     """Makes glibc keep freed blocks of up to so many bytes.
 
@@ -202,9 +201,10 @@ def _keep_freed(library: ctypes.CDLL, size: int) -> None:
 
 
 def _resident() -> int:
-    """The bytes of memory that this process takes, on Linux."""
+    """The bytes of memory that this process takes besides files, on Linux."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * mmap.PAGESIZE
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * mmap.PAGESIZE
 
 
 register_opener("h5py.Dataset", Opener("h5py", _describe_dataset, _reopen_dataset))

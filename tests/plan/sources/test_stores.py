@@ -111,10 +111,10 @@ def test_files_are_decoded_by_as_many_threads_as_there_are_cores(
     for array, most in ((lazy, cores), (zarr.zeros((40, 8)), usual)):
         decoded = stores.decoded_bytes(array)
         for room, fits in ((4 * decoded, 3), (1000 * decoded, 999), (0, 1)):
-            with stores.decoding_within([array], room):
+            with stores.decoding_within([array], room, 0):
                 at_once = zarr.config.get("async.concurrency")
                 parts = [array[(slice(k, 31 + k),)] for k in range(4)]
                 assert all(part.ctypes.data % 64 == 0 for part in parts)
             assert at_once == min(fits, most, usual)
-    with stores.decoding_within([np.zeros(3)], 0):
+    with stores.decoding_within([np.zeros(3)], 0, 0):
         assert zarr.config.get("async.concurrency") == usual
