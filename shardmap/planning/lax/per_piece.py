@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import primitives
 
 from shardmap._jax.primitives import PURE_CALLBACK, callback_of
 from shardmap._jax.types import PyTree, TreeDef
@@ -142,9 +143,10 @@ def text_of(callback: Callable[..., Any]) -> str | None:
 
 
 def is_on_host(node: Node) -> bool:
-    """Whether a node is a call of `per_piece`, which needs no compiler."""
-    is_callback = node.primitive is PURE_CALLBACK
-    return is_callback and isinstance(callback_of(node.params), HostFunction)
+    """Whether a node needs no compiler: a call of `per_piece`, or a copy."""
+    if node.primitive is not PURE_CALLBACK:
+        return bool(node.primitive is primitives.copy_p)
+    return isinstance(callback_of(node.params), HostFunction)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Rules of elementwise primitives."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap._jax.types import is_inexact
-from shardmap.planning.engine.factors import Factors
+from shardmap.planning.engine.factors import Factors, Local
 from shardmap.planning.engine.nodes import Node, Scalar
 from shardmap.planning.engine.rules import RuleMaker, nothing_passes
 from shardmap.planning.lax.indexed.known import constant
@@ -22,6 +22,7 @@ NodePasses: TypeAlias = Callable[[Node, str, frozenset[int]], str | None]
 
 def pointwise(
     passes: NodePasses | None = None,
+    emitter: Callable[[Local], Sequence[Any]] | None = None,
 ) -> RuleMaker:
     """``i j, i j -> i j``: operands of rank 0 and axes of size 1 are broadcast."""
 
@@ -33,7 +34,7 @@ def pointwise(
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
         node_passes = functools.partial(passes, node) if passes else nothing_passes
-        return Factors(node, ins, outs, passes=node_passes)
+        return Factors(node, ins, outs, emitter=emitter, passes=node_passes)
 
     return rule
 
@@ -117,7 +118,8 @@ RULES: dict[Any, RuleMaker] = {
     **{q: pointwise() for q in (*NEWER, MULHI)},
     **{q: pointwise(_sum) for q in (p.add_p, p.add_jaxvals_p, p.sub_p)},
     **{q: pointwise(_sum) for q in (p.real_p, p.imag_p, p.complex_p)},
-    **{q: pointwise(_unchanged) for q in (p.copy_p, OPTIMIZATION_BARRIER)},
+    OPTIMIZATION_BARRIER: pointwise(_unchanged),
+    p.copy_p: pointwise(_unchanged, emitter=lambda local: local.values),
     p.convert_element_type_p: pointwise(_converted),
     p.div_p: pointwise(_quotient),
     p.max_p: pointwise(_extremum("max")),

@@ -229,7 +229,7 @@ class CutProgram:
         return self._compiled[key]
 
     def results(self, stage: Stage, recipe: Recipe, args: Sequence[Any]) -> Any:
-        """The results of a shard; what only calls NumPy is not copied by XLA."""
+        """The results of a shard; XLA does not copy what NumPy computes, or nothing."""
         on_host = all(is_on_host(step.node) for step in recipe.static.steps)
         if on_host and all(isinstance(x, np.ndarray) for x in args):
             return self.function(stage, recipe.static)(*args)
