@@ -122,7 +122,7 @@ def test_a_task_says_again_for_which_it_waits(shard_plan, tmp_path, monkeypatch,
     monkeypatch.setattr(array_job, "TOLD", 0.2)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(shard_plan.run, X, W, checkpoint=tmp_path, task=(0, 2))
-        told, end = "", time.monotonic() + 20
+        told, end = "", time.monotonic() + 120
         while told.count("task 0 of 2 waits") < 3 and time.monotonic() < end:
             told += capfd.readouterr().err
         shard_plan.run(X, W, checkpoint=tmp_path, task=(1, 2))

@@ -9,24 +9,24 @@ import pytest
 
 from shardmap.planning.plan import plan
 from shardmap.planning.run.failures import ShardError
+from shardmap.planning.run.workers import LocalWorkers
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, assert_bytes
 
 
 class Remote(Recorded):
-    """A store that takes a while, and counts who reads at the same time."""
+    """A store that counts who reads at the same time; ``wait`` is told the row."""
 
-    def __init__(self, array, failures=(), first=0.02):
+    def __init__(self, array, wait, failures=()):
         super().__init__(array, failures)
-        self.first, self.reading, self.most = first, 0, 0
+        self.wait, self.reading, self.most = wait, 0, 0
 
     def __getitem__(self, index):
         with self.lock:
             self.reading += 1
             self.most = max(self.most, self.reading)
         try:
-            # The earlier ones take longer: the later ones are done before them.
-            time.sleep(0.02 if index[0].start else self.first)
+            self.wait(index[0].start)
             return super().__getitem__(index)
         finally:
             with self.lock:
@@ -35,7 +35,8 @@ class Remote(Recorded):
 
 @pytest.mark.parametrize(("given", "most"), [(None, 1), (1, 1), (2, 2), (4, 4)])
 def test_as_many_threads_read_as_shards_may_be_under_way(shard_plan, want, given, most):
-    x = Remote(X)
+    together = threading.Barrier(most, timeout=60)
+    x = Remote(X, lambda row: together.wait())
     got = shard_plan.run(x, W, max_in_flight=given)
     assert x.most == most
     assert_bytes(got, shard_plan.run(X, W))
@@ -56,8 +57,8 @@ def test_no_thread_hands_over_what_is_in_memory(shard_plan):
 
 def test_a_slow_shard_holds_up_no_other(shard_plan):
     """The first shard takes long: the others are written meanwhile."""
-    x = Remote(X, first=0.3)
-    ended = []
+    others, ended = threading.Event(), []
+    x = Remote(X, lambda row: row or others.wait(60))
 
     class Out:
         shape, dtype = (64, 4), np.dtype(np.float32)
@@ -65,6 +66,8 @@ def test_a_slow_shard_holds_up_no_other(shard_plan):
         def __setitem__(self, index, part):
             if index is not Ellipsis:
                 ended.append((index[0].start, len(x.reads)))
+            if len(ended) == 7:
+                others.set()
 
         def __getitem__(self, index):
             raise AssertionError("inserting reads nothing")
@@ -80,8 +83,9 @@ def test_a_slow_shard_holds_up_no_other(shard_plan):
 def test_many_partial_results_wait_for_a_slow_one_in_order():
     x = reals(200, 8)
     shard_plan = plan(lambda x: (x.sum(0), x.max()), x, in_slices={0: 100})
+    slow = Remote(x, lambda row: row or time.sleep(0.2))
     with ThreadPoolExecutor(2) as pool:
-        got = shard_plan.run(Remote(x, first=0.5), executor=pool, max_in_flight=2)
+        got = shard_plan.run(slow, executor=pool, max_in_flight=2)
     assert_bytes(got, shard_plan.run(x))
 
 
@@ -110,9 +114,17 @@ def test_a_pool_that_takes_no_shards_is_told(shard_plan):
         shard_plan.run(X, W, executor=pool)
 
 
-def test_the_error_of_the_shard_that_fails_first_is_told(shard_plan):
-    # Row 16 fails long before row 0 does.
-    x = Remote(X, failures=[(0, 1), (16, 1)], first=0.2)
+def test_the_error_of_the_shard_that_fails_first_is_told(shard_plan, monkeypatch):
+    # Row 0 fails when it is known that row 16 did.
+    known, usual = threading.Event(), LocalWorkers.result
+
+    def result(self, task, future):
+        if task.number == 2:
+            known.set()
+        return usual(self, task, future)
+
+    monkeypatch.setattr(LocalWorkers, "result", result)
+    x = Remote(X, lambda row: row or known.wait(60), failures=[(0, 1), (16, 1)])
     with pytest.raises(ShardError, match="shard 2 of stage 0 failed; it reads"):
         shard_plan.run(x, W, max_in_flight=4)
     assert x.reading == 0

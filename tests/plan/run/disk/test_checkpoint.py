@@ -99,20 +99,21 @@ def test_two_runs_of_other_values_begin_at_once(shard_plan, tmp_path, monkeypatc
 
 
 SLOW = """
-import sys, time
+import sys
 from tests import command_line
 from tests.plan.run.checks import W, X, Recorded, columns
 from shardmap.planning.plan import plan
 
-class Slow(Recorded):
+class Stopping(Recorded):
     def __getitem__(self, index):
         print("read", flush=True)
-        time.sleep(0.1)
+        if len(self.reads) >= 11:
+            sys.stdin.readline()
         return super().__getitem__(index)
 
 made = plan(columns, X, W, in_slices=({0: 8}, None))
 out = np.lib.format.open_memmap(sys.argv[2], "w+", np.float32, (64, 4))
-made.run(Slow(X), W, checkpoint=sys.argv[1], out=(None, out))
+made.run(Stopping(X), W, checkpoint=sys.argv[1], out=(None, out))
 """
 
 
@@ -121,12 +122,17 @@ def test_an_interrupted_run_stops_and_goes_on(shard_plan, tmp_path):
     command = [sys.executable, "-c", "import numpy as np" + SLOW, folder, out]
     root = pathlib.Path(__file__).parents[4]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
     ) as process:
         for _ in range(12):  # In the second stage, which writes ``out``.
             assert process.stdout.readline() == "read\n"
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=300)
+        _, told = process.communicate(timeout=300)  # Which ends what it waits for.
     assert process.returncode != 0
     assert "KeyboardInterrupt" in told
     want = shard_plan.run(X, W)
