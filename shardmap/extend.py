@@ -13,7 +13,7 @@ Array([274., 274.], dtype=float32)
 from shardmap.map.collectives.table import register_collective
 from shardmap.map.lowering import MapPrimitive, spmap_p
 from shardmap.planning.notation import register_rule, rules_of
-from shardmap.planning.sources.handlers import register_shard_handler
+from shardmap.planning.sources.registry import register_shard_handler
 
 __all__ = [
     "MapPrimitive",

@@ -263,7 +263,7 @@ class _ShardArgHandlers(dict[type, OldHandler]):
 
     def __setitem__(self, cls: type, handler: OldHandler) -> None:
         # Most that import this module register none.
-        from shardmap.planning.sources.handlers import register_shard_handler, takes
+        from shardmap.planning.sources.registry import register_shard_handler, takes
 
         if not takes(3, handler):
             raise TypeError(

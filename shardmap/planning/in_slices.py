@@ -13,9 +13,8 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import is_labelled
 from shardmap.arrays.trees import broadcast_axes
 from shardmap.planning.engine.rules import UNCUT, Cut
-from shardmap.planning.sources.files import page_shape
 from shardmap.planning.sources.labelled import array_of, is_dataset
-from shardmap.planning.sources.stores import borders
+from shardmap.planning.sources.stores import borders, page_shape
 from shardmap.units import Auto, Constant, integer_of, is_integer, shown
 
 MOST = 10_000_000

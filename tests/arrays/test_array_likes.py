@@ -16,7 +16,7 @@ from shardmap.arrays.array_likes import (
     is_array_like,
 )
 from shardmap.arrays.placement import device_put, is_misplaced, place
-from shardmap.planning.sources.handlers import register_shard_handler
+from shardmap.planning.sources.registry import register_shard_handler
 from tests.map_programs import both_lowerings
 
 HOST = np.arange(16 * 6, dtype=np.float32).reshape(16, 6)

@@ -29,7 +29,7 @@ from shardmap.planning.run.tasks import Task
 from shardmap.planning.run.workers import Workers
 
 # These register themselves.
-from shardmap.planning.sources import files, labelled, stores  # noqa: F401
+from shardmap.planning.sources import labelled, stores  # noqa: F401
 from shardmap.planning.sources.registry import RemoteRef, remote_ref
 
 

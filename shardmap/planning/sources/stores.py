@@ -1,4 +1,4 @@
-"""Datasets of h5py, arrays of zarr in local and remote stores, and their chunks."""
+"""Mapped files, datasets of h5py, arrays of zarr in any store, and their chunks."""
 
 import contextlib
 import ctypes
@@ -29,6 +29,55 @@ KEPT, USUALLY_KEPT = 2**29, 2**25
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of glibc, of its ``malloc.h``."""
+
+
+def _describe_memmap(array: np.memmap[Any, Any]) -> Description | None:
+    filename, memory = array.filename, getattr(array, "_mmap", None)
+    # Changes of a copy are in this process only, and a file may be gone by now.
+    if filename is None or memory is None or array.mode == "c" or array.dtype.hasobject:
+        return None
+    path = os.path.realpath(filename)
+    if not os.path.isfile(path):
+        return None
+    if array.mode != "r":
+        array.flush()
+    # A view keeps the offset of the whole, so that its own is where its memory is.
+    base = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    start = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return {
+        "place": path,
+        "dtype": array.dtype,
+        "shape": array.shape,
+        "strides": array.strides,
+        "offset": base + array.__array_interface__["data"][0] - start,
+    }
+
+
+def _reopen_memmap(description: Description, writable: bool) -> Any:
+    place, offset = description["place"], description["offset"]
+    shape, strides = description["shape"], description["strides"]
+    dtype = description["dtype"]
+    spans = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+    first = offset + sum(min(span, 0) for span in spans)
+    last = offset + sum(max(span, 0) for span in spans) + dtype.itemsize
+    length = os.path.getsize(place)
+    if last > length:
+        raise ValueError(
+            f"{place} has {length:,} bytes, of which an array needs those up "
+            f"to {last:,}: it was cut short, or is another file here"
+        )
+    mode: Any = "r+" if writable else "r"
+    content: Any = np.memmap(place, np.uint8, mode, first, (last - first,))
+    view: Any = np.ndarray.__new__(
+        np.memmap, shape, dtype, content, offset - first, strides
+    )
+    view.filename, view.mode, view.offset = content.filename, mode, first
+    view._mmap = content._mmap
+    return view
+
+
+def _grain_memmap(array: np.memmap[Any, Any]) -> list[int] | None:
+    return [1] * array.ndim if array.flags.writeable else None
 
 
 class Dataset:
@@ -86,6 +135,20 @@ def _grain_zarr(array: Any) -> list[int] | None:
         return None
     cells = getattr(array, "shards", None) or array.chunks
     return list(np.asarray(cells, int))
+
+
+def page_shape(array: object) -> tuple[int, ...] | None:
+    """The shape of what one page of a mapped file holds; None for other arrays."""
+    if not isinstance(array, np.memmap):
+        return None
+    flags, axes = array.flags, range(array.ndim)
+    if not (flags.c_contiguous or flags.f_contiguous):
+        return None
+    elements, shape = mmap.PAGESIZE // max(array.itemsize, 1), [1] * array.ndim
+    for axis in reversed(axes) if flags.c_contiguous else axes:
+        shape[axis] = max(min(array.shape[axis], elements), 1)
+        elements //= shape[axis]
+    return tuple(shape)
 
 
 def borders(array: object, axis: int) -> tuple[int, ...] | None:
@@ -209,3 +272,6 @@ def _resident() -> int:
 
 register_opener("h5py.Dataset", Opener("h5py", _describe_dataset, _reopen_dataset))
 register_opener("zarr.Array", Opener("zarr", _describe_zarr, unpickled, _grain_zarr))
+register_opener(
+    "numpy.memmap", Opener("memmap", _describe_memmap, _reopen_memmap, _grain_memmap)
+)

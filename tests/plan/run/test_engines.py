@@ -21,7 +21,7 @@ import shardmap as sm
 from shardmap.planning.plan import plan
 from shardmap.planning.run.workers import ShardError
 from shardmap.planning.sources import registry
-from shardmap.planning.sources.handlers import register_shard_handler
+from shardmap.planning.sources.registry import register_shard_handler
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import W, X, assert_bytes
 

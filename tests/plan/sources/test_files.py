@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 # It registers the types that these tests open.
-from shardmap.planning.sources import files  # noqa: F401
+from shardmap.planning.sources import stores  # noqa: F401
 from shardmap.planning.sources.registry import remote_ref
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from shardmap.planning.sources import registry
-from shardmap.planning.sources.handlers import register_shard_handler
-from shardmap.planning.sources.registry import remote_ref
+from shardmap.planning.sources.registry import register_shard_handler, remote_ref
 
 
 class Ramp:

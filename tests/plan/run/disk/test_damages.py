@@ -10,7 +10,7 @@ import pytest
 
 from shardmap.planning.plan import plan
 from shardmap.planning.sources import registry
-from shardmap.planning.sources.handlers import register_shard_handler
+from shardmap.planning.sources.registry import register_shard_handler
 from tests.plan.run.checks import Recorded, X, assert_bytes, flip, read_by_shards, zero
 
 NUMBERS = itertools.count()

@@ -14,8 +14,7 @@ from shardmap.planning.cutting import cut_function
 from shardmap.planning.lax.per_piece import per_piece
 from shardmap.planning.plan import plan
 from shardmap.planning.run.disk import checkpoint
-from shardmap.planning.run.disk import fingerprint as digests
-from shardmap.planning.run.disk.fingerprint import fingerprint, fingerprints
+from shardmap.planning.run.disk.checkpoint import fingerprint, fingerprints
 from tests.plan.run.checks import Recorded, X, assert_bytes
 
 
@@ -115,7 +114,7 @@ def test_a_function_per_piece_is_known_by_its_text(tmp_path):
 def test_the_folder_of_other_software_is_refused(name, tmp_path, monkeypatch):
     shard_plan = plan(lambda x: x + 1, X, in_slices=({0: 8},))
     shard_plan.run(X, checkpoint=tmp_path)
-    now = {**digests.software(), name: "0.0.1"}
+    now = {**checkpoint.software(), name: "0.0.1"}
     monkeypatch.setattr(checkpoint, "software", lambda: now)
     with pytest.raises(ValueError, match=rf"with {name} .*, and this is {name} 0.0.1"):
         shard_plan.run(X, checkpoint=tmp_path)
