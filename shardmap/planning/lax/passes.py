@@ -24,8 +24,8 @@ from shardmap.planning.lax.table import TABLE
 def cut_inside(graph: Graph, cuts: Cuts, rules: Rules) -> Graph:
     """Begins the cuts of results, and those of `Function.values` inside."""
     graph = barrier.begin(graph, cuts.inside)
-    barrier.ask(graph, cuts.outputs or ())
-    barrier.recut(graph, cuts.anew)
+    barrier.cut_outputs(graph, cuts.outputs or (), complete=False)
+    barrier.cut_outputs(graph, cuts.anew, complete=True)
     return graph
 
 

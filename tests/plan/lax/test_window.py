@@ -180,3 +180,13 @@ def test_a_filter_for_each_sample():
 
     cuts = {1: 3}, {0: 3}
     check_cut(jax.grad(loss), reals(2, 6, 9, 8), reals(6, 1, 3, 3), in_slices=cuts)
+
+
+def test_groups_of_the_batch_are_whole():
+    def fun(images, kernels):
+        return lax.conv_general_dilated(
+            images, kernels, (1, 1), "SAME", batch_group_count=2
+        )
+
+    images, kernels = reals(4, 3, 9, 8), reals(6, 3, 3, 3)
+    check_cut(fun, images, kernels, in_slices=({2: 3}, None))

@@ -42,25 +42,18 @@ def barrier(
     return behind
 
 
-def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
-    """Cuts the outputs of a new graph, such as random numbers of a key."""
+def cut_outputs(graph: Graph, cuts: Sequence[Sequence[Cut]], *, complete: bool) -> None:
+    """Cuts the outputs of a new graph, such as random numbers of a key.
+
+    If they are to be complete, they are kept, and cut in a stage behind.
+    """
     graph.source, graph.source_info = "out_slices", None
     for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=False)):
         if isinstance(output, Value) and any(cut.at for cut in row):
-            graph.outputs[k] = _beginning(graph, output, row)
-
-
-def recut(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
-    """Keeps the outputs of a graph that are cut, and cuts them in a stage behind."""
-    for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=False)):
-        if isinstance(output, Value) and any(cut.at for cut in row):
-            graph.outputs[k] = barrier(graph, output, cuts=row)
-
-
-def _beginning(graph: Graph, value: Operand, cuts: Sequence[Cut]) -> Value:
-    """Adds a barrier at which cuts begin, and which all others pass."""
-    axes = range(len(cuts))
-    return barrier(graph, value, passing=axes, cuts=cuts, complete=False)
+            passing = () if complete else range(len(row))
+            graph.outputs[k] = barrier(
+                graph, output, passing=passing, cuts=row, complete=complete
+            )
 
 
 MADE_OF_POSITIONS = frozenset({p.iota_p, p.random_bits_p, p.random_split_p})
@@ -87,7 +80,8 @@ def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> Graph:
         avals = [out.aval for out in node.outs]
         [value] = graph.add(node.primitive, node.params, node.ins, avals)
         behind.add(graph.nodes[-1])
-        return [_beginning(graph, value, row)]
+        axes = range(len(row))
+        return [barrier(graph, value, passing=axes, cuts=row, complete=False)]
 
     return graph.rewritten(cut)
 

@@ -88,7 +88,7 @@ def as_state(
     ``made_of`` are the reductions over cut axes that values are made of, as bits.
     """
     product = _product_of(node)
-    if product is None:
+    if product is None or not all(x.aval.size for x in node.ins):
         return None
     terms, out = product.terms, product.out
     exponentials = [_exponential(term, out) or term for term in terms]

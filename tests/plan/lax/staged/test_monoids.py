@@ -381,3 +381,10 @@ def test_states_combine_in_any_order(name, change, xp):
 
 def flat(result):
     return [np.asarray(each) for each in jax.tree.leaves(list(result))]
+
+
+def test_no_elements_have_no_state():
+    def fun(x):
+        return jnp.exp(x - x.mean()).sum(), ((x - x.mean()) ** 2).sum()
+
+    check_cut(fun, np.zeros((8, 0), np.float32), in_slices={0: 4})
