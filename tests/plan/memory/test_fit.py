@@ -216,6 +216,15 @@ def test_pieces_smaller_than_chunks_are_parts_of_one_chunk():
     assert touched(made, x.chunks) == made.num_shards
 
 
+def test_a_median_over_an_axis_in_the_middle_reads_its_argument_once():
+    """It takes elements at known places of the other axes, at which cuts begin, too."""
+    x = normal(730, 24, 72)
+    made = sm.plan(lambda x: jnp.nanmedian(x, 1), x, memory="1 MB")
+    assert made.peak_bytes <= 1_000_000
+    assert 10 <= made.num_shards <= 40
+    assert "read args[0] once" in str(made)
+
+
 def test_arrays_that_the_function_does_not_use_change_nothing():
     def smoothed(d):
         return lax.reduce_window(d["t"], 0.0, lax.add, (30, 1, 1), (1, 1, 1), "SAME")

@@ -21,6 +21,7 @@ from shardmap.planning.engine.factors import bind
 from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, made_by
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
+from shardmap.planning.lax.staged.barrier import BARRIER
 
 MOST_ELEMENTS = 2**20
 """The most elements of a constant, and of a value that is evaluated."""
@@ -148,7 +149,8 @@ def _evaluate(operands: Iterable[Operand]) -> None:
         value_of: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
         for node in nodes:
             ins = [value_of[x] if x in value_of else constant(x) for x in node.ins]
-            value_of.update(zip(node.outs, bind(node, ins, node.params), strict=True))
+            outs = ins if node.primitive is BARRIER else bind(node, ins, node.params)
+            value_of.update(zip(node.outs, outs, strict=True))
         return [value_of[x] for x in wanted]
 
     with jax.ensure_compile_time_eval():
@@ -185,7 +187,10 @@ def _nodes_of(value: Value) -> dict[Node, None] | None:
         elif (
             len(stack) + len(nodes) > MOST_NODES
             or node.primitive in NOT_EVALUATED
-            or not isinstance(node.primitive, jex_core.Primitive)
+            or (
+                not isinstance(node.primitive, jex_core.Primitive)
+                and node.primitive is not BARRIER
+            )
             or _knows_axes(node)
             or max(out.size for out in node.outs) > MOST_ELEMENTS
             or any(x.producer is None and constant(x) is None for x in node.ins)
