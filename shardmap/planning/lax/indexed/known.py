@@ -3,14 +3,16 @@
 JAX itself evaluates what depends on no argument, all that a graph needs in one call.
 """
 
+import math
 import weakref
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.context import configuration
@@ -22,6 +24,8 @@ from shardmap.planning.engine.jaxpr_key import key_of
 from shardmap.planning.engine.nodes import Graph, Node, Operand, Scalar, Value, made_by
 from shardmap.planning.lax.primitives import OPTIMIZATION_BARRIER, SCATTER_SUB
 from shardmap.planning.lax.staged.barrier import BARRIER
+
+Shape: TypeAlias = tuple[int, ...]
 
 MOST_ELEMENTS = 2**20
 """The most elements of a constant, and of a value that is evaluated."""
@@ -35,6 +39,15 @@ INDICES: Mapping[Any, slice] = {
     p.dynamic_update_slice_p: slice(2, None),
 }
 """The operands that are indices."""
+
+ONE_BY_ONE = frozenset(
+    {
+        *(p.add_p, p.and_p, p.clamp_p, p.convert_element_type_p, p.copy_p, p.div_p),
+        *(p.eq_p, p.ge_p, p.gt_p, p.le_p, p.lt_p, p.max_p, p.min_p, p.mul_p, p.ne_p),
+        *(p.neg_p, p.not_p, p.or_p, p.rem_p, p.select_n_p, p.sign_p, p.sub_p, BARRIER),
+    }
+)
+"""What indices are made of, element by element."""
 
 NOT_EVALUATED = frozenset({PURE_CALLBACK, OPTIMIZATION_BARRIER})
 """Code outside of JAX runs with the program only; steps of loops are not followed."""
@@ -63,7 +76,10 @@ def fold(graph: Graph) -> Graph:
     _evaluate(rounded)
 
     def replaced(graph: Graph, node: Node) -> Sequence[Operand] | None:
-        known = evaluated(node.outs[0]) if node.outs[0] in rounded else None
+        [out, *_] = node.outs
+        if out not in rounded or out.size > MOST_ELEMENTS:
+            return None
+        known = evaluated(out)
         return None if known is None else [graph.constant(known)]
 
     if rounded:
@@ -79,10 +95,14 @@ def _indices(graph: Graph) -> list[Operand]:
 
 
 def known_columns(indices: Operand) -> list[np.ndarray | None]:
-    """The columns of indices along their last axis, None where one is not known."""
+    """The columns of indices along their last axis, None where one is not known.
+
+    A column has length 1 along axes along which its indices are made to be the same.
+    """
     return [
-        None if (known := evaluated(part)) is None else known[..., k]
+        None if known is None else known[..., min(k, known.shape[-1] - 1)]
         for part, k in _columns(indices)
+        for known in [None if 0 in part.shape else _known(part)]
     ]
 
 
@@ -104,6 +124,12 @@ def constant(operand: Operand) -> Any:
 
 def evaluated(operand: Operand) -> np.ndarray | None:
     """The values of integers that depend on no argument; None if they are not known."""
+    known = _known(operand)
+    return None if known is None else np.broadcast_to(known, operand.shape)
+
+
+def _known(operand: Operand) -> np.ndarray | None:
+    """The same, with length 1 along axes along which they are made to be the same."""
     if not jnp.issubdtype(operand.aval.dtype, jnp.integer):
         return None
     if (known := constant(operand)) is not None:
@@ -127,7 +153,7 @@ MOST_PROGRAMS = 256
 
 def _evaluate(operands: Iterable[Operand]) -> None:
     """Evaluates operands in one call of JAX, and keeps their values."""
-    nodes: dict[Node, None] = {}
+    nodes: dict[Node, list[Shape]] = {}
     wanted: list[Value] = []
     for operand in operands:
         if isinstance(operand, Value) and operand not in _VALUES:
@@ -147,9 +173,9 @@ def _evaluate(operands: Iterable[Operand]) -> None:
 
     def values(*arrays: jax.Array) -> list[Any]:
         value_of: dict[Operand, Any] = dict(zip(leaves, arrays, strict=True))
-        for node in nodes:
+        for node, [shape, *_] in nodes.items():
             ins = [value_of[x] if x in value_of else constant(x) for x in node.ins]
-            outs = ins if node.primitive is BARRIER else bind(node, ins, node.params)
+            outs = _computed(node, ins, shape)
             value_of.update(zip(node.outs, outs, strict=True))
         return [value_of[x] for x in wanted]
 
@@ -172,13 +198,57 @@ def _knows_axes(node: Node) -> bool:
     return is_named or any(jaxpr.effects for jaxpr in jaxprs_in(node.params))
 
 
-def _nodes_of(value: Value) -> dict[Node, None] | None:
-    """The nodes that make a value, first to last.
+def _shapes(node: Node, nodes: Mapping[Node, list[Shape]]) -> list[Shape]:
+    """The shapes of results, with 1 for axes along which they are made to be the same.
+
+    So indices of a large array, such as those of `jnp.nanmedian`, are a few lines.
+    """
+    out, ins = node.outs[0], [_shape(x, nodes) for x in node.ins]
+    shape = [1] * len(out.shape)
+    if node.primitive is p.iota_p:
+        axis = node.params["dimension"]
+        shape[axis] = out.shape[axis]
+    elif node.primitive is p.broadcast_in_dim_p:
+        for axis, length in zip(
+            node.params["broadcast_dimensions"], ins[0], strict=True
+        ):
+            shape[axis] = length
+    elif node.primitive in ONE_BY_ONE:
+        shape = [*np.broadcast_shapes(shape, *ins)]
+    else:
+        return list(node.out_shapes)
+    return [tuple(shape)]
+
+
+def _shape(operand: Operand, nodes: Mapping[Node, list[Shape]]) -> Shape:
+    node = operand.producer
+    return operand.shape if node is None else nodes[node][node.outs.index(operand)]
+
+
+def _computed(node: Node, ins: Sequence[Any], shape: Shape) -> Sequence[Any]:
+    """The results of a node in the shapes of `_shapes`."""
+    params = node.params
+    if node.primitive is p.iota_p:
+        axis = params["dimension"]
+        return [lax.broadcasted_iota(params["dtype"], shape, axis)]
+    if node.primitive is p.broadcast_in_dim_p:
+        return [lax.broadcast_in_dim(ins[0], shape, params["broadcast_dimensions"])]
+    if node.primitive is BARRIER:
+        return ins
+    is_compact = node.primitive in ONE_BY_ONE
+    full = [shape if is_compact and x.shape else x.shape for x in node.ins]
+    pairs = zip(ins, full, strict=True)
+    ins = [x if np.shape(x) == each else jnp.broadcast_to(x, each) for x, each in pairs]
+    return bind(node, ins, params)
+
+
+def _nodes_of(value: Value) -> dict[Node, list[Shape]] | None:
+    """The nodes that make a value, first to last, and the shapes of `_shapes`.
 
     Returns:
       None if it depends on an argument, is large, or takes long.
     """
-    nodes: dict[Node, None] = {}
+    nodes: dict[Node, list[Shape]] = {}
     stack = [value.producer]
     while stack:
         node = stack[-1]
@@ -192,12 +262,13 @@ def _nodes_of(value: Value) -> dict[Node, None] | None:
                 and node.primitive is not BARRIER
             )
             or _knows_axes(node)
-            or max(out.size for out in node.outs) > MOST_ELEMENTS
             or any(x.producer is None and constant(x) is None for x in node.ins)
         ):
             return None
         elif ahead := [n for x in node.ins if (n := x.producer) and n not in nodes]:
             stack += ahead
         else:
-            nodes[node] = None
+            nodes[node] = _shapes(node, nodes)
+            if max(map(math.prod, nodes[node])) > MOST_ELEMENTS:
+                return None
     return nodes

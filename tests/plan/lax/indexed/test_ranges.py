@@ -200,6 +200,20 @@ def test_pieces_look_at_pieces_where_indices_are_known(name):
     assert len(shard_plan.stages) == 1
 
 
+def test_indices_of_large_arrays_are_known_where_they_vary_along_few_axes():
+    """A median that leaves out NaN looks its elements up, at places along each axis."""
+    x = jax.ShapeDtypeStruct((730, 24, 200, 300), np.float32)
+    for in_slices in ({0: 50}, {2: 50}):
+        shard_plan = plan(lambda x: jnp.nanmedian(x, 1), x, in_slices=in_slices)
+        assert shard_plan.num_shards == 50
+        assert shard_plan.shards[0].combiner == "insert"
+    check_cut(
+        lambda x: jnp.nanquantile(x, jnp.array([0.1, 0.9]), 1),
+        np.where(reals(6, 8, 4) > 1, np.float32(np.nan), reals(6, 8, 4)),
+        in_slices={0: 3, 2: 2},
+    )
+
+
 def test_indices_that_depend_on_an_argument_are_not_known():
     def fun(x, k):
         return x[jnp.arange(30) + k]
