@@ -26,6 +26,7 @@ ROOMS = [
     "planning.sources",
     "planning.engine",
     "planning.lax.primitives",
+    "planning.lax.staged.barrier",
     "planning.lax.indexed",
     "planning.lax.pointwise",
     "planning.lax.on_cpu",

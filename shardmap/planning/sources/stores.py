@@ -24,12 +24,6 @@ from shardmap.planning.sources.registry import (
 ALIGNMENT = 64
 """XLA for CPU copies arrays that do not begin at multiples of so many bytes."""
 
-KEPT, USUALLY_KEPT = 2**29, 2**25
-"""The most bytes of a freed block that glibc keeps within ``memory``, and by itself."""
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Options of glibc, of its ``malloc.h``."""
-
 
 def _describe_memmap(array: np.memmap[Any, Any]) -> Description | None:
     filename, memory = array.filename, getattr(array, "_mmap", None)
@@ -229,12 +223,8 @@ def decoding_within(
             at_once = min(at_once, os.cpu_count() or 1)
         at_once = min(at_once, config.get("async.concurrency") or at_once)
         settings = config.set({"async.concurrency": at_once, **_aligned_buffer()})
-    library = ctypes.CDLL(None)
-    trim = getattr(library, "malloc_trim", None)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     resident = _resident() if trim else 0
-    keeps = trim and "MALLOC_MMAP_THRESHOLD_" not in os.environ
-    if keeps:
-        _keep_freed(library, KEPT)
 
     def trimmed() -> None:
         nonlocal resident
@@ -244,23 +234,10 @@ def decoding_within(
             trim(0)
             resident = _resident()
 
-    try:
-        with settings:
-            yield trimmed
-    finally:
-        if keeps:
-            _keep_freed(library, USUALLY_KEPT)
-        if trim:
-            trim(0)
-
-
-def _keep_freed(library: ctypes.CDLL, size: int) -> None:
-    """Makes glibc keep freed blocks of up to so many bytes.
-
-    A shard takes what the one before gave back, and Linux clears each page between.
-    """
-    library.mallopt(M_MMAP_THRESHOLD, size)
-    library.mallopt(M_TRIM_THRESHOLD, 2 * size)
+    with settings:
+        yield trimmed
+    if trim:
+        trim(0)
 
 
 def _resident() -> int:
