@@ -270,8 +270,8 @@ class _Search:
             fits = self._judge(self._attempt(whole.way._replace(keeps=False)))
             if self._fits(fits):
                 return fits
-        for attempt in self._ways(whole):
-            if self._may_ask(attempt) and (judged := self._judged(attempt)):
+        for attempt, often in self._ways(whole):
+            if self._may_ask(attempt) and (judged := self._judged(attempt, often)):
                 return judged
         return self._least(whole)
 
@@ -296,10 +296,11 @@ class _Search:
         )
         return len(graph.nodes) <= QUICK and max(stored, default=0) <= room
 
-    def _ways(self, whole: Attempt) -> Iterator[Attempt]:
+    def _ways(self, whole: Attempt) -> Iterator[tuple[Attempt, float]]:
         """The cuts that seem to fit, one after the other: of one class, then of two.
 
-        A cut that moves little comes at once, others when all classes were looked at.
+        A cut that moves little comes at once, with the most that it may move in more
+        pieces; others when all classes were looked at, and along chunks and across.
         """
         problem, once = self._problem, whole.estimate.moved
         given = frozenset(
@@ -313,6 +314,7 @@ class _Search:
             problem.chunks.of(*each) is not None for axes in classes for each in axes
         )
         along = (True,) if problem.chunks.out else (True, False)
+        far = list[Attempt]()
         for along_chunks in along if is_chunked else (False,):
             way = whole.way._replace(along_chunks=along_chunks)
             least, others = whole._replace(way=way), classes
@@ -320,25 +322,29 @@ class _Search:
                 tried, later = list[Attempt](), list[Attempt]()
                 for attempt in self._further(least, others):
                     tried.append(attempt)
-                    often = min(
-                        READ_OFTEN * len(attempt.program.stages) * once,
-                        AGAIN * attempt.estimate.moved,
-                    )
+                    often = READ_OFTEN * len(attempt.program.stages) * once
+                    again = AGAIN * attempt.estimate.moved
                     fits = attempt.bytes <= self._memory
-                    if fits and self._moved(attempt) <= often:
-                        yield attempt
-                    else:
-                        later.append(attempt)
+                    if fits and self._moved(attempt) <= min(often, again):
+                        yield attempt, often
+                        attempt = self._finer(self._attempt(attempt.way))
+                        if self._moved(attempt) <= often:
+                            continue
+                    is_far = along_chunks and self._moved(attempt) > often
+                    (far if is_far else later).append(attempt)
                 if not tried:
                     break
                 if least.way == way and min(map(self._moved, tried)) > AGAIN * once:
                     later += self._along_both(way, classes)
+                if along_chunks is along[-1]:
+                    later, far = [*later, *far], []
                 later.sort(key=lambda x: (x.bytes > self._memory, self._moved(x)))
-                yield from (each for each in later if self._is_near(each))
+                yield from ((each, math.inf) for each in later if self._is_near(each))
                 # What XLA said of them meanwhile counts.
                 tried = [self._attempt(each.way) for each in tried]
                 least = min(tried, key=lambda each: each.bytes)
                 others = problem.classes()
+        yield from ((each, math.inf) for each in far if self._is_near(each))
 
     def _further(self, least: Attempt, classes: Sequence[Axes]) -> Iterator[Attempt]:
         """The cuts that help of one class more, of those that carry the most."""
@@ -443,8 +449,11 @@ class _Search:
                 attempt = attempt._replace(way=way)
         return attempt
 
-    def _judged(self, attempt: Attempt) -> Attempt | None:
-        """A cut that fits, as XLA says, in about the fewest pieces."""
+    def _judged(self, attempt: Attempt, often: float) -> Attempt | None:
+        """A cut that fits, as XLA says, in about the fewest pieces.
+
+        None also if these would move more bytes than ``often``.
+        """
         for is_first in (True, *[False] * (VERDICTS - 1)):
             attempt = self._judge(attempt)
             if self._fits(attempt):
@@ -459,6 +468,8 @@ class _Search:
                 more = self._attempt(attempt.way.in_pieces(pieces), attempt.scale)
                 finer = min(finer, more, key=lambda each: each.bytes)
             if finer.is_judged or not self._is_near(finer) or not self._may_ask(finer):
+                break
+            if self._moved(finer) > often:
                 break
             attempt = finer
         return None

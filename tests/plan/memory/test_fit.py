@@ -225,6 +225,20 @@ def test_a_median_over_an_axis_in_the_middle_reads_its_argument_once():
     assert "read args[0] once" in str(made)
 
 
+@pytest.mark.parametrize(
+    ("columns", "memory", "most"), [(1000, "3.5 MB", 3), (10_000, "2 MB", 5)]
+)
+def test_products_of_rows_are_parts_of_sums_where_pairs_of_rows_read_often(
+    columns, memory, most
+):
+    """XLA holds a second copy of rows, of which more pieces are 100 pairs."""
+    x = Chunked()
+    x.shape, x.chunks = (200, 10_000), (20, columns)
+    made = sm.plan(lambda x: x @ x.T, x, memory=memory)
+    assert cut_axes(made) == {1}
+    assert made.num_shards <= most
+
+
 def test_arrays_that_the_function_does_not_use_change_nothing():
     def smoothed(d):
         return lax.reduce_window(d["t"], 0.0, lax.add, (30, 1, 1), (1, 1, 1), "SAME")
