@@ -336,7 +336,7 @@ class _Search:
                     break
                 if least.way == way and min(map(self._moved, tried)) > AGAIN * once:
                     later += self._along_both(way, classes)
-                if along_chunks is along[-1]:
+                if along_chunks == along[-1]:
                     later, far = [*later, *far], []
                 later.sort(key=lambda x: (x.bytes > self._memory, self._moved(x)))
                 yield from ((each, math.inf) for each in later if self._is_near(each))

@@ -40,7 +40,7 @@ INDICES: Mapping[Any, slice] = {
 }
 """The operands that are indices."""
 
-ONE_BY_ONE = frozenset(
+ELEMENTWISE = frozenset(
     {
         *(p.add_p, p.and_p, p.clamp_p, p.convert_element_type_p, p.copy_p, p.div_p),
         *(p.eq_p, p.ge_p, p.gt_p, p.le_p, p.lt_p, p.max_p, p.min_p, p.mul_p, p.ne_p),
@@ -213,7 +213,7 @@ def _shapes(node: Node, nodes: Mapping[Node, list[Shape]]) -> list[Shape]:
             node.params["broadcast_dimensions"], ins[0], strict=True
         ):
             shape[axis] = length
-    elif node.primitive in ONE_BY_ONE:
+    elif node.primitive in ELEMENTWISE:
         shape = [*np.broadcast_shapes(shape, *ins)]
     else:
         return list(node.out_shapes)
@@ -235,7 +235,7 @@ def _computed(node: Node, ins: Sequence[Any], shape: Shape) -> Sequence[Any]:
         return [lax.broadcast_in_dim(ins[0], shape, params["broadcast_dimensions"])]
     if node.primitive is BARRIER:
         return ins
-    is_compact = node.primitive in ONE_BY_ONE
+    is_compact = node.primitive in ELEMENTWISE
     full = [shape if is_compact and x.shape else x.shape for x in node.ins]
     pairs = zip(ins, full, strict=True)
     ins = [x if np.shape(x) == each else jnp.broadcast_to(x, each) for x, each in pairs]
